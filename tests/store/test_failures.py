@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from thrifty.store import failure_groups
-from thrifty.store._failures import failure_lines
+from thrifty.store._reports import failure_lines
 
 
 def errors(*messages: str) -> dict[int, tuple[str, str, str]]:

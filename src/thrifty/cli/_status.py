@@ -20,8 +20,7 @@ from thrifty.store import (
     failure_groups,
     redact_url,
 )
-from thrifty.store._failures import failure_lines
-from thrifty.store._spec import is_legacy, likeness
+from thrifty.store._reports import failure_lines, is_legacy, likeness
 
 from ._options import complete_study, say, storage_option
 

@@ -2,11 +2,6 @@
 
 from ._address import redact_url
 from ._checkpoints import CheckpointFolder
-from ._failures import (
-    FailureGroup,
-    failure_groups,
-)
-from ._frames import FrameBackend, frame
 from ._records import (
     Changes,
     CheckpointAdded,
@@ -33,6 +28,12 @@ from ._records import (
     TrialRecord,
     TrialReported,
     TrialStopped,
+)
+from ._reports import (
+    FailureGroup,
+    FrameBackend,
+    failure_groups,
+    frame,
 )
 from ._schema import VERSION
 from ._store import Driver, Store

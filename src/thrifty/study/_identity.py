@@ -13,7 +13,7 @@ from thrifty.pack import Task, TaskIdentity, Trainable, task_identity
 from thrifty.pack.identity import asking_legacy, note_moves
 from thrifty.search import Algorithm
 from thrifty.space import Choice, Coordinate, Coordinates, Space
-from thrifty.store._spec import changes, is_legacy, listed
+from thrifty.store._reports import changes, is_legacy, listed
 
 from ._goals import Bound, Goals
 from ._results import TrialResult

@@ -38,8 +38,8 @@ from thrifty.store import (
     TrialReported,
     TrialStopped,
 )
+from thrifty.store._reports import EpochTimes
 
-from ._epoch_times import EpochTimes
 from ._goals import Goals
 from ._trial_events import FailureLog, TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 

@@ -33,7 +33,7 @@ from thrifty.store import (
     redact_url,
 )
 from thrifty.store._address import redact_root, shell_command
-from thrifty.store._spec import is_legacy
+from thrifty.store._reports import is_legacy
 
 from ._identity import Recipe, goals_of
 from ._ledger import Ledger, done, node_record

@@ -12,9 +12,8 @@ import torch
 from thrifty.core import ThriftyError
 from thrifty.search import Trial
 from thrifty.store import failure_groups, nondominated
-from thrifty.store._failures import failure_lines
+from thrifty.store._reports import EpochTimes, failure_lines
 
-from ._epoch_times import EpochTimes
 from ._goals import Goals
 from ._html import config_rows, details, facts, value_text
 from ._ledger import Ledger

@@ -30,7 +30,7 @@ from thrifty.store import (
     StudyMoved,
     failure_groups,
 )
-from thrifty.store._failures import error_key
+from thrifty.store._reports import error_key
 
 from ._housekeeping import DiskBudget, Packing, PassedStates, gc_frozen, with_threads_of
 from ._ledger import Ledger

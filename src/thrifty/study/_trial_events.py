@@ -15,7 +15,7 @@ from typing import Any, Literal
 from thrifty.core import StageFailed, plain_logger
 from thrifty.plan import Answer
 from thrifty.store import FailureGroup, failure_groups
-from thrifty.store._failures import error_key, failure_lines, listed_trials
+from thrifty.store._reports import error_key, failure_lines, listed_trials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

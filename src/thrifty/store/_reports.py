@@ -1,0 +1,268 @@
+"""What is derived from stored rows: grouped failures, compared specs, data frames, times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from thrifty.core import EpochDone, UsageError, plain_text, require
+
+from ._records import EpochRecord
+
+
+_NUMBER = re.compile(r"(?<!\w)(?:0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)")
+_NUM_LISTED = 3
+"""Trials that a text lists before it counts the others."""
+_NUM_GROUPS = 5
+"""Errors that a text describes before it counts the others."""
+_MESSAGE_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureGroup:
+    """Trials that failed with the same error.
+
+    Messages that differ only in numbers are the same error: an address, a size, an epoch. Digits
+    within names count: ``layer1`` and ``layer2`` are different.
+
+    Attributes:
+        trials: The trials' numbers, ascending.
+        message: The message of the first of these trials.
+        traceback: Its traceback; empty if no code raised the error, as after a timeout.
+    """
+
+    trials: tuple[int, ...]
+    message: str
+    traceback: str
+
+    def __str__(self) -> str:
+        return f"{listed_trials(self.trials)} failed: {self.summary}"
+
+    @property
+    def summary(self) -> str:
+        """The message in one line, the middle of a long one cut."""
+        return plain_text(" ".join(self.message.split()), limit=_MESSAGE_CHARS)
+
+
+def failure_groups(errors: Mapping[int, tuple[str, str, str]]) -> list[FailureGroup]:
+    """Group failed trials by their error, the largest group first.
+
+    Args:
+        errors: Kind, message and traceback of each failed trial, by number.
+
+    >>> errors = {n: ("error", f"ValueError: width {n} is odd", "") for n in (1, 3, 5, 7, 9)}
+    >>> print(*failure_groups({**errors, 2: ("timeout", "the epoch hung", "")}), sep="\\n")
+    trials 1, 3, 5 and 2 more failed: ValueError: width 1 is odd
+    trial 2 failed: the epoch hung
+    """
+    members: dict[str, list[int]] = {}
+    for number in sorted(errors):
+        members.setdefault(error_key(errors[number][1]), []).append(number)
+    groups = [
+        FailureGroup(
+            trials=tuple(numbers),
+            message=errors[numbers[0]][1],
+            traceback=errors[numbers[0]][2],
+        )
+        for numbers in members.values()
+    ]
+    return sorted(groups, key=lambda group: -len(group.trials))
+
+
+def failure_lines(groups: Sequence[FailureGroup]) -> list[str]:
+    """Return a line for each error; the rarest of many errors are only counted."""
+    lines = [str(group) for group in groups[:_NUM_GROUPS]]
+    rest = groups[_NUM_GROUPS:]
+    if rest:
+        num_trials = sum(len(group.trials) for group in rest)
+        trials = "trial" if num_trials == 1 else "trials"
+        others = "another error" if len(rest) == 1 else f"{len(rest):,} other errors"
+        lines.append(f"{num_trials:,} more {trials} failed with {others}")
+    return lines
+
+
+def error_key(message: str) -> str:
+    """Return a text that is the same for messages that differ only in numbers."""
+    return _NUMBER.sub("#", message)
+
+
+def listed_trials(numbers: Sequence[int]) -> str:
+    """Return the numbers of some trials as text; of many, only the first.
+
+    >>> listed_trials([4]), listed_trials(range(4)), listed_trials(range(21))
+    ('trial 4', 'trials 0, 1, 2, 3', 'trials 0, 1, 2 and 18 more')
+    """
+    if len(numbers) == 1:
+        return f"trial {numbers[0]}"
+    # A list of one more is shorter than "and 1 more".
+    shown = numbers if len(numbers) <= _NUM_LISTED + 1 else numbers[:_NUM_LISTED]
+    more = len(numbers) - len(shown)
+    return f"trials {', '.join(map(str, shown))}{f' and {more:,} more' if more else ''}"
+
+
+def is_legacy(spec: Mapping[str, Any]) -> bool:
+    """Return whether a study was made by a version that identified its task by source code only."""
+    return "training" not in spec.get("task", {})
+
+
+def changes(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return descriptions of the differences between two sets of components, most telling first.
+
+    >>> changes(
+    ...     {"function f": "#1", "attribute x": "1"}, {"function f": "#2", "attribute x": "2"}
+    ... )
+    ['attribute x was 1 and is 2', 'function f changed']
+    """
+    values: list[str] = []
+    contents: list[str] = []
+    others: list[str] = []
+    for name in dict.fromkeys((*now, *was)):
+        before, after = was.get(name), now.get(name)
+        if before is None:
+            others.append(f"{name} is new")
+        elif after is None:
+            others.append(f"{name} is gone")
+        elif before != after and (before.startswith("#") or after.startswith("#")):
+            contents.append(f"{name} changed")
+        elif before != after:
+            text = f"{name} was {before} and is {after}"
+            values.insert(0 if name == "task" else len(values), text)
+    return [*values, *contents, *others]
+
+
+def listed(texts: list[str], *, most: int = 6) -> str:
+    """Return the first texts as a comma-separated list, with the number of the others.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    if len(texts) <= most:
+        return ", ".join(texts)
+    return f"{', '.join(texts[:most])} and {len(texts) - most} more"
+
+
+def likeness(one: Mapping[str, Any], two: Mapping[str, Any]) -> float:
+    """Return the similarity of two specs' tasks, from 0 to 1.
+
+    A component of the same name counts half if its content differs.
+    """
+    first, second = _components(one), _components(two)
+    named = first.keys() & second.keys()
+    same = sum(first[name] == second[name] for name in named)
+    return (same + len(named)) / max(2 * len(first.keys() | second.keys()), 1)
+
+
+def _components(spec: Mapping[str, Any]) -> dict[str, str]:
+    task = spec.get("task", {})
+    return dict(task) if is_legacy(spec) else {**task["training"], **task["evaluation"]}
+
+
+FrameBackend = Literal["pandas", "polars"]
+
+_EXTRAS = {"pandas": "dataframe", "polars": "polars"}
+
+
+def frame(rows: Sequence[Mapping[str, Any]], *, backend: FrameBackend = "pandas") -> Any:
+    """Return a data frame of rows that all have the same keys.
+
+    In polars each column has one type, so a column of mixed types or of schedules becomes text.
+    pandas stores the objects themselves.
+
+    Raises:
+        MissingExtraError: The library is not installed.
+        UsageError: ``backend`` is not a supported library.
+    """
+    if backend not in _EXTRAS:
+        raise UsageError(f"backend is {backend!r}; it is one of 'pandas', 'polars'")
+    library = require(backend, extra=_EXTRAS[backend])
+    return library.DataFrame([dict(r) for r in rows] if backend == "pandas" else columns(rows))
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the columns of rows, each of one type (number, bool or text); None if missing.
+
+    >>> columns([{"lr": 1, "net": "small"}, {"lr": 0.5, "net": None}, {"lr": None, "net": 3}])
+    {'lr': [1.0, 0.5, None], 'net': ['small', None, '3']}
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: _of_one_type([row.get(name) for row in rows]) for name in names}
+
+
+def _of_one_type(values: list[Any]) -> list[Any]:
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) <= 1 and kinds <= {bool, int, float, str}:
+        return values
+    if kinds == {int, float}:
+        return _each(float, values)
+    return _each(str, values)
+
+
+def _each(kind: type, values: Iterable[Any]) -> list[Any]:
+    return [None if value is None else kind(value) for value in values]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochTimes:
+    """Seconds of one epoch, or of several.
+
+    Attributes:
+        seconds: Seconds that were spent, including checks.
+        checks: The part of ``seconds`` that went into checks.
+        alone: Seconds that training alone would have taken; None if a part was not measured.
+        alone_low: Low end of ``alone``.
+        alone_high: High end of ``alone``.
+        packed: The number of epochs that were trained in a pack with others.
+    """
+
+    seconds: float = 0.0
+    checks: float = 0.0
+    alone: float | None = 0.0
+    alone_low: float = 0.0
+    alone_high: float = 0.0
+    packed: int = 0
+
+    @classmethod
+    def of(cls, epoch: EpochDone | EpochRecord) -> EpochTimes:
+        """Return the times of an epoch that has ended."""
+        alone, low, high = (
+            epoch.seconds_alone,
+            epoch.seconds_alone_low,
+            epoch.seconds_alone_high,
+        )
+        return cls(
+            seconds=epoch.seconds,
+            checks=epoch.seconds_checks,
+            alone=alone,
+            alone_low=(alone or 0.0) if low is None else low,
+            alone_high=(alone or 0.0) if high is None else high,
+            # The time of an epoch that was trained alone has no range: it was measured itself.
+            packed=alone is None or low is not None,
+        )
+
+    @classmethod
+    def of_again(cls, epoch: EpochRecord) -> EpochTimes:
+        """Return the total time of all repeated trainings of an epoch."""
+        low, high = epoch.again_alone_low_s, epoch.again_alone_high_s
+        is_known = low is not None and high is not None
+        return cls(
+            seconds=epoch.again_s,
+            checks=epoch.again_checks_s,
+            alone=epoch.again_alone_s if is_known else None,
+            alone_low=low or 0.0,
+            alone_high=high or 0.0,
+            packed=not is_known or low != high,
+        )
+
+    def plus(self, other: EpochTimes) -> EpochTimes:
+        """Return the sum; the low end of a sum is the sum of the low ends."""
+        is_known = self.alone is not None and other.alone is not None
+        return EpochTimes(
+            seconds=self.seconds + other.seconds,
+            checks=self.checks + other.checks,
+            alone=(self.alone or 0.0) + (other.alone or 0.0) if is_known else None,
+            alone_low=self.alone_low + other.alone_low,
+            alone_high=self.alone_high + other.alone_high,
+            packed=self.packed + other.packed,
+        )
