@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 DATES = {
-    "core/_clock.py": "the machine's date, behind the interface",
+    "core/_determinism.py": "the machine's date, behind the interface",
     "integrations/_mlflow.py": "a date that MLflow asks for",
 }
 """Files that may read the wall clock directly, with the reason."""

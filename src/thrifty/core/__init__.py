@@ -1,6 +1,6 @@
 """Errors, seeds, clocks and events that every other package may import."""
 
-from ._clock import Clock, SystemClock
+from ._determinism import Clock, SystemClock, derive_seed, fingerprint, step_seed
 from ._errors import (
     AlgorithmError,
     CheckpointError,
@@ -50,7 +50,6 @@ from ._events import (
     StageFailed,
     StageStarted,
 )
-from ._seeds import derive_seed, fingerprint, step_seed
 
 
 __all__ = [

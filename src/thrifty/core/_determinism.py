@@ -1,9 +1,35 @@
-"""Seeds of random streams, derived from the name of each stream's purpose."""
+"""What makes runs repeatable: clocks that tests control, seeds derived by name, stable digests."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A source of wall-clock and monotonic time."""
+
+    def now(self) -> float:
+        """Return the seconds since the Unix epoch (UTC)."""
+        ...
+
+    def monotonic(self) -> float:
+        """Return seconds from an arbitrary origin; they never run backwards."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> float:
+        """Return the seconds since the Unix epoch (UTC)."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Return seconds from an arbitrary origin; they never run backwards."""
+        return time.perf_counter()
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
