@@ -1,4 +1,4 @@
-"""Interface of models of step times, the setups that they forecast, one device's time, and intervals.
+"""Models of step times: their interface, setups, one device's time, and intervals.
 
 The models' coefficients are fitted by least squares and are never negative. Intervals around their
 forecasts come from errors nearby."""
