@@ -15,7 +15,7 @@ import thrifty as th
 from tests.integrations._drive import assert_a_resumed_trial_is_the_same, train
 from thrifty.core import MissingExtraError, derive_seed
 from thrifty.integrations import HuggingFaceTrainable
-from thrifty.pack._random import seed_everything
+from thrifty.pack._state import seed_everything
 
 
 pytestmark = pytest.mark.slow

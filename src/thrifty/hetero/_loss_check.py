@@ -24,7 +24,7 @@ from thrifty.hetero.training._learner import Learner, Objective
 from thrifty.hetero.training._samples import Taken
 from thrifty.hetero.workers._measure import to_device
 from thrifty.pack import borrowed_streams
-from thrifty.pack._random import seed_everything
+from thrifty.pack._state import seed_everything
 
 from ._gradient_comparison import Comparison, Pass, close, equal_draws, largest_difference
 

@@ -37,7 +37,7 @@ from thrifty.pack import (
     evaluate,
     open_source,
 )
-from thrifty.pack._random import seed_everything
+from thrifty.pack._state import seed_everything
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer
 from thrifty.pack.task._task import Readings
 

@@ -20,8 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from thrifty.core import DivergedError, TaskError, derive_seed
 from thrifty.pack import HyperParameters, Trainable, borrowed_streams
-from thrifty.pack._random import seed_everything
-from thrifty.pack._state import state_versions, with_versions
+from thrifty.pack._state import seed_everything, state_versions, with_versions
 from thrifty.pack.task._task import unread, values_of
 
 

@@ -15,7 +15,7 @@ import torch
 
 from thrifty.core import TaskError, derive_seed
 from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
-from thrifty.pack._random import seed_everything
+from thrifty.pack._state import seed_everything
 
 from ._adapters import (
     HpMemo,

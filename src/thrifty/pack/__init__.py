@@ -18,8 +18,7 @@ from ._backend import (
     out_of_memory,
 )
 from ._pack import Pack, pack
-from ._random import borrowed_streams, seed_step
-from ._state import State, pack_state, step_counters, unpack_state
+from ._state import State, borrowed_streams, pack_state, seed_step, step_counters, unpack_state
 from .backends._auto import AutoBackend, Prefer
 from .backends._fused import FusedBackend
 from .backends._fusion_policy import Calibration

@@ -11,8 +11,7 @@ import torch
 
 from thrifty.core import PackMismatchError, UsageError, derive_seed, plain_logger, step_seed
 
-from ._random import borrowed_streams, seed_everything, seed_step
-from ._state import step_counters
+from ._state import borrowed_streams, seed_everything, seed_step, step_counters
 from .fused._block import Block
 from .fused._dry_run import dry_run
 from .fused._fusable import UnfusableError, check_memory, dropout_rates, rate_places, signature

@@ -16,7 +16,7 @@ from thrifty.hetero._order import Share
 from thrifty.hetero.workers._measure import device_of, measure_curve, to_device
 from thrifty.hetero.workers._membership import from_bytes, to_bytes
 from thrifty.pack import borrowed_streams, step_counters
-from thrifty.pack._random import seed_everything
+from thrifty.pack._state import seed_everything
 from thrifty.perf import StepCurve
 
 from ._batch_norm import SharedSums, Sum, WholeBatchNorm, unshared_batch_norm, whole_batch_norm

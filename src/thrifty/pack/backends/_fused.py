@@ -22,8 +22,7 @@ from thrifty.pack._backend import (
     no_exits,
     out_of_memory,
 )
-from thrifty.pack._random import seed_everything
-from thrifty.pack._state import State
+from thrifty.pack._state import State, seed_everything
 from thrifty.pack.fused._block import Block
 from thrifty.pack.fused._dry_run import NUM_ROWS, dry_run, fits_inside
 from thrifty.pack.fused._fusable import (

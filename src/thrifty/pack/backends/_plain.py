@@ -22,8 +22,7 @@ from torch.utils.data import Dataset
 
 from thrifty.core import TaskError
 from thrifty.pack._backend import Backend, EpochPlan, Member, Outcome, UnverifiedError, guarded
-from thrifty.pack._random import loose_streams
-from thrifty.pack._state import State
+from thrifty.pack._state import State, loose_streams
 from thrifty.pack.task._data import Batch, LastingError, own_batch
 from thrifty.pack.task._task import Task, Trainable
 from thrifty.pack.trial._trial import TaskTrial, TrainableTrial

@@ -26,11 +26,10 @@ from thrifty.pack.verify import (
     step_alone,
 )
 
-from ._experiment import Experiment, run_packed
 from ._fusable import UnfusableError
 from ._member import FusedTrial
 from ._row_state import RowState
-from ._step import check_same, evaluate_alone, train_alone
+from ._step import Experiment, check_same, evaluate_alone, run_packed, train_alone
 from ._structure import Structure
 
 

@@ -21,9 +21,17 @@ from thrifty.pack.task._data import WholeBatch
 from thrifty.pack.task._task import Task
 from thrifty.pack.verify import Watch, as_it_was
 
-from ._experiment import Experiment, run_packed, stacked
 from ._fusable import UnfusableError, rate_places
-from ._step import Step, check_same, close, evaluate_alone, train_alone
+from ._step import (
+    Experiment,
+    Step,
+    check_same,
+    close,
+    evaluate_alone,
+    run_packed,
+    stacked,
+    train_alone,
+)
 from ._structure import Recorded, Structure
 
 

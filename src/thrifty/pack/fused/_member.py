@@ -11,8 +11,7 @@ from torch.utils import _pytree as pytree
 
 from thrifty.core import derive_seed, step_seed
 from thrifty.pack._backend import EpochPlan, Member, UnverifiedError
-from thrifty.pack._random import seed_everything, seed_step
-from thrifty.pack._state import pack_state, unpack_state
+from thrifty.pack._state import pack_state, seed_everything, seed_step, unpack_state
 from thrifty.pack.task._data import Batch
 from thrifty.pack.task._followed_optimizer import Options
 from thrifty.pack.task._task import Task, adapts

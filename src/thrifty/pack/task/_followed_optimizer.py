@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from thrifty.core import TaskError
-from thrifty.pack._random import borrowed_streams
+from thrifty.pack._state import borrowed_streams
 
 from ._optimizer import Optimizer, ParameterGroup, is_number, names_in, resolved
 from ._task import HyperParameters, values_of

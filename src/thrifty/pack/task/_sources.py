@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 
 from thrifty.core import StateError, TaskError, plain_logger
-from thrifty.pack._random import borrowed_streams
+from thrifty.pack._state import borrowed_streams
 from thrifty.pack.identity import is_own, vars_of
 from thrifty.pack.verify import Watch, outside_of_state
 

@@ -17,7 +17,7 @@ import torch
 
 from thrifty.core import StateError, TaskError, derive_seed
 from thrifty.pack._backend import EpochPlan
-from thrifty.pack._random import borrowed_streams, seed_everything
+from thrifty.pack._state import borrowed_streams, seed_everything
 from thrifty.pack.identity import places_of
 from thrifty.pack.identity._contents import Names
 from thrifty.pack.identity._values import Values

@@ -13,8 +13,14 @@ from torch.nn.parameter import is_lazy
 
 from thrifty.core import DivergedError, TaskError, derive_seed, step_seed
 from thrifty.pack._backend import EpochPlan, Member
-from thrifty.pack._random import seed_everything, seed_step
-from thrifty.pack._state import State, pack_state, step_counters, unpack_state
+from thrifty.pack._state import (
+    State,
+    pack_state,
+    seed_everything,
+    seed_step,
+    step_counters,
+    unpack_state,
+)
 from thrifty.pack.task._data import Batch, Source, steps_of, train_batches, valid_batches
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer
 from thrifty.pack.task._metrics import MetricSums, as_number, check_loss, check_metrics

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from thrifty.pack.identity import MISSING, Place, Reach, held_by, reach, vars_of
+from thrifty.pack.identity._place import SETTINGS
 
 from ._compare import same
-from ._settings import SETTINGS
 
 
 MAX_BYTES = 64 * 2**20
