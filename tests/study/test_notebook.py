@@ -16,8 +16,8 @@ from thrifty.search import Hyperband, RandomSearch, SuccessiveHalving
 from thrifty.space import Choice, Float, Space, Step
 from thrifty.store import Store
 from thrifty.study import Storage, _session
-from thrifty.study._html import MAX_ROWS
 from thrifty.study._reader import Trials
+from thrifty.study._results import MAX_ROWS
 from thrifty.testing import LineTask
 
 

@@ -13,8 +13,8 @@ from thrifty.search import Algorithm, History, Trial
 from thrifty.space import Config, Space
 
 from ._goals import Goals
-from ._html import lines
 from ._ledger import Ledger
+from ._results import lines
 from .simulation._made_up import MadeUpRun
 
 

@@ -15,10 +15,21 @@ from thrifty.store import Store, StudyInfo, redact_url
 from thrifty.store._address import read_address
 
 from ._goals import Goals
-from ._html import MAX_COLUMNS, MAX_ROWS, config_rows, facts, table, value_text
 from ._ledger import Ledger
 from ._repository import StudyRepository
-from ._results import TrialResult, best_ones, candidates, savings, state_of
+from ._results import (
+    MAX_COLUMNS,
+    MAX_ROWS,
+    TrialResult,
+    best_ones,
+    candidates,
+    config_rows,
+    facts,
+    savings,
+    state_of,
+    table,
+    value_text,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
