@@ -16,8 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from thrifty.cli._rent._command import hardware_of, rent_command
-from thrifty.cli._rent._exported import Installation, installation, script_of
-from thrifty.cli._rent._output import span
+from thrifty.cli._rent._output import Installation, installation, script_of, span
 from thrifty.cli._rent._rent_options import Dollars, Duration, Pair
 from thrifty.cloud import Interval
 from thrifty.core import CloudError, MissingExtraError, UsageError
@@ -372,7 +371,7 @@ def scripts(folder, monkeypatch):
     """Scripts that train, and a wheel that was built before."""
     wheel = folder / "thrifty-0-py3-none-any.whl"
     wheel.write_bytes(b"")
-    monkeypatch.setattr("thrifty.cli._rent._exported._wheel", lambda source, to: wheel)
+    monkeypatch.setattr("thrifty.cli._rent._output._wheel", lambda source, to: wheel)
     Path("rented.py").write_text(f"{STUDY}\nif __name__ == '__main__':\n    study.run()\n")
     Path("run.py").write_text("print('trains')\n")
     return folder
@@ -449,7 +448,7 @@ def test_scripts_that_only_define_things_are_told_apart(tmp_path, text, does):
 def installed(monkeypatch, url, **more):
     source = None if url is None else json.dumps({"url": url, **more})
     found = SimpleNamespace(version="1.2", read_text=lambda name: source)
-    monkeypatch.setattr("thrifty.cli._rent._exported.distribution", lambda name: found)
+    monkeypatch.setattr("thrifty.cli._rent._output.distribution", lambda name: found)
 
 
 def test_a_version_from_an_index_comes_from_there(tmp_path, monkeypatch):
@@ -480,7 +479,7 @@ def test_thrifty_has_to_be_installed_to_be_copied(tmp_path, monkeypatch):
     def nothing(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("thrifty.cli._rent._exported.distribution", nothing)
+    monkeypatch.setattr("thrifty.cli._rent._output.distribution", nothing)
     with pytest.raises(CloudError, match="pip install -e CHECKOUT"):
         installation(tmp_path)
 

@@ -36,8 +36,15 @@ from thrifty.cloud import (
 from thrifty.core import CloudError, UsageError, plain_text, require
 from thrifty.perf import StepProfile
 
-from ._exported import installation, script_of
-from ._output import plan_json, probe_json, show_plan, show_probes, show_values
+from ._output import (
+    installation,
+    plan_json,
+    probe_json,
+    script_of,
+    show_plan,
+    show_probes,
+    show_values,
+)
 from ._rent_options import Asked, rent_options
 
 
