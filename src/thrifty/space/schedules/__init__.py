@@ -2,8 +2,17 @@
 
 from ._base_schedule import Constant, Schedule, Then, last_value, schedule_from_json
 from ._budgeted import REX, WSD, Warmup, cooldowns, schedule_for
-from ._cyclic import CosineRestarts, Cyclic, OneCycle
-from ._decay import Cosine, Exponential, Linear, MultiStep, Polynomial, Step
+from ._shapes import (
+    Cosine,
+    CosineRestarts,
+    Cyclic,
+    Exponential,
+    Linear,
+    MultiStep,
+    OneCycle,
+    Polynomial,
+    Step,
+)
 
 
 __all__ = [

@@ -22,7 +22,7 @@ from ._base_schedule import (
     shift,
     with_tail,
 )
-from ._decay import Linear, OneArc
+from ._shapes import Linear, OneArc
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
