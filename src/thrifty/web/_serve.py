@@ -194,7 +194,7 @@ def serve(
         MissingExtraError: FastAPI or uvicorn is not installed.
     """
     uvicorn = _library("uvicorn")
-    here = _module("fastapi", "thrifty.web._security").is_here(host)
+    here = _module("fastapi", "thrifty.web._app").is_here(host)
     if token is None and not here:
         token = secrets.token_urlsafe(24)
     app = create_app(url, token=token, only_here=here)
