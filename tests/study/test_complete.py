@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from tests.strategies import seeds, spaces
 from thrifty.core import SpaceError
 from thrifty.space import Choice, Constant, Coordinates, Float, Int, Space, Step
-from thrifty.study._warm_start import fill_config
+from thrifty.study._preflight import fill_config
 
 
 def completed(space, given, seed=0):

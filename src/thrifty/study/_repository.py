@@ -37,7 +37,7 @@ from thrifty.store._reports import is_legacy
 
 from ._identity import Recipe, goals_of
 from ._ledger import Ledger, done, node_record
-from ._warm_start import check_goals, prior_trials, priors_of
+from ._preflight import check_goals, prior_trials, priors_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

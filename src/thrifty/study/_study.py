@@ -39,12 +39,13 @@ from ._preflight import (
     check_study,
     checked_name,
     checked_seed,
+    fill_config,
+    prior_trials,
 )
 from ._reader import Reader, Trials, overview
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, rows, savings, trial_result
 from ._session import say_if_all_failed, say_what_was_not_checked, say_where_from, train
-from ._warm_start import fill_config, prior_trials
 from .simulation._simulate import simulate
 from .simulation._simulation_report import Simulation
 
