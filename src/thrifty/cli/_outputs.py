@@ -21,8 +21,8 @@ from thrifty.space import config_to_json
 from thrifty.store import Store, StudyInfo, TrialRecord, frame
 from thrifty.study import Study
 
-from ._load import load_stored_study
 from ._options import cell, complete_study, say, storage_option, trust_option
+from ._train import load_stored_study
 
 
 if TYPE_CHECKING:

@@ -1,21 +1,171 @@
-"""The commands ``plan``, ``run`` and ``resume``, and what they print at the end."""
+"""The commands plan, run and resume, how they load a study, and what they print at the end.
+
+A study comes from a user's file, or from the file that a database names for it.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
+import stat
+import sys
+import traceback
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeGuard
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from thrifty.core import ThriftyError
+from thrifty.core import ThriftyError, UsageError, error_text, is_from_user, plain_text
 from thrifty.run import Local
+from thrifty.store import Store
 from thrifty.store._address import shell_command
 from thrifty.study import StopWhen, Study, TrialResult
 
-from ._load import load_stored_study, load_study
 from ._options import cell, complete_study, say, storage_option, training_options, trust_option
+
+
+_DEMO = Path(__file__).resolve().with_name("_demo.py")
+
+
+def load_study(path: Path, *, name: str | None = None) -> Study:
+    """Load the study that a Python file defines at its top level; ``name`` selects one of several.
+
+    Raises:
+        UsageError: The file cannot be loaded, it defines no study, or it defines several and no
+            name is given.
+    """
+    module = _module(path)
+    studies = [value for value in vars(module).values() if isinstance(value, Study)]
+    if name is not None:
+        studies = [study for study in studies if study.name == name]
+    if not studies:
+        which = f"study {name!r}" if name else "a study"
+        raise UsageError(
+            f"{path} does not define {which}; write `study = thrifty.Study(...)` at its top level"
+        )
+    if len(studies) > 1:
+        names = ", ".join(study.name for study in studies)
+        raise UsageError(f"{path} defines several studies ({names}); pick one with --name")
+    studies[0].file = path
+    return studies[0]
+
+
+def _module(path: Path) -> ModuleType:
+    if path.resolve() == _DEMO:
+        # This module is part of a package, and its studies refer to it by its full name.
+        return importlib.import_module("thrifty.cli._demo")
+    # Worker processes find the module by its name along the same path.
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except ThriftyError:
+        raise
+    except BaseException as error:
+        if is_from_user(error):
+            raise
+        raise UsageError(
+            f"{path} cannot be loaded: {_where(error, path)}{error_text(error)}; "
+            f"mend it (python {path} shows the whole traceback)"
+        ) from error
+    return module
+
+
+def _where(error: BaseException, path: Path) -> str:
+    """Return the line of the file that raised the error, as a prefix of a message."""
+    if isinstance(error, SyntaxError):
+        return ""  # its message contains file and line
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = path.resolve()
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == mine]
+    return f"line {lines[-1]}: " if lines else ""
+
+
+def load_stored_study(name: str, *, storage: str, trust_file: bool = False) -> Study:
+    """Load a study of a database from the file that defined it. The file is named before it is run.
+
+    Args:
+        name: Name of the study.
+        storage: Address of the database, which names the file.
+        trust_file: Whether to run a file that belongs to another user or is writable by everybody.
+
+    Raises:
+        StudyNotFoundError: The database or the study does not exist.
+        UsageError: The file is unknown or missing, or another user may have written it.
+    """
+    with Store.open(storage, create=False) as store:
+        file = store.studies.get(name).spec.get("file")
+    if not _is_file(file):
+        raise UsageError(
+            f"the file that defined study {name!r} is not known or gone ({file!r}); "
+            "go on with: thrifty run FILE"
+        )
+    path = Path(file)
+    if path.resolve() != _DEMO:
+        say(
+            f"loading {plain_text(path)}, which the database names for study {name!r}", err=True
+        )
+        if not trust_file:
+            _check_owner(path)
+    study = load_study(path, name=name)
+    # The file may give the same database by a path relative to another folder.
+    study.storage = replace(study.storage, url=storage)
+    return study
+
+
+def _is_file(file: object) -> TypeGuard[str]:
+    """Return whether a database entry names an existing file."""
+    try:
+        return isinstance(file, str) and Path(file).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _check_owner(path: Path) -> None:
+    """Reject a file that another user may have written.
+
+    Raises:
+        UsageError: The file or its folder belongs to a user other than the current one or root, or
+            is writable by everybody.
+    """
+    if not hasattr(os, "geteuid"):
+        return
+    mine = {os.geteuid(), 0}
+    real = path.resolve()
+    for part in (path, real, real.parent):
+        found = part.stat()
+        if found.st_uid not in mine:
+            why = f"{_what(part)} belongs to {_name_of(found.st_uid)}"
+        elif found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            why = f"everybody can change {_what(part)}"
+        else:
+            continue
+        raise UsageError(
+            f"the database says that {plain_text(path)} defines this study, and {why}, so another "
+            "user may have written the code that would run; read the file, and pass --trust-file "
+            "if it is yours"
+        )
+
+
+def _what(part: Path) -> str:
+    return "its folder" if part.is_dir() else "it"
+
+
+def _name_of(uid: int) -> str:
+    try:
+        # The module does not exist on every system.
+        return f"user {importlib.import_module('pwd').getpwuid(uid).pw_name}"
+    except (ImportError, KeyError):
+        return f"user {uid}"
 
 
 def show_results(study: Study) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thrifty.cli._load import load_study
+from thrifty.cli._train import load_study
 from thrifty.core import UsageError
 from thrifty.hetero import HeteroTask, profile_step
 from thrifty.pack import (
