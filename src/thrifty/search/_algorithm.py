@@ -10,13 +10,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from thrifty.core import AlgorithmError
 from thrifty.space import Space
 
 from ._history import Decision, History, Proposal, Stop, Trial
 from ._sorted_list import SortedList
 from .samplers import GridSampler, RandomSampler, Sampler
-from .samplers._base_sampler import check_counts
+from .samplers._base_sampler import check_counts, option_error
 
 
 class Algorithm(ABC):
@@ -55,9 +54,7 @@ def check_sampler(owner: object, sampler: object) -> None:
     """Raise AlgorithmError unless ``sampler`` is a sampler."""
     if not isinstance(sampler, Sampler):
         hint = f"{sampler.__name__}()" if isinstance(sampler, type) else "RandomSampler()"
-        raise AlgorithmError(
-            f"{type(owner).__name__}(sampler={sampler!r}): give a sampler, such as {hint}"
-        )
+        raise option_error(owner, f"give a sampler, such as {hint}", sampler=sampler)
 
 
 def draw(
@@ -183,10 +180,11 @@ class MedianStopping(Algorithm):
             interval=self.interval,
         )
         if self.grace_epochs > self.max_epochs:
-            raise AlgorithmError(
-                f"MedianStopping(grace_epochs={self.grace_epochs}, "
-                f"max_epochs={self.max_epochs}): no trial would "
-                "ever be judged; lower grace_epochs"
+            raise option_error(
+                self,
+                "no trial would ever be judged; lower grace_epochs",
+                grace_epochs=self.grace_epochs,
+                max_epochs=self.max_epochs,
             )
         check_sampler(self, self.sampler)
 

@@ -357,18 +357,8 @@ class SuccessiveHalving(RungAlgorithm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hyperband(Algorithm):
-    """Successive halving in brackets, from many trials that start short to few trained fully.
-
-    Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 2018,
-    algorithm 1. All brackets are proposed at once and halved independently; with a sampler that
-    learns from results, they are proposed one after the other. ``Trial.group`` is the bracket. With
-    ``num_trials``, the brackets repeat, from the widest on, until that many trials are drawn; the
-    last one is cut short.
-
-    >>> [(bracket.num_trials, bracket.epochs) for bracket in Hyperband(max_epochs=9).brackets()]
-    [(9, (1, 3, 9)), (5, (3, 9)), (3, (9,))]
-    """
+class BracketAlgorithm(Algorithm):
+    """An algorithm that trains ``num_trials`` trials in brackets (None: each bracket once)."""
 
     max_epochs: int
     eta: int = 3
@@ -380,6 +370,21 @@ class Hyperband(Algorithm):
         if self.num_trials is not None:
             check_counts(self, num_trials=self.num_trials)
         check_sampler(self, self.sampler)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hyperband(BracketAlgorithm):
+    """Successive halving in brackets, from many trials that start short to few trained fully.
+
+    Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 2018,
+    algorithm 1. All brackets are proposed at once and halved independently; with a sampler that
+    learns from results, they are proposed one after the other. ``Trial.group`` is the bracket. With
+    ``num_trials``, the brackets repeat, from the widest on, until that many trials are drawn; the
+    last one is cut short.
+
+    >>> [(bracket.num_trials, bracket.epochs) for bracket in Hyperband(max_epochs=9).brackets()]
+    [(9, (1, 3, 9)), (5, (3, 9)), (3, (9,))]
+    """
 
     def brackets(self) -> tuple[Bracket, ...]:
         """Return the brackets, widest first; with ``num_trials``, as many as it needs."""

@@ -15,7 +15,7 @@ from thrifty.space import Choice, Domain, Float, Int, MultiStep, Space, Timeline
 from ._algorithm import Algorithm, check_sampler, draw
 from ._history import Decision, History, Leaderboard, Proposal, Stop
 from .samplers import RandomSampler, Sampler
-from .samplers._base_sampler import check_counts
+from .samplers._base_sampler import check_counts, option_error
 
 
 Ranking = list[tuple[float, int]]
@@ -217,36 +217,26 @@ def _ranking(boards: Sequence[Leaderboard]) -> Ranking:
 
 def _check_options(self: PopulationBasedTraining) -> None:
     if isinstance(self.explore, str) or not self.explore:
-        raise AlgorithmError(
-            f"PopulationBasedTraining(explore={self.explore!r}): give the names of the "
-            "hyper-parameters that may "
-            'change during training, such as explore=("lr",)'
+        raise option_error(
+            self,
+            "give the names of the hyper-parameters that may change during training, such as "
+            'explore=("lr",)',
+            explore=self.explore,
         )
     if self.population < 2:
-        raise AlgorithmError(
-            "PopulationBasedTraining(population=1): a trial needs another to copy; use 2 or more"
-        )
+        advice = "a trial needs another to copy; use 2 or more"
+        raise option_error(self, advice, population=self.population)
     if self.interval >= self.max_epochs:
-        raise AlgorithmError(
-            f"PopulationBasedTraining(interval={self.interval}, "
-            f"max_epochs={self.max_epochs}): nothing would ever "
-            "be exchanged; lower interval"
-        )
+        advice = "nothing would ever be exchanged; lower interval"
+        raise option_error(self, advice, interval=self.interval, max_epochs=self.max_epochs)
     if not self.perturb or any(not f > 0 or f == 1 for f in self.perturb):
-        raise AlgorithmError(
-            f"PopulationBasedTraining(perturb={self.perturb!r}): give positive factors other "
-            "than 1, such as (0.8, 1.2)"
-        )
+        advice = "give positive factors other than 1, such as (0.8, 1.2)"
+        raise option_error(self, advice, perturb=self.perturb)
     if not 0.0 < self.quantile <= 0.5:
-        raise AlgorithmError(
-            f"PopulationBasedTraining(quantile={self.quantile!r}): it must be above 0 and at "
-            "most 0.5"
-        )
+        raise option_error(self, "it must be above 0 and at most 0.5", quantile=self.quantile)
     if not 0.0 <= self.resample <= 1.0:
-        raise AlgorithmError(
-            f"PopulationBasedTraining(resample={self.resample!r}): it is a probability "
-            "between 0 and 1"
-        )
+        advice = "it is a probability between 0 and 1"
+        raise option_error(self, advice, resample=self.resample)
 
 
 def _check_space(self: PopulationBasedTraining, space: Space) -> None:
@@ -259,16 +249,14 @@ def _check_space(self: PopulationBasedTraining, space: Space) -> None:
         if not _is_numeric(space[name]):
             raise AlgorithmError(
                 f"PopulationBasedTraining explores {name!r}, which is {space[name]!r}; only "
-                "Float, Int and a Choice "
-                "of numbers can be explored"
+                "Float, Int and a Choice of numbers can be explored"
             )
     for name in space.names:
         for condition in getattr(space[name], "conditions", ()):
             if condition.name in self.explore:
                 raise AlgorithmError(
                     f"PopulationBasedTraining explores {condition.name!r}, but whether there "
-                    f"is {name!r} depends on "
-                    "it; take it out of explore"
+                    f"is {name!r} depends on it; take it out of explore"
                 )
 
 

@@ -13,12 +13,18 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from thrifty.core import AlgorithmError
-from thrifty.search.samplers._base_sampler import check_counts, check_halving
+from thrifty.search.samplers._base_sampler import option_error
 from thrifty.space import Space
 
-from ._algorithm import Algorithm, check_sampler, draw
-from ._halving import Bracket, RungAlgorithm, ask_brackets, best, brackets_of
+from ._algorithm import draw
+from ._halving import (
+    Bracket,
+    BracketAlgorithm,
+    RungAlgorithm,
+    ask_brackets,
+    best,
+    brackets_of,
+)
 from ._history import Decision, History, Leaderboard, Proposal, Trial
 from ._sorted_list import SortedList
 from .samplers import KDESampler, Sampler
@@ -42,10 +48,8 @@ def check_threshold(owner: object, threshold: object) -> None:
         is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
         right = is_number and 0 < threshold < math.inf  # type: ignore[operator]
     if not right:
-        raise AlgorithmError(
-            f"{type(owner).__name__}(threshold={threshold!r}): give 'sqrt-log', 'log' or a "
-            "positive number of epochs"
-        )
+        advice = "give 'sqrt-log', 'log' or a positive number of epochs"
+        raise option_error(owner, advice, threshold=threshold)
 
 
 def threshold(num: int, kind: Threshold) -> float:
@@ -283,7 +287,7 @@ class _RoundsOfBrackets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BOSS(Algorithm):
+class BOSS(BracketAlgorithm):
     """Brackets of sub-sampling, and a model that proposes the configurations of the next bracket.
 
     Huang et al., "Bandit evaluation by sub-samples", MLSys 2022. Brackets come one after the other,
@@ -308,16 +312,7 @@ class BOSS(Algorithm):
     [(9, (1, 3, 9)), (9, (1, 3, 9)), (9, (1, 3, 9))]
     """
 
-    max_epochs: int
-    eta: int = 3
-    num_trials: int | None = None
     sampler: Sampler = field(default_factory=KDESampler)
-
-    def __post_init__(self) -> None:
-        check_halving(self, eta=self.eta, min_epochs=1, max_epochs=self.max_epochs)
-        if self.num_trials is not None:
-            check_counts(self, num_trials=self.num_trials)
-        check_sampler(self, self.sampler)
 
     def brackets(self) -> tuple[Bracket, ...]:
         """Return the brackets, all equally wide; with ``num_trials``, as many as it needs."""

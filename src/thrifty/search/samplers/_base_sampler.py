@@ -354,10 +354,10 @@ class SuggestingSampler(Sampler):
     def __post_init__(self) -> None:
         check_counts(self, num_startup=self.num_startup)
         if isinstance(self.share, bool) or not isinstance(self.share, int) or self.share < 0:
-            raise AlgorithmError(
-                f"{type(self).__name__}(share={self.share!r}): share must be the number of "
-                "further suggestions "
-                "to choose from, 0 or more"
+            raise option_error(
+                self,
+                "share must be the number of further suggestions to choose from, 0 or more",
+                share=self.share,
             )
         self.check()
 
@@ -403,26 +403,36 @@ def load(package: str) -> ModuleType:
     return module
 
 
+def option_error(owner: object, advice: str, /, **options: object) -> AlgorithmError:
+    """Return the error about options of an algorithm or a sampler, to be raised.
+
+    >>> option_error(RandomSampler(), "use 2 or more", population=1)
+    AlgorithmError('RandomSampler(population=1): use 2 or more')
+    """
+    shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return AlgorithmError(f"{type(owner).__name__}({shown}): {advice}")
+
+
 def check_counts(owner: object, **named: object) -> None:
     """Raise AlgorithmError unless every given option is a whole number of at least 1."""
     for name, value in named.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise AlgorithmError(
-                f"{type(owner).__name__}({name}={value!r}): {name} must be a whole number, 1 "
-                "or more"
+            raise option_error(
+                owner, f"{name} must be a whole number, 1 or more", **{name: value}
             )
 
 
 def check_halving(owner: object, *, eta: object, min_epochs: int, max_epochs: int) -> None:
     """Raise AlgorithmError unless there are rungs from ``min_epochs`` to ``max_epochs``."""
-    name = type(owner).__name__
     check_counts(owner, eta=eta, min_epochs=min_epochs, max_epochs=max_epochs)
     if eta == 1:
-        raise AlgorithmError(f"{name}(eta=1): no trial would ever be dropped; use 2 or more")
+        raise option_error(owner, "no trial would ever be dropped; use 2 or more", eta=eta)
     if min_epochs > max_epochs:
-        raise AlgorithmError(
-            f"{name}(min_epochs={min_epochs}, max_epochs={max_epochs}): min_epochs must not exceed "
-            "max_epochs; lower it or train longer"
+        raise option_error(
+            owner,
+            "min_epochs must not exceed max_epochs; lower it or train longer",
+            min_epochs=min_epochs,
+            max_epochs=max_epochs,
         )
 
 
@@ -431,6 +441,4 @@ def check_shares(owner: object, **named: object) -> None:
     for name, value in named.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (number and 0 <= value <= 1):  # type: ignore[operator]
-            raise AlgorithmError(
-                f"{type(owner).__name__}({name}={value!r}): {name} must be a number from 0 to 1"
-            )
+            raise option_error(owner, f"{name} must be a number from 0 to 1", **{name: value})

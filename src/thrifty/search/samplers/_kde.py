@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from thrifty.core import AlgorithmError
 from thrifty.search._history import History
 from thrifty.search._observations import Observations, coordinates_of, observe, points_of
 from thrifty.space import Coordinates, Space
 
-from ._base_sampler import Picker, Sampler, check_counts, check_shares
+from ._base_sampler import Picker, Sampler, check_counts, check_shares, option_error
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -287,9 +286,7 @@ class KDESampler(Sampler):
         for name in ("bandwidth_factor", "min_bandwidth"):
             value = getattr(self, name)
             if not (isinstance(value, int | float) and value > 0):
-                raise AlgorithmError(
-                    f"KDESampler({name}={value!r}): {name} must be a positive number"
-                )
+                raise option_error(self, f"{name} must be a positive number", **{name: value})
 
     def sample(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
