@@ -25,7 +25,6 @@ from thrifty.store import (
     best_trials,
 )
 from thrifty.store.queries import TrialFilter, Views, sortable
-from thrifty.store.queries._trial_queries import reading
 
 
 pytestmark = pytest.mark.slow
@@ -427,7 +426,7 @@ def test_infinite_values_do_not_hurt(written, store, views):
 def test_nothing_can_be_written(views):
     row = insert(schema.plans).values(identity="x", task="x", created_at=0.0)
     with (
-        reading(views._engine) as connection,
+        views._engine.connect() as connection,
         pytest.raises(SQLAlchemyError, match=r"read-?only"),
     ):
         connection.execute(row)

@@ -36,7 +36,7 @@ from thrifty.core import (
 
 from . import _schema as schema
 from ._address import redact, redact_root
-from ._engine import user_errors
+from ._engine import fetch
 from .coordination._leases import Lease, is_tag_of_dead, process_tag
 
 
@@ -394,8 +394,7 @@ def known_paths(engine: Engine, folder: str) -> set[str]:
     """Return the names of the files in a folder that have a row, of any plan."""
     table = schema.checkpoints
     query = select(table.c.path).where(table.c.path.startswith(f"{folder}/", autoescape=True))
-    with user_errors(engine), engine.connect() as connection:
-        return {path.rpartition("/")[2] for path in connection.execute(query).scalars()}
+    return {row.path.rpartition("/")[2] for row in fetch(engine, query)}
 
 
 def kind_of(file: FoundFile, *, known: Collection[str]) -> Kind:
@@ -445,6 +444,5 @@ def _claim_folder(
 def _owner_of(engine: Engine, plan: int) -> str:
     """Return a name for the database; the time at which it made the plan makes it unique."""
     query = select(schema.plans.c.identity, schema.plans.c.created_at)
-    with user_errors(engine), engine.connect() as connection:
-        identity, made = connection.execute(query.where(schema.plans.c.id == plan)).one()
+    ((identity, made),) = fetch(engine, query.where(schema.plans.c.id == plan))
     return hashlib.blake2b(f"{identity} {made!r}".encode(), digest_size=8).hexdigest()

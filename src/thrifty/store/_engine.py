@@ -8,14 +8,24 @@ import sqlite3
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, inspect, text
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Executable,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    text,
+)
 from sqlalchemy.exc import (
     DatabaseError,
     DBAPIError,
@@ -280,6 +290,12 @@ def user_errors(engine: Engine) -> Iterator[None]:
         if found is None:
             raise
         raise found from cause
+
+
+def fetch(engine: Engine, query: Executable) -> Sequence[Any]:
+    """Return the rows of one query; database errors become errors that users understand."""
+    with user_errors(engine), engine.connect() as connection:
+        return connection.execute(query).all()
 
 
 @contextmanager

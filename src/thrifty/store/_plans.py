@@ -13,7 +13,7 @@ from thrifty.core import CheckpointRef, Clock
 from thrifty.space import config_from_json
 
 from . import _schema as schema
-from ._engine import consistent_read, user_errors
+from ._engine import consistent_read, fetch, user_errors
 from ._records import (
     CheckpointAdded,
     EpochRecord,
@@ -90,8 +90,7 @@ class Plans:
             .where(condition)
             .order_by(t.c.id)
         )
-        with user_errors(self._engine), self._engine.connect() as connection:
-            return [PlanInfo(**row._asdict()) for row in connection.execute(query)]
+        return [PlanInfo(**row._asdict()) for row in fetch(self._engine, query)]
 
     def threads(self, plan: int) -> int | None:
         """Return the CPU threads of each worker of a plan; None if no run has fixed them yet."""
@@ -116,8 +115,7 @@ class Plans:
         """Return the reasons why structures of a plan must not be fused, by the structure's key."""
         table = schema.refusals
         query = select(table.c.key, table.c.reason).where(table.c.plan == plan)
-        with user_errors(self._engine), self._engine.connect() as connection:
-            return {row.key: row.reason for row in connection.execute(query)}
+        return {row.key: row.reason for row in fetch(self._engine, query)}
 
     def load(self, plan: int) -> PlanRecords:
         """Return all records of a plan, as they were at one moment."""
@@ -142,8 +140,7 @@ class Plans:
                 trials.c.state.in_(("running", "waiting")),
             )
         )
-        with user_errors(self._engine), self._engine.connect() as connection:
-            return [(node, epoch) for node, epoch in connection.execute(query)]
+        return [(node, epoch) for node, epoch in fetch(self._engine, query)]
 
     def ends(self, plan: int, *, but: int) -> set[tuple[int, int]]:
         """Return the positions ``(node, epoch)`` of all trials of other studies, in any state.
@@ -161,8 +158,7 @@ class Plans:
             .where(studies.c.plan == plan, studies.c.id != but, trials.c.reached > 0)
             .distinct()
         )
-        with user_errors(self._engine), self._engine.connect() as connection:
-            return {(node, epoch) for node, epoch in connection.execute(query)}
+        return {(node, epoch) for node, epoch in fetch(self._engine, query)}
 
 
 def threads_of(connection: Connection, plan: int) -> int | None:

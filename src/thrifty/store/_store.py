@@ -18,7 +18,7 @@ from thrifty.plan import Stage
 from . import _schema as schema
 from ._address import read_address
 from ._checkpoints import CheckpointFolder, Leftovers, remove_leftovers
-from ._engine import open_engine, user_errors
+from ._engine import fetch, open_engine, user_errors
 from ._plans import Plans, news_of
 from ._records import Changes, NodeRecord, Record, StudyInfo
 from ._studies import Studies
@@ -56,8 +56,7 @@ class Curves:
     def all(self) -> dict[str, list[dict[str, Any]]]:
         """Return all undamaged curves, by key."""
         query = select(schema.curves.c.key)
-        with user_errors(self._engine), self._engine.connect() as connection:
-            keys = connection.execute(query).scalars().all()
+        keys = [row.key for row in fetch(self._engine, query)]
         return {key: curves for key in keys if (curves := self.get(key)) is not None}
 
     def put(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, Select, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from thrifty.core import (
@@ -22,7 +22,7 @@ from thrifty.core import (
 from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
-from ._engine import consistent_read, user_errors
+from ._engine import consistent_read, fetch, user_errors
 from ._plans import news_of, threads_of
 from ._records import (
     LogRecord,
@@ -99,13 +99,8 @@ class Studies:
 
     def find(self, name: str) -> StudyInfo | None:
         """Return the study of a name, or None."""
-        t = schema.studies
-        query = select(t.c.id, t.c.name, t.c.plan, t.c.spec, t.c.state, t.c.created_at).where(
-            t.c.name == name
-        )
-        with user_errors(self._engine), self._engine.connect() as connection:
-            row = connection.execute(query).first()
-        return None if row is None else StudyInfo(**row._asdict())
+        found = fetch(self._engine, _infos().where(schema.studies.c.name == name))
+        return StudyInfo(**found[0]._asdict()) if found else None
 
     def get(self, name: str) -> StudyInfo:
         """Return the study of a name.
@@ -116,8 +111,7 @@ class Studies:
         found = self.find(name)
         if found is not None:
             return found
-        with user_errors(self._engine), self._engine.connect() as connection:
-            names = list(connection.execute(select(schema.studies.c.name)).scalars())
+        names = [row.name for row in fetch(self._engine, select(schema.studies.c.name))]
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(names) or 'none'}"
         raise StudyNotFoundError(f"the database has no study {name!r}; {hint}")
@@ -131,9 +125,8 @@ class Studies:
             .join(p, p.c.id == s.c.plan)
             .where(s.c.name == name)
         )
-        with user_errors(self._engine), self._engine.connect() as connection:
-            row = connection.execute(query).first()
-        return None if row is None else tuple(row)
+        rows = fetch(self._engine, query)
+        return tuple(rows[0]) if rows else None
 
     def delete(self, name: str) -> None:
         """Delete a study. What it trained stays in its plan, for other studies.
@@ -191,8 +184,7 @@ class Studies:
             .where(t.c.study == study, t.c.state == "failed")
             .order_by(t.c.number)
         )
-        with user_errors(self._engine), self._engine.connect() as connection:
-            return {row.number: _error(row.error) for row in connection.execute(query)}
+        return {row.number: _error(row.error) for row in fetch(self._engine, query)}
 
     def load(self, study: int) -> StudyRecords:
         """Return all trials of a study, and its log in chronological order."""
@@ -226,20 +218,13 @@ class Studies:
 
     def made(self) -> dict[int, StudyInfo]:
         """Return all studies, by id."""
-        t = schema.studies
-        query = select(t.c.id, t.c.name, t.c.plan, t.c.spec, t.c.state, t.c.created_at)
-        with user_errors(self._engine), self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(t.c.id)).all()
+        rows = fetch(self._engine, _infos().order_by(schema.studies.c.id))
         return {row.id: StudyInfo(**row._asdict()) for row in rows}
 
-    def list(self) -> list[StudySummary]:
+    def list(self) -> Sequence[StudySummary]:
         """Return summaries of all studies, oldest first."""
-        query = select(schema.studies).order_by(schema.studies.c.id)
         with consistent_read(self._engine) as connection:
-            rows = connection.execute(query).all()
-            written = {row.id: row.state for row in rows}
-            states = standing(connection, written, clock=self._clock)
-            return [_summary(connection, row, state=states[row.id]) for row in rows]
+            return self._summaries(connection, select(schema.studies))
 
     def summary(self, name: str) -> StudySummary:
         """Return the summary of one study.
@@ -248,12 +233,16 @@ class Studies:
             StudyNotFoundError: There is no such study.
         """
         info = self.get(name)
-        query = select(schema.studies).where(schema.studies.c.id == info.id)
         with consistent_read(self._engine) as connection:
             check_exists(connection, info)
-            row = connection.execute(query).one()
-            states = standing(connection, {row.id: row.state}, clock=self._clock)
-            return _summary(connection, row, state=states[row.id])
+            query = select(schema.studies).where(schema.studies.c.id == info.id)
+            return self._summaries(connection, query)[0]
+
+    def _summaries(self, connection: Connection, query: Select[Any]) -> Sequence[StudySummary]:
+        rows = connection.execute(query.order_by(schema.studies.c.id)).all()
+        written = {row.id: row.state for row in rows}
+        states = standing(connection, written, clock=self._clock)
+        return [_summary(connection, row, state=states[row.id]) for row in rows]
 
     def curves(self, study: int, metric: str) -> dict[int, tuple[float, ...]]:
         """Return a metric of each trial after epochs ``1 .. reached``, by trial number.
@@ -271,17 +260,12 @@ class Studies:
                 raise StudyNotFoundError(
                     f"the database has no study with the id {study}; look up the id by its name"
                 )
-            ancestry = {
-                row.node: (row.parent, row.start)
-                for row in connection.execute(
-                    select(n.c.node, n.c.parent, n.c.start).where(n.c.plan == plan)
-                )
-            }
+            nodes = select(n.c.node, n.c.parent, n.c.start).where(n.c.plan == plan)
+            ancestry = {row.node: (row.parent, row.start) for row in connection.execute(nodes)}
+            epochs = select(e.c.node, e.c.epoch, e.c.metrics).where(e.c.plan == plan)
             values = {
                 (row.node, row.epoch): json.loads(row.metrics).get(metric)
-                for row in connection.execute(
-                    select(e.c.node, e.c.epoch, e.c.metrics).where(e.c.plan == plan)
-                )
+                for row in connection.execute(epochs)
             }
             trials = connection.execute(
                 select(t.c.number, t.c.node, t.c.reached)
@@ -292,6 +276,11 @@ class Studies:
             number: _curve(node, reached, ancestry=ancestry, values=values)
             for number, node, reached in trials
         }
+
+
+def _infos() -> Select[Any]:
+    t = schema.studies
+    return select(t.c.id, t.c.name, t.c.plan, t.c.spec, t.c.state, t.c.created_at)
 
 
 def _records(connection: Connection, study: int) -> StudyRecords:

@@ -14,10 +14,10 @@ from sqlalchemy import ColumnElement, Engine, Row, Select, and_, case, func, or_
 from thrifty.core import SystemClock, UsageError
 from thrifty.store import _schema as schema
 from thrifty.store._address import redact_url
-from thrifty.store._engine import forbid_writing, open_engine
+from thrifty.store._engine import fetch, forbid_writing, open_engine, user_errors
 from thrifty.store.coordination._leases import standing
 
-from ._trial_queries import TrialSamples, TrialViews, counting, reading
+from ._trial_queries import TrialSamples, TrialViews, counting
 
 
 class Views:
@@ -134,7 +134,7 @@ class StudyViews:
             ended = ended.where(
                 stages.c.plan == select(_s.c.plan).where(_s.c.id == study).scalar_subquery()
             )
-        with reading(self._engine) as connection:
+        with user_errors(self._engine), self._engine.connect() as connection:
             rows = connection.execute(query.order_by(_s.c.id)).all()
             if study is not None and not rows:
                 return None
@@ -153,7 +153,7 @@ class StudyViews:
         return next(iter(self._studies(study)), None)
 
     def _studies(self, study: int | None) -> Sequence[StudyView]:
-        with reading(self._engine) as connection:
+        with user_errors(self._engine), self._engine.connect() as connection:
             base = connection.execute(_only(_base(), _s.c.id, study)).all()
             states = standing(connection, {row.id: row.state for row in base}, clock=_CLOCK)
             plan = base[0].plan if study is not None and base else None
@@ -331,11 +331,10 @@ class PlanViews:
         )
         origins: dict[int, tuple[int | None, int]] = {}
         metrics: dict[tuple[int, int], Mapping[str, float]] = {}
-        with reading(self._engine) as connection:
-            for node, parent, start, epoch, text in connection.execute(query):
-                origins[node] = (parent, start)
-                if epoch is not None:
-                    metrics[node, epoch] = json.loads(text)
+        for node, parent, start, epoch, text in fetch(self._engine, query):
+            origins[node] = (parent, start)
+            if epoch is not None:
+                metrics[node, epoch] = json.loads(text)
         return Paths(origins=origins, metrics=metrics)
 
     def tree(self, plan: int) -> Sequence[Row[Any]]:
@@ -355,8 +354,7 @@ class PlanViews:
             .where(_n.c.plan == plan)
             .order_by(_n.c.node)
         )
-        with reading(self._engine) as connection:
-            return connection.execute(query).all()
+        return fetch(self._engine, query)
 
     def ends(self, study: int) -> Sequence[Row[Any]]:
         """Return the positions at which trials of a study end, or will end while they run.
@@ -378,8 +376,7 @@ class PlanViews:
             .where(_t.c.study == study)
             .group_by(_t.c.node, epoch)
         )
-        with reading(self._engine) as connection:
-            return connection.execute(query).all()
+        return fetch(self._engine, query)
 
     def extent(self, plan: int) -> Row[Any]:
         """Return number, began, ended and workers over all stages that were trained for a plan."""
@@ -390,8 +387,8 @@ class PlanViews:
             func.max(g.c.started_at + g.c.seconds).label("ended"),
             func.count(g.c.worker.distinct()).label("workers"),
         ).where(g.c.plan == plan)
-        with reading(self._engine) as connection:
-            return connection.execute(query).one()
+        extent: Row[Any] = fetch(self._engine, query)[0]
+        return extent
 
     def stages(
         self, plan: int, *, since: float | None, until: float | None, limit: int
@@ -407,6 +404,6 @@ class PlanViews:
             select(g.c.id).where(*inside).order_by(g.c.seconds.desc(), g.c.id).limit(limit)
         )
         query = select(g).where(g.c.id.in_(longest)).order_by(g.c.started_at, g.c.id)
-        with reading(self._engine) as connection:
+        with user_errors(self._engine), self._engine.connect() as connection:
             total = connection.execute(select(func.count()).select_from(g).where(*inside))
             return int(total.scalar_one()), connection.execute(query).all()

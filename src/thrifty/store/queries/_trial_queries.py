@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +11,6 @@ import numpy as np
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Connection,
     Engine,
     Row,
     Select,
@@ -29,15 +27,8 @@ from sqlalchemy import (
 
 from thrifty.core import UsageError
 from thrifty.store import _schema as schema
-from thrifty.store._engine import user_errors
+from thrifty.store._engine import fetch
 from thrifty.store._records import StudyInfo, TrialRecord
-
-
-@contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
-    """Open a short-lived connection; database errors become errors that users understand."""
-    with user_errors(engine), engine.connect() as connection:
-        yield connection
 
 
 _t = schema.trials
@@ -136,8 +127,7 @@ class TrialViews:
     def count(self, study: int, which: TrialFilter) -> int:
         """Return how many trials pass a filter."""
         query = select(func.count()).select_from(_t).where(passes(study, which))
-        with reading(self._engine) as connection:
-            return int(connection.execute(query).scalar_one())
+        return int(fetch(self._engine, query)[0][0])
 
     def page(
         self,
@@ -172,14 +162,12 @@ class TrialViews:
             .offset(offset)
             .limit(limit)
         )
-        with reading(self._engine) as connection:
-            return connection.execute(query).all()
+        return fetch(self._engine, query)
 
     def get(self, study: int, number: int) -> Row[Any] | None:
         """Return the whole row of one trial, or None."""
         query = select(_t).where(_t.c.study == study, _t.c.number == number)
-        with reading(self._engine) as connection:
-            return connection.execute(query).first()
+        return next(iter(fetch(self._engine, query)), None)
 
 
 _n, _e = schema.nodes, schema.epochs
@@ -202,15 +190,13 @@ class TrialSamples:
             .where(_t.c.study == study, _t.c.value.is_not(None))
             .order_by(_t.c.number)
         )
-        with reading(self._engine) as connection:
-            return [(n, v, bool(c)) for n, v, c in connection.execute(query)]
+        return [(n, v, bool(c)) for n, v, c in fetch(self._engine, query)]
 
     def best(self, study: int, *, mode: str, limit: int) -> Sequence[Row[Any]]:
         """Return the best trials: number, node, reached, value, state."""
         value = _t.c.value.asc() if mode == "min" else _t.c.value.desc()
         query = _placed().where(_t.c.study == study, counting(), _t.c.value.is_not(None))
-        with reading(self._engine) as connection:
-            return connection.execute(query.order_by(value, _t.c.number).limit(limit)).all()
+        return fetch(self._engine, query.order_by(value, _t.c.number).limit(limit))
 
     def some(self, study: int, *, limit: int) -> Sequence[Row[Any]]:
         """Return pseudo-random trials; the choice hardly changes while trials are added.
@@ -218,8 +204,7 @@ class TrialSamples:
         Rows have number, node, reached, value and state.
         """
         query = _placed().where(_t.c.study == study, _t.c.reached > 0)
-        with reading(self._engine) as connection:
-            return connection.execute(query.order_by(_shuffled()).limit(limit)).all()
+        return fetch(self._engine, query.order_by(_shuffled()).limit(limit))
 
     def spread(self, study: int, *, limit: int) -> Sequence[Row[Any]]:
         """Return at most ``limit`` trials, spread evenly over the ranks of their values.
@@ -242,8 +227,7 @@ class TrialSamples:
             .where(_t.c.study == study, _t.c.number.in_(chosen))
             .order_by(_t.c.value, _t.c.number)
         )
-        with reading(self._engine) as connection:
-            return connection.execute(query).all()
+        return fetch(self._engine, query)
 
     def levels(self, study: int) -> list[tuple[int, int]]:
         """Return ``(epoch, number of trials that stand there)`` by epoch; skip failed trials."""
@@ -253,8 +237,7 @@ class TrialSamples:
             .group_by(_t.c.reached)
             .order_by(_t.c.reached)
         )
-        with reading(self._engine) as connection:
-            return [(epoch, number) for epoch, number in connection.execute(query)]
+        return [(epoch, number) for epoch, number in fetch(self._engine, query)]
 
     def at_epoch(
         self, study: int, epoch: int, *, plan: int, limit: int
@@ -289,8 +272,7 @@ class TrialSamples:
             .where(path.c.start < epoch)
             .order_by(path.c.number)
         )
-        with reading(self._engine) as connection:
-            found = connection.execute(query).all()
+        found = fetch(self._engine, query)
         return [(config, json.loads(text)) for config, text in found if text is not None]
 
 
