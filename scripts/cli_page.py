@@ -21,7 +21,7 @@ Do not edit: run `python scripts/cli_page.py`. -->
 Commands that name a study look for it in `--storage`, or in `THRIFTY_STORAGE`.
 The exit code is 2 for an error that you can correct, and for a run without a best trial:
 all trials failed, or none keeps the constraints.
-It is 130 after Ctrl-C.
+It is 130 after Ctrl-C and 143 after SIGTERM; `run`, `resume` and `demo` stop cleanly before.
 """
 
 

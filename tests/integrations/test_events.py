@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 
 import pytest
@@ -162,6 +163,21 @@ def test_a_failed_trial_says_why(tmp_path):
     assert "the task's own error" in ended[1].message
     assert "the training loss of epoch 2 is nan" in ended[2].message
     assert ended[0].message == ""
+
+
+def test_the_end_names_the_signal_that_stopped_the_run(tmp_path):
+    class CtrlC(Heard):
+        def on_event(self, event):
+            super().on_event(event)
+            if isinstance(event, TrialAdvanced) and len(self.of(TrialAdvanced)) == 1:
+                signal.raise_signal(signal.SIGINT)
+
+    heard = CtrlC()
+    make(tmp_path).run(progress=False, observers=[heard])
+    stopped = run(make(tmp_path, name="another"), stop=StopWhen(epochs=1)).events[-1]
+    ends = [(end.state, end.signal) for end in (heard.events[-1], stopped)]
+    assert ends == [("stopped", signal.SIGINT), ("stopped", None)]
+    assert run(make(tmp_path)).events[-1].signal is None
 
 
 def test_an_error_ends_the_stream_too(tmp_path):

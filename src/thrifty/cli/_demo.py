@@ -13,7 +13,7 @@ import torch
 import thrifty as th
 
 from ._options import say
-from ._train import show_results
+from ._train import run_and_show
 
 
 class Digits(th.Task):
@@ -97,8 +97,7 @@ def demo_command(*, folder: Path, quiet: bool) -> None:
     say(asked.plan())
     # One thread: for a network this small, more threads cost more than they gain, above all on a
     # busy machine.
-    asked.run(executor=th.Local(threads=1), progress=not quiet)
-    show_results(asked)
+    run_and_show(asked, executor=th.Local(threads=1), progress=not quiet)
     try:
         asked.plot_forest().savefig(folder / "forest.png", dpi=120)
         asked.plot_learning_curves().savefig(folder / "curves.png", dpi=120)

@@ -20,11 +20,18 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from thrifty.core import ThriftyError, UsageError, error_text, is_from_user, plain_text
-from thrifty.run import Local
+from thrifty.core import (
+    Event,
+    ThriftyError,
+    UsageError,
+    error_text,
+    is_from_user,
+    plain_text,
+)
+from thrifty.run import ExecutorConfig, Local
 from thrifty.store import Store
 from thrifty.store._address import shell_command
-from thrifty.study import StopWhen, Study, TrialResult
+from thrifty.study import StopWhen, Study, StudyEnded, TrialEvent, TrialResult
 
 from ._options import cell, complete_study, say, storage_option, training_options, trust_option
 
@@ -231,7 +238,7 @@ def train(
     stop_seconds: float | None,
     target: float | None,
 ) -> None:
-    """Run a study and show its results."""
+    """Run a study as the options say, and show its results."""
     given = (stop_epochs, stop_seconds, target)
     stop = (
         StopWhen(epochs=stop_epochs, seconds=stop_seconds, target=target)
@@ -239,8 +246,41 @@ def train(
         else None
     )
     executor = Local(workers=workers, threads=threads, epoch_timeout=epoch_timeout)
-    study.run(executor=executor, stop=stop, progress=not quiet)
-    show_results(study)
+    run_and_show(study, executor=executor, stop=stop, progress=not quiet)
+
+
+class _SignalObserver:
+    """Note the signal that has stopped a run."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def on_event(self, event: Event | TrialEvent) -> None:
+        """Read the signal from the last event."""
+        if isinstance(event, StudyEnded):
+            self.signal = event.signal
+
+
+def run_and_show(
+    study: Study, *, executor: ExecutorConfig, stop: StopWhen | None = None, progress: bool
+) -> None:
+    """Run a study and show its results.
+
+    Raises:
+        ThriftyError: All trials have failed, or none keeps the constraints.
+        click.exceptions.Exit: A signal has stopped the run; the exit code is that of a process
+            which the signal ends, 130 for Ctrl-C.
+    """
+    watch = _SignalObserver()
+    study.run(executor=executor, stop=stop, progress=progress, observers=[watch])
+    try:
+        show_results(study)
+    except ThriftyError as error:
+        if watch.signal is None:
+            raise
+        say(f"error: {error}", fg="red", err=True)
+    if watch.signal is not None:
+        raise click.exceptions.Exit(128 + watch.signal)
 
 
 @click.command("plan")

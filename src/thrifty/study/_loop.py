@@ -112,12 +112,13 @@ class StopOnSignal:
     """A handler of Ctrl-C and SIGTERM: the first stops cleanly, the second stops at once."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self.number: int | None = None
+        """The signal that has requested a stop."""
         self._before: dict[signal.Signals, Any] = {}
 
     def requested(self) -> bool:
         """Return whether a signal has requested a stop."""
-        return self._asked
+        return self.number is not None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -130,9 +131,9 @@ class StopOnSignal:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        if self._asked:
+        if self.requested():
             raise StopNow
-        self._asked = True
+        self.number = number
         logger.warning("stopping at the end of the epoch; once more to stop at once")
 
     _on_signal.raises_stop_now = True  # type: ignore[attr-defined]

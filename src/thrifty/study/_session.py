@@ -137,6 +137,7 @@ def train(
         if done:
             hold_budget_at_the_end(parts)
         ending.state = "done" if done else "stopped"
+        ending.signal = None if done else asked.number
     driver.record([StudyMoved(study=ledger.study_id, state=ending.state)])
     say_where_from(archive, ledger, store=store, progress=progress)
     _say_how_it_ended(archive, ledger, done=done, why=reason(), failed_before=failed_before)
@@ -271,6 +272,7 @@ class _Ending:
 
     def __init__(self, observers: Sequence[Observer], ledger: Ledger) -> None:
         self.state: Literal["done", "stopped", "failed"] = "failed"
+        self.signal: int | None = None
         self._observers = observers
         self._ledger = ledger
 
@@ -283,6 +285,7 @@ class _Ending:
             state=self.state,
             best_trial=None if best is None else best.number,
             best_value=self._ledger.best_value,
+            signal=self.signal,
         )
         tell(self._observers, ended)
 

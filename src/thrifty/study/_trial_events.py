@@ -124,11 +124,13 @@ class StudyEnded:
             resumed) or ``"failed"`` (an error ended the run).
         best_trial: The feasible trial with the best value so far, if there is one.
         best_value: That trial's value of the study's first metric.
+        signal: The number of the signal that stopped the run, such as 2 after Ctrl-C.
     """
 
     state: Literal["done", "stopped", "failed"]
     best_trial: int | None = None
     best_value: float | None = None
+    signal: int | None = None
 
 
 TrialEvent = StudyBegan | TrialBegan | TrialAdvanced | TrialEnded | StudyEnded
