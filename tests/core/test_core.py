@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import multiprocessing
+import pickle
+import traceback
+from importlib import import_module
+
+import cloudpickle
 import pytest
 from hypothesis import given, strategies as st
 
+import thrifty
+import thrifty.core
 from thrifty.core import (
     MissingExtraError,
     SystemClock,
@@ -31,6 +39,37 @@ def test_a_missing_extra_is_an_import_error_that_says_what_to_install():
     assert isinstance(error, ThriftyError)
     assert "run: pip install pandas " in str(error)
     assert "in the checkout of thrifty: pip install -e '.[dataframe]'" in str(error)
+
+
+OWN_ERRORS = [
+    each
+    for each in vars(thrifty.core).values()
+    if isinstance(each, type) and issubclass(each, ThriftyError)
+]
+
+
+@pytest.mark.parametrize("kind", OWN_ERRORS, ids=lambda kind: kind.__name__)
+def test_a_traceback_names_the_place_to_import_an_error_from(kind):
+    home = "thrifty" if kind.__name__ in thrifty.__all__ else "thrifty.core"
+    assert kind.__module__ == home
+    assert getattr(import_module(home), kind.__name__) is kind
+    (line,) = traceback.format_exception_only(kind.__new__(kind))
+    assert line.startswith(f"{home}.{kind.__name__}")
+
+
+@pytest.mark.parametrize("kind", OWN_ERRORS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("library", [pickle, cloudpickle], ids=lambda each: each.__name__)
+def test_an_error_comes_back_from_its_pickle_as_itself(library, kind):
+    error = kind("lr", extra="none") if kind is MissingExtraError else kind("lr is 0")
+    again = library.loads(library.dumps(error))
+    assert (type(again), str(again)) == (kind, str(error))
+
+
+def test_an_error_comes_back_from_another_process_as_itself():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        with pytest.raises(thrifty.SpaceError, match="low must not exceed high") as caught:
+            pool.apply(thrifty.Int, (5, 1))
+        assert type(caught.value) is thrifty.SpaceError
 
 
 def test_a_broken_installation_is_not_taken_for_a_missing_one(tmp_path, monkeypatch):

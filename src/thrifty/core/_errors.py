@@ -40,6 +40,7 @@ import threading
 import traceback
 import unicodedata
 from collections.abc import Iterable
+from functools import partial
 from importlib import import_module
 from numbers import Integral
 from typing import Any
@@ -155,6 +156,7 @@ class MissingExtraError(ThriftyError, ImportError):
     """An optional dependency is not installed, or cannot be imported."""
 
     def __init__(self, package: str, *, extra: str, cause: str = "") -> None:
+        self._made_of = package, extra, cause
         super().__init__(
             f"{package} cannot be imported ({cause}); install it again, for example by: "
             f"pip install --force-reinstall {package}"
@@ -162,6 +164,17 @@ class MissingExtraError(ThriftyError, ImportError):
             else f"{package} is not installed; run: pip install {package} "
             f"(or, in the checkout of thrifty: pip install -e '.[{extra}]')"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without this, unpickling would leave out the keyword arguments.
+        package, extra, cause = self._made_of
+        return partial(MissingExtraError, extra=extra, cause=cause), (package,)
+
+
+for _error in [each for each in globals().values() if isinstance(each, type)]:
+    # Tracebacks name the module from which users import an error.
+    if issubclass(_error, ThriftyError):
+        _error.__module__ = "thrifty.core" if _error is CloudError else "thrifty"
 
 
 def require(module: str, *, extra: str, package: str | None = None) -> Any:

@@ -98,7 +98,7 @@ class HuggingFaceTrainable(KeptTrainable):
     >>> HuggingFaceTrainable(lambda hp: None, train_dataset=[], args={"seed": 3})
     Traceback (most recent call last):
         ...
-    thrifty.core._errors.TaskError: HuggingFaceTrainable(args={'seed': ...}): the study has a seed;
+    thrifty.TaskError: HuggingFaceTrainable(args={'seed': ...}): the study has a seed;
     leave it out
     """
 

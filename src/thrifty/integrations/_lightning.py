@@ -91,7 +91,7 @@ class LightningTrainable(KeptTrainable):
     >>> LightningTrainable(lambda hp: None, trainer={"logger": True})
     Traceback (most recent call last):
         ...
-    thrifty.core._errors.TaskError: LightningTrainable(trainer={'logger': ...}): give loggers to
+    thrifty.TaskError: LightningTrainable(trainer={'logger': ...}): give loggers to
     Study.run(observers=...); leave it out
     """
 

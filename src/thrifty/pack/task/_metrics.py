@@ -25,7 +25,7 @@ def check_loss(loss: Any, *, task: str) -> torch.Tensor:
     >>> check_loss(0.5, task="Digits")
     Traceback (most recent call last):
     ...
-    thrifty.core._errors.TaskError: Digits.loss returned a float (0.5); return the
+    thrifty.TaskError: Digits.loss returned a float (0.5); return the
         mean of the batch as a tensor of one element, without .item()
     """
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
@@ -50,7 +50,7 @@ def check_metrics(metrics: Any, *, task: str, method: str = "metrics") -> Mappin
     >>> check_metrics({"accuracy": "0.91"}, task="Digits")
     Traceback (most recent call last):
     ...
-    thrifty.core._errors.TaskError: Digits.metrics returned a str ('0.91') as
+    thrifty.TaskError: Digits.metrics returned a str ('0.91') as
         'accuracy'; each metric is a number or a tensor of one element: the mean of the batch
     """
     if not isinstance(metrics, Mapping):
