@@ -14,7 +14,7 @@ demo: .venv/ready-demo
 test: .venv/ready-test
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# Most tests in a minute: the files that take longest, and the doctests, are left out.
+# The files whose tests are all fast, a quarter of the cases, without the doctests.
 quick: .venv/ready-test
 	$(BIN)/python -m pytest tests -m 'not slow' --numprocesses 2 --dist loadfile --quiet
 
