@@ -126,7 +126,7 @@ def test_another_study_of_the_same_name_is_seen(tmp_path):
     study = run(some(tmp_path))
     with Store.open(study.storage.url) as store:
         store.studies.delete("s")
-    with pytest.raises(StudyNotFoundError, match="no study 's'"):
+    with pytest.raises(StudyNotFoundError, match="study 's' is not in "):
         study.trials  # noqa: B018
     run(some(tmp_path, algorithm=RandomSearch(max_epochs=4, num_trials=2)))
     assert len(study.trials) == 2

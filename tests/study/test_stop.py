@@ -126,7 +126,7 @@ def test_the_first_condition_that_holds_is_enough(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("conditions", "message"),
     [
-        ({}, "say when"),
+        ({}, r"has no condition, all of .* are None; give at least one of them"),
         ({"epochs": 0}, r"epochs=0\): epochs must be a whole number, 1 or more"),
         ({"epochs": 1.5}, "a whole number"),
         ({"epochs": True}, "a whole number"),

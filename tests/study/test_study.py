@@ -113,8 +113,9 @@ def test_no_epochs(tmp_path):
     ("changes", "message"),
     [
         ({"task": LineTask}, r"class LineTask; give an instance: LineTask\(\)"),
-        ({"space": {"lr": 0.1}}, "space is a dict; it must be a Space"),
-        ({"algorithm": "hyperband"}, "algorithm is a str; it must be a Algorithm"),
+        ({"task": None}, "task is None; give an instance of your thrifty.Task or thrifty.Tr"),
+        ({"space": {"lr": 0.1}}, r"space is of type dict; give .* thrifty.Space\(lr=0.1\)"),
+        ({"algorithm": "hyperband"}, r"algorithm is of type str; give .* thrifty.Hyperband\("),
         ({"mode": "best"}, '"max" or "min"'),
     ],
 )
@@ -129,6 +130,18 @@ def test_arguments_of_the_wrong_kind(changes, message):
     }
     with pytest.raises(UsageError, match=message):
         Study(arguments.pop("task"), arguments.pop("space"), **arguments)
+
+
+@pytest.mark.parametrize("has_database", [False, True])
+def test_reading_a_study_that_was_not_run_says_what_to_do_in_python(tmp_path, has_database):
+    if has_database:
+        make_study(tmp_path, name="another").run(progress=False)
+    study = make_study(tmp_path)
+    for read in (lambda: study.trials, lambda: study.best_trial, study.importance):
+        with pytest.raises(StudyNotFoundError, match=r"call study\.run\(\) first") as caught:
+            read()
+        assert f"study 's' is not in {study.storage.url}" in str(caught.value)
+        assert "--storage" not in str(caught.value)
 
 
 # -- what goes wrong on the way ------------------------------------------------------------

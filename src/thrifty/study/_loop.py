@@ -67,7 +67,10 @@ class StopWhen:
     def __post_init__(self) -> None:
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         if not any(value is not None for value in given.values()):
-            raise UsageError("StopWhen(): say when, with epochs=, seconds= or target=")
+            raise UsageError(
+                "StopWhen() has no condition, all of epochs, seconds and target are None; "
+                "give at least one of them"
+            )
         for name, value in given.items():
             kind = int if name == "epochs" else int | float
             number = isinstance(value, kind) and not isinstance(value, bool)

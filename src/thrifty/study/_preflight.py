@@ -193,19 +193,28 @@ logger = plain_logger(__name__)
 
 def check_arguments(task: object, space: object, *, algorithm: object) -> None:
     """Raise UsageError for arguments of the wrong kind."""
-    for value, kind, name in (
-        (task, Task | Trainable, "task"),
-        (space, Space, "space"),
-        (algorithm, Algorithm, "algorithm"),
+    for value, kind, name, wanted in (
+        (
+            task,
+            Task | Trainable,
+            "task",
+            "an instance of your thrifty.Task or thrifty.Trainable",
+        ),
+        (space, Space, "space", "a search space, such as thrifty.Space(lr=0.1)"),
+        (
+            algorithm,
+            Algorithm,
+            "algorithm",
+            "a search algorithm, such as thrifty.Hyperband(max_epochs=81)",
+        ),
     ):
         if isinstance(value, type):
             raise UsageError(
                 f"{name} is the class {value.__name__}; give an instance: {value.__name__}()"
             )
         if not isinstance(value, kind):
-            raise UsageError(
-                f"{name} is a {type(value).__name__}; it must be a {_check_name(kind)}"
-            )
+            got = "None" if value is None else f"of type {type(value).__name__}"
+            raise UsageError(f"{name} is {got}; give {wanted}")
 
 
 def check_study(
@@ -279,10 +288,6 @@ def _moving(space: Space, algorithm: Algorithm) -> frozenset[str]:
     max_epochs = algorithm.max_epochs
     scheduled = {n for n in space.names if space.changes_over_time(n, max_epochs=max_epochs)}
     return frozenset(scheduled | set(algorithm.varied))
-
-
-def _check_name(kind: object) -> str:
-    return getattr(kind, "__name__", str(kind).replace("thrifty.pack.task._task.", ""))
 
 
 _MAX_DRAWS = 1000

@@ -126,13 +126,19 @@ class Reader:
         """Return the current ledger.
 
         Raises:
-            StudyNotFoundError: The study does not exist.
+            StudyNotFoundError: The study does not exist. The message says what to do in Python.
         """
         if self._ledger is not None and (self._is_running or is_in_memory(archive)):
             return self._ledger
         try:
             with archive.open(create=False) as store:
                 return self.read(archive, store)
+        except StudyNotFoundError:
+            raise StudyNotFoundError(
+                f"study {archive.name!r} is not in {redact_url(archive.storage.url)}: "
+                "call study.run() first, or give Study the name= and the storage= of a study that "
+                "was run"
+            ) from None
         except StoreUnreachableError as error:
             if self._ledger is None:
                 raise
