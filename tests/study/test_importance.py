@@ -12,7 +12,13 @@ from tests.study.synthetic import NESTED, nested_value, trials_of
 from thrifty.core import MissingExtraError, UsageError
 from thrifty.space import Choice, Constant, Coordinates, Float, Int, Space, Step
 from thrifty.study._identity import comparable
-from thrifty.study._importance import distribution, empty_study, fanova, importance
+from thrifty.study._importance import (
+    Importance,
+    distribution,
+    empty_study,
+    fanova,
+    importance,
+)
 from thrifty.study._preflight import option_names, short_names
 from thrifty.study._results import TrialResult
 
@@ -193,6 +199,31 @@ def test_shares_say_which_trials_and_which_epoch_they_are_of():
         shares.basis
         == "loss after epoch 3 of 20 trials (10 done, 10 stopped); 10 others left out"
     )
+
+
+def test_importance_shows_what_it_was_computed_from():
+    shares = importance(trials_of(FLAT, by_rate, num=30), FLAT, **LOSS)
+    assert repr(shares).startswith("<Importance {'lr': ")
+    assert repr(shares).endswith(f" by fanova: {shares.basis}>")
+    shown = shares._repr_html_()
+    assert "What makes trials differ in loss" in shown
+    assert f"fanova: {shares.basis}" in shown
+    assert f"{shares['lr']:.1%}" in shown
+
+
+def test_a_notebook_counts_the_hyperparameters_that_it_leaves_out():
+    shares = Importance(
+        {f"<h{n}>": 1 / 12 for n in range(12)},
+        metric="loss",
+        method="fanova",
+        epoch=1,
+        states={"done": 9},
+        num_left_out=0,
+    )
+    shown = shares._repr_html_()
+    assert "… and 2 more: dict(importance)" in shown
+    assert shown.count("8.3%") == 10
+    assert "<h0>" not in shown
 
 
 # -- errors ---------------------------------------------------------------------------

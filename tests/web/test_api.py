@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from tests.web.conftest import SCRIPT, opened
-from thrifty.store import EpochRecord, Store, StudyMoved, TrialAsked, TrialReported
+from thrifty.store import EpochRecord, NodeRecord, Store, StudyMoved, TrialAsked, TrialReported
 from thrifty.web import create_app
 from thrifty.web._responses import PollThrottle
 
@@ -122,7 +122,48 @@ def test_parallel_takes_evenly_over_the_ranks(client):
 def test_importance_is_taken_where_trials_can_be_compared(client):
     found = get(client, "/studies/1/importance")
     assert (found["epoch"], found["trials"], found["note"]) == (6, 18, "")
-    assert found["shares"][0]["share"] > 0
+    found_shares = [each["share"] for each in found["shares"]]
+    assert found_shares[0] > 0
+    assert sum(found_shares) == pytest.approx(1.0)
+
+
+def fill_study(store, value_of, *, num_trials=24):
+    """Create a study whose trials have two hyper-parameters that are always equal."""
+    spec = {"metric": "mse", "mode": "min", "max_epochs": 1, "space": {"a": "a", "b": "b"}}
+    plan = store.plans.open("twins", task="Twins").id
+    study = store.studies.create("twins", plan=plan, spec=spec).id
+    for n in range(num_trials):
+        config = {"a": float(n), "b": float(n)}
+        asked = TrialAsked(
+            study=study, trial=n, target=1, config=config, group=0, parent=None, node=n
+        )  # fmt: skip
+        store.record([
+            NodeRecord(plan=plan, node=n, parent=None, start=0, config=config, epochs=1),
+            EpochRecord(
+                plan=plan,
+                node=n,
+                epoch=1,
+                metrics={"mse": value_of(n)},
+                seconds=1.0,
+                worker="w",
+            ),
+            asked,
+            TrialReported(study=study, trial=n, epoch=1, value=value_of(n)),
+        ])
+    return study
+
+
+def test_what_two_coordinates_explain_alone_is_shared_out(client, store):
+    study = fill_study(store, float)
+    found = get(client, f"/studies/{study}/importance")
+    assert {each["name"]: each["share"] for each in found["shares"]} == {"a": 0.5, "b": 0.5}
+
+
+def test_equally_good_trials_have_no_shares_and_a_note(client, store):
+    study = fill_study(store, lambda n: 0.5)
+    found = get(client, f"/studies/{study}/importance")
+    assert (found["trials"], found["shares"]) == (24, [])
+    assert found["note"] == "no hyper-parameter explains a difference between these trials"
 
 
 def test_importance_of_few_trials_says_so(client):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from thrifty.core import UsageError, require
 from thrifty.space import Choice, Coordinate, Int, Space
 
+from ._html import MAX_ROWS, table
 from ._identity import Comparable, comparable, enough
 from ._preflight import option_names
 from ._results import TrialResult
@@ -183,8 +184,11 @@ class Importance(dict[str, float]):
     ...     states={"stopped": 7, "done": 2},
     ...     num_left_out=4,
     ... )
-    >>> shares["lr"], shares.num_trials, shares.basis
-    (0.8, 9, 'loss after epoch 3 of 9 trials (2 done, 7 stopped); 4 others left out')
+    >>> shares["lr"], shares.num_trials
+    (0.8, 9)
+    >>> shares
+    <Importance {'lr': 0.8, 'width': 0.2} by fanova: loss after epoch 3 of 9 trials (2 done, 7
+    stopped); 4 others left out>
     """
 
     def __init__(
@@ -203,6 +207,22 @@ class Importance(dict[str, float]):
         self.epoch = epoch
         self.states = dict(sorted(states.items()))
         self.num_left_out = num_left_out
+
+    def __repr__(self) -> str:
+        return f"<Importance {super().__repr__()} by {self.method}: {self.basis}>"
+
+    def _repr_html_(self) -> str:
+        """Return the largest shares as a table, and what they were computed from."""
+        num_more = len(self) - MAX_ROWS
+        return table(
+            f"What makes trials differ in {self.metric}",
+            ("hyper-parameter", "share"),
+            ((name, f"{share:.1%}") for name, share in self.items()),
+            notes=[
+                *([f"… and {num_more:,} more: dict(importance)"] if num_more > 0 else []),
+                f"{self.method}: {self.basis}",
+            ],
+        )
 
     @property
     def num_trials(self) -> int:

@@ -232,14 +232,21 @@ def importance(views: Views, view: StudyView) -> models.Importance:
     enough = len(usable) >= _FEWEST_TRIALS
     axes = columns([config for config, _ in usable]) if enough else []
     values = [value for _, value in usable]
-    note = "" if enough else f"needs {_FEWEST_TRIALS} trials that have reported"
+    alone = shares(axes, values, mode=view.modes[0])
+    # Unequal groups, as of conditional hyper-parameters, explain some of the variance twice.
+    total = sum(alone.values())
+    note = ""
+    if not enough:
+        note = f"needs {_FEWEST_TRIALS} trials that have reported"
+    elif alone and not total:
+        note = "no hyper-parameter explains a difference between these trials"
     return models.Importance(
         metric=metric,
         epoch=epoch,
         trials=len(usable),
         shares=[
-            models.Share(name=name, share=share)
-            for name, share in shares(axes, values, mode=view.modes[0]).items()
+            models.Share(name=name, share=share / total)
+            for name, share in (alone.items() if total else ())
         ],
         note=note,
     )

@@ -144,14 +144,17 @@ class Parallel(Answer):
 
 
 class Share(Answer):
-    """Share of the metric's variance that a coordinate explains alone."""
+    """Share of a coordinate in the variance that coordinates explain, each alone."""
 
     name: str
     share: float
 
 
 class Importance(Answer):
-    """Importance of the hyper-parameters, at an epoch that enough trials have passed."""
+    """Importance of the hyper-parameters, at an epoch that enough trials have passed.
+
+    The shares sum to one.
+    """
 
     metric: str
     epoch: int

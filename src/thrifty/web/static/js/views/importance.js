@@ -17,7 +17,7 @@ export function bars(data, limit = Infinity) {
       { class: "bars", role: "list" },
       shown.map(({ name, share }) => {
         const bar = h("div", { class: "fill" });
-        bar.style.width = `${100 * share}%`; // a full bar is all of the variance
+        bar.style.width = `${100 * share}%`; // a full bar is 100 %
         return [
           h("span", { class: "label", role: "listitem" }, name),
           h("div", { class: "track", "aria-hidden": "true" }, bar),
@@ -44,7 +44,7 @@ export function importanceView({ root, reader, path }) {
           h(
             "p",
             { class: "note" },
-            "The share of the metric's variance that each coordinate explains alone: one-way analysis of variance over eight equal groups, less what chance would give (epsilon squared). Values far worse than most count as the worst of the rest. The deeper look, fANOVA: thrifty importance.",
+            "The shares sum to 100 %. They say how much of the metric's variance each coordinate explains alone, compared with the others: one-way analysis of variance over eight equal groups, less what chance would give (epsilon squared). Values far worse than most count as the worst of the rest. For fANOVA, run: thrifty importance NAME --level coordinate.",
           ),
         ),
       );

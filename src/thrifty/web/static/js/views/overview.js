@@ -175,7 +175,7 @@ export function overviewView({ root, reader, path, study: id }) {
               "div",
               {},
               card("Best configuration", "", best),
-              card("What matters", "share of the variance", shares, compared),
+              card("What matters", "shares sum to 100 %", shares, compared),
             ),
           ),
           card(
