@@ -340,3 +340,21 @@ def test_the_demo_answers_and_answers_again(folder, monkeypatch, capsys):
     assert "share in what makes trials differ in accuracy" in capsys.readouterr().out
     thrifty("resume", "digits", "--quiet", *options, monkeypatch=monkeypatch)
     assert "best of 81 trials" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        ("2", "2 (2 stopped in training, at epoch 2)"),
+        ("5", "2 (1 done, 1 stopped in training, at epoch 3)"),
+    ],
+)
+def test_status_of_a_stopped_study_says_at_which_epoch(folder, monkeypatch, capsys, stop, said):
+    """No trial is called running when no process trains it."""
+    options = ("--quiet", "--stop-epochs", stop)
+    thrifty("run", "line_study.py", *options, monkeypatch=monkeypatch)
+    capsys.readouterr()
+    thrifty("status", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
+    shown = capsys.readouterr().out
+    assert f"trials      {said}" in shown
+    assert "running" not in shown

@@ -169,6 +169,29 @@ def test_curves_follow_the_path_of_nodes(store, study):
     assert store.studies.curves(study, "loss") == {0: (3.0, 2.0)}
 
 
+def test_trials_are_trained_to_the_last_epoch_on_their_path(store, study):
+    def ask(trial, node, target):
+        row = {"study": study, "trial": trial, "target": target, "node": node}
+        return TrialAsked(**row, config={"lr": 1}, group=0, parent=None)
+
+    def branch(number, start):
+        return NodeRecord(plan=1, node=number, parent=0, start=start, config={}, epochs=4)
+
+    nodes = [node(0), branch(1, 1), branch(2, 2), branch(3, 3)]
+    trained = [epoch(0, 1), epoch(0, 2), epoch(1, 2), epoch(1, 3)]
+    asked_of = [ask(0, 0, 1), ask(1, 1, 4), ask(2, 2, 4), ask(3, 3, 4), ask(4, 1, 2)]
+    store.record([*nodes, *trained, *asked_of])
+    # Trial 0 asks for one epoch only; trials 2 and 3 have no epoch on a node of their own.
+    expected = {0: 1, 1: 3, 2: 2, 3: 2, 4: 2}
+    assert store.studies.trained_to(study, state="running") == expected
+    assert store.studies.trained_to(study, state="stopped") == {}
+
+
+def test_a_trial_without_any_epoch_is_trained_to_epoch_0(store, study):
+    store.record([node(0), asked(study, 0)])
+    assert store.studies.trained_to(study, state="running") == {0: 0}
+
+
 def test_a_summary_counts_and_finds_the_best(store, study):
     store.record([asked(study, i) for i in range(4)])
     store.record([reported(study, 0, 0.5), reported(study, 1, 0.2), reported(study, 2, 0.1)])

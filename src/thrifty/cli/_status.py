@@ -45,15 +45,42 @@ def status_command(*, storage: str, name: str | None, traceback: bool) -> None:
             for s in summaries
             if s.num_trials.get("failed")
         }
+        cut_short = {
+            s.name: sorted(store.studies.trained_to(s.id, state="running").values())
+            for s in summaries
+            if s.state != "running"
+        }
     if not summaries:
         say(f"{redact_url(storage)} has no studies yet")
     for s in summaries:
-        _say_study(s, failures.get(s.name, []), traceback=traceback)
+        _say_study(s, failures.get(s.name, []), cut_short.get(s.name, []), traceback=traceback)
 
 
-def _say_study(s: StudySummary, failures: Sequence[FailureGroup], *, traceback: bool) -> None:
+def _say_study(
+    s: StudySummary,
+    failures: Sequence[FailureGroup],
+    cut_short: Sequence[int],
+    *,
+    traceback: bool,
+) -> None:
+    """Print what is known of a study.
+
+    Args:
+        s: The study.
+        failures: Its errors.
+        cut_short: The last epoch of each trial whose training was stopped, in ascending order.
+        traceback: Whether to show tracebacks.
+    """
     num_trials = sum(s.num_trials.values())
-    counts = ", ".join(f"{count:,} {plain_text(state)}" for state, count in _states(s).items())
+    states = _states(s)
+    if cut_short:
+        del states["running"]  # no process trains them
+    parts = [f"{count:,} {plain_text(state)}" for state, count in states.items()]
+    if cut_short:
+        low, high = cut_short[0], cut_short[-1]
+        where = f"epoch {low:,}" if low == high else f"epochs {low:,} to {high:,}"
+        parts.append(f"{len(cut_short):,} stopped in training, at {where}")
+    counts = ", ".join(parts)
     say(plain_text(s.name), bold=True, nl=False)
     say(f"  {plain_text(s.state)}{_GONE if s.state == 'interrupted' else ''}")
     say(f"  trials      {num_trials:,} ({counts or 'none'})")

@@ -277,6 +277,56 @@ class Studies:
             for number, node, reached in trials
         }
 
+    def trained_to(self, study: int, *, state: str) -> dict[int, int]:
+        """Return the last trained epoch of each trial in a state, by number; 0 before the first.
+
+        A trial has reported less if its training was stopped between two reports.
+        """
+        n, e, t = schema.nodes, schema.epochs, schema.trials
+        plan = (
+            select(schema.studies.c.plan).where(schema.studies.c.id == study).scalar_subquery()
+        )
+        with consistent_read(self._engine) as connection:
+            trials = connection.execute(
+                select(t.c.number, t.c.node, t.c.target)
+                .where(t.c.study == study, t.c.state == state)
+                .order_by(t.c.number)
+            ).all()
+            if not trials:
+                return {}
+            ancestry = {
+                row.node: (row.parent, row.start)
+                for row in connection.execute(
+                    select(n.c.node, n.c.parent, n.c.start).where(n.c.plan == plan)
+                )
+            }
+            last_epochs = select(e.c.node, func.max(e.c.epoch).label("last"))
+            last = {
+                row.node: row.last
+                for row in connection.execute(
+                    last_epochs.where(e.c.plan == plan).group_by(e.c.node)
+                )
+            }
+        return {
+            number: _last_epoch(node, target, ancestry=ancestry, last=last)
+            for number, node, target in trials
+        }
+
+
+def _last_epoch(
+    node: int | None,
+    target: int,
+    *,
+    ancestry: Mapping[int, tuple[int | None, int]],
+    last: Mapping[int, int],
+) -> int:
+    while node is not None:
+        parent, start = ancestry[node]
+        if node in last and target > start:
+            return min(last[node], target)
+        node, target = parent, min(target, start)
+    return 0
+
 
 def _infos() -> Select[Any]:
     t = schema.studies
