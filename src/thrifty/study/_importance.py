@@ -16,10 +16,9 @@ import numpy.typing as npt
 from thrifty.core import UsageError, require
 from thrifty.space import Choice, Coordinate, Int, Space
 
-from ._html import MAX_ROWS, table
 from ._identity import Comparable, comparable, enough
 from ._preflight import option_names
-from ._results import TrialResult
+from ._results import MAX_ROWS, TrialResult, table
 
 
 if TYPE_CHECKING:
