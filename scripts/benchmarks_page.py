@@ -175,7 +175,7 @@ def _verdicts(result: Result) -> str:
         for g in result.goals
     ]
     table = "\n".join([
-        "    | goal | measured | asked for | |",
+        "    | goal | measured | required | |",
         "    |---|---:|---|---|",
         *rows,
     ])

@@ -265,7 +265,7 @@ def test_numbers_that_depend_on_made_up_results_are_called_estimates(tmp_path):
     assert re.fullmatch(r"[\d,]+ trials, about [\d,]+ trial-epochs", first)
     assert re.fullmatch(r"about [\d,]+ unique epochs to train \(.* in simulations\)", unique)
     assert re.fullmatch(r"merge rate about .*: sharing saves about \d+% of the .*", rate)
-    assert last == "estimated with made-up results, because the algorithm decides by results"
+    assert last == "estimate: the algorithm reacts to results, so thrifty simulated them"
 
 
 def test_the_rest_of_a_study_that_was_stopped_is_an_estimate(tmp_path):
@@ -291,7 +291,7 @@ def test_which_epochs_made_up_results_ask_for_is_an_estimate(tmp_path):
     _, unique, _, known, last = str(forecast).splitlines()
     assert "about" not in unique
     assert re.match(r"about \d+ epochs known already, 0 evaluated again", known)
-    assert last.startswith("estimated ")
+    assert last.startswith("estimate: ")
 
 
 def test_the_plan_of_a_study_that_is_done_invents_nothing(tmp_path):

@@ -51,7 +51,7 @@ def test_the_first_objective_is_the_value_that_rungs_compare(tmp_path):
 
 
 def test_one_best_trial_of_several_objectives_there_is_not(tmp_path):
-    with pytest.raises(UsageError, match="use best_trials"):
+    with pytest.raises(UsageError, match="use `best_trials`, its Pareto front"):
         assert run(tmp_path, **TWO).best_trial
 
 

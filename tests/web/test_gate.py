@@ -11,7 +11,7 @@ TOKEN = "a-token-of-some-length"
 
 @pytest.fixture
 def guarded(database):
-    with opened(database, token=TOKEN, only_here=False) as client:
+    with opened(database, token=TOKEN, local_only=False) as client:
         yield client
 
 

@@ -49,7 +49,7 @@ PATHS = [
 
 @pytest.fixture(scope="module")
 def schema(trained):
-    app = create_app(f"sqlite:///{trained}", patience_s=0.0, only_here=False)
+    app = create_app(f"sqlite:///{trained}", patience_s=0.0, local_only=False)
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 

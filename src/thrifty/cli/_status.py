@@ -93,7 +93,8 @@ def _say_study(
         say("  best        none, because all trials that ended have failed")
     for line in failure_lines(failures):
         say(f"  errors      {plain_text(line)}")
-    say(f"  epochs      {s.trial_epochs:,} asked for, {s.plan_epochs:,} trained in its plan")
+    trained = f"{s.plan_epochs:,} trained by all studies of its task"
+    say(f"  epochs      {s.trial_epochs:,} requested, {trained}")
     say(f"  training    {s.seconds:,.1f} s")
     if traceback:
         for group in failures:

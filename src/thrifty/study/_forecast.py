@@ -125,9 +125,7 @@ class Forecast:
             about = "about " if left_s and not is_exact else ""
             out.append(f"forecast: {about}{left_s:,.1f} s of training")
         if not is_exact:
-            out.append(
-                "estimated with made-up results, because the algorithm decides by results"
-            )
+            out.append("estimate: the algorithm reacts to results, so thrifty simulated them")
         return out
 
 

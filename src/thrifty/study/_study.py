@@ -366,9 +366,8 @@ class Study(PlotMixin):
         """
         if len(self.goals.metrics) > 1:
             raise UsageError(
-                f"study {self.name!r} has several objectives ({', '.join(self.goals.metrics)}), "
-                "so there may be no "
-                "best trial; use best_trials, those that no other one beats in all of them"
+                f"study {self.name!r} has {len(self.goals.metrics)} objectives "
+                f"({', '.join(self.goals.metrics)}); use `best_trials`, its Pareto front"
             )
         ledger = self._books()
         found = candidates(ledger, name=self.name)

@@ -226,7 +226,7 @@ THREADS = 4
 """Maximum number of concurrent database queries: readers wait rather than slow a study down."""
 
 
-def application(views: Views, *, token: str | None, only_here: bool, cache: Cache) -> FastAPI:
+def application(views: Views, *, token: str | None, local_only: bool, cache: Cache) -> FastAPI:
     """Return the dashboard of a database; ``cache`` decides how often responses are made again."""
 
     @asynccontextmanager
@@ -255,7 +255,7 @@ def application(views: Views, *, token: str | None, only_here: bool, cache: Cach
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.add_exception_handler(StoreError, _unreadable)
     app.add_exception_handler(SQLAlchemyError, _unreadable)
-    app.add_middleware(SecurityMiddleware, token=token, only_here=only_here)
+    app.add_middleware(SecurityMiddleware, token=token, local_only=local_only)
     return app
 
 
@@ -285,15 +285,15 @@ HEADERS = {
 class SecurityMiddleware:
     """Middleware that checks the Host header and the token, and sets the headers of every response.
 
-    ``only_here`` rejects every Host except this machine's own names. Thus a foreign page whose name
-    was rebound to the loopback address (DNS rebinding) can read nothing. With a ``token``, a first
-    request to ``/?token=...`` sets a cookie, and programs send the token as a bearer token.
+    ``local_only`` rejects every Host except this machine's own names. Thus a foreign page whose
+    name was rebound to the loopback address (DNS rebinding) can read nothing. With a ``token``, a
+    first request to ``/?token=...`` sets a cookie, and programs send the token as a bearer token.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, only_here: bool) -> None:
+    def __init__(self, app: ASGIApp, *, token: str | None, local_only: bool) -> None:
         self._app = app
         self._token = token
-        self._only_here = only_here
+        self._local_only = local_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request as an ASGI application."""
@@ -310,7 +310,7 @@ class SecurityMiddleware:
             await send(message)
 
         headers = Headers(scope=scope)
-        if self._only_here and not is_here(_host(headers.get("host", ""))):
+        if self._local_only and not is_here(_host(headers.get("host", ""))):
             await _refuse(with_headers, 400, detail="this dashboard answers to localhost only")
         elif self._token is None or self._known(scope, headers):
             await self._app(scope, receive, with_headers)

@@ -119,14 +119,14 @@ training uses the CPU.
 
 
 def create_app(
-    url: str, *, token: str | None = None, only_here: bool = True, patience_s: float = 2.0
+    url: str, *, token: str | None = None, local_only: bool = True, patience_s: float = 2.0
 ) -> FastAPI:
     """Return the dashboard of a database as an ASGI application.
 
     Args:
         url: Any database address; the database is only read.
         token: Token that clients need; None: every client that can connect may read.
-        only_here: Whether to answer only requests for localhost, on any connection.
+        local_only: Whether to answer only requests for localhost, on any connection.
         patience_s: Maximum age in seconds of a response after the data have changed.
 
     Raises:
@@ -148,7 +148,7 @@ def create_app(
     app = _module("fastapi", "thrifty.web._app")
     views = import_module("thrifty.store").Views.open(url)
     cache = import_module("thrifty.web._responses").Cache(patience_s=patience_s)
-    made: FastAPI = app.application(views, token=token, only_here=only_here, cache=cache)
+    made: FastAPI = app.application(views, token=token, local_only=local_only, cache=cache)
     return made
 
 
@@ -197,7 +197,7 @@ def serve(
     here = _module("fastapi", "thrifty.web._app").is_here(host)
     if token is None and not here:
         token = secrets.token_urlsafe(24)
-    app = create_app(url, token=token, only_here=here)
+    app = create_app(url, token=token, local_only=here)
     listening = _listen(host, port)
     config = uvicorn.Config(
         app,

@@ -225,7 +225,7 @@ class Simulation:
 
     def __str__(self) -> str:
         kind = "equal prefixes trained once" if self.shared else "each trial by itself"
-        lost = f", {self.num_failed:,} given up" if self.num_failed else ""
+        lost = f", {self.num_failed:,} failed" if self.num_failed else ""
         again = f", {self.epochs_redone:,} trained again" if self.epochs_redone else ""
         best = "" if self.best_value is None else f"; the best: {self.best_value:.4g}"
         times = self.decision_s
@@ -235,14 +235,13 @@ class Simulation:
         return (
             f"{self.workers:,} workers, {kind}\n"
             f"end to end: {_duration(self.end_to_end_s)}, "
-            f"and no scheduler could do it in less than {_duration(self.bound_s)} "
-            f"({self.efficiency:.0%})\n"
+            f"lower bound {_duration(self.bound_s)} ({self.efficiency:.0%} reached)\n"
             f"busy: {self.busy_s / 3600:,.2f} worker-hours (utilisation {self.utilisation:.0%})\n"
             f"trials: {self.num_trials:,}{lost}{best}\n"
             f"epochs: {self.unique_epochs:,} for {self.trial_epochs:,} trial-epochs "
             f"(merge rate {self.merge_rate:.2f}){again}{faults}\n"
-            f"the driver: {self.driver_s:.1f} s; a decision {times.median * 1e3:.2f} ms "
-            f"(99 of 100 at most {times.p99 * 1e3:.2f} ms, the longest {times.max * 1e3:.1f} ms)"
+            f"driver {self.driver_s:.1f} s; decisions: median {times.median * 1e3:.2f} ms, "
+            f"p99 {times.p99 * 1e3:.2f} ms, max {times.max * 1e3:.1f} ms"
         )
 
 

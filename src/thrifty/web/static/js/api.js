@@ -57,7 +57,7 @@ export class Reader {
     return { body, changed: before?.key !== key };
   }
 
-  // An answer may be a little older than the newest revision: it is asked for again then.
+  // A response may be a little older than the newest revision; it is then requested again.
   isBehind(now) {
     return [...this.#seen.values()].some((entry) => entry.revision !== now);
   }

@@ -197,7 +197,7 @@ export function trialPage({ root, reader, params, crumbs }) {
             "hero",
           ),
         trial.violation > 0 && tile("Violation", figure(trial.violation), "breaks a constraint"),
-        tile("Epochs", trial.reached ? count(trial.reached) : "none yet", `${count(trial.target)} asked for`),
+        tile("Epochs", trial.reached ? count(trial.reached) : "none yet", `${count(trial.target)} requested`),
         trial.shared_epochs > 0 &&
           tile("Shared epochs", count(trial.shared_epochs), own && `${count(own)} trained for it alone`),
       ),

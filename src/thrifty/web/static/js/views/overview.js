@@ -52,7 +52,7 @@ export function overviewView({ root, reader, path, study: id }) {
               count(study.epochs.saved),
               `${count(study.epochs.trained)} trained for ${count(study.epochs.reached)} reached`,
             ),
-            tile("Less training", factor(study.epochs.factor), "epochs reached per epoch trained"),
+            tile("Saved by sharing", factor(study.epochs.factor), "epochs reached per epoch trained"),
           ]
         : study.epochs.trained > 0 && tile("Epochs", count(study.epochs.trained), "trained, none shared"),
       study.seconds > 0 && tile("Training", seconds(study.seconds), "by this study's own runs"),
@@ -154,7 +154,7 @@ export function overviewView({ root, reader, path, study: id }) {
   }
 
   return {
-    // asked for beside the study itself
+    // requested beside the study itself
     ask() {
       return {
         values: reader.get("history", `${path}/history`),
