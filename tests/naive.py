@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from thrifty.space import (
     REX,
@@ -39,14 +40,21 @@ def value_at(schedule: Schedule, time: float, epochs: float) -> float:
         return peak * (schedule.start + (1.0 - schedule.start) * read / length)
     if isinstance(schedule, Constant | Step | MultiStep):
         return stepped(schedule, time)
-    length = getattr(schedule, "epochs", None) or epochs
+    return timed(schedule, time, getattr(schedule, "epochs", None) or epochs)
+
+
+def timed(schedule: Any, time: float, length: float) -> float:
+    """Return the value of a schedule of a given length, whatever its family."""
     if time >= length:
         return last_value(schedule)
     return profile(schedule, read_time(schedule.sample, time, length), length)
 
 
-def read_time(rate: str | float | tuple[float, ...], time: float, length: float) -> float:
-    """Return when a profile was last read before ``time``."""
+def read_time(rate: Any, time: float, length: float) -> float:
+    """Return when a profile was last read before ``time``.
+
+    ``rate`` is what schedules call ``sample``: "step", "epoch", a fraction, or a tuple of them.
+    """
     if rate == "step":
         return time
     if rate == "epoch":
@@ -68,7 +76,7 @@ def stepped(schedule: Constant | Step | MultiStep, time: float) -> float:
     return schedule.value * schedule.gamma**drops
 
 
-def last_value(schedule: Schedule) -> float:
+def last_value(schedule: Any) -> float:
     if isinstance(schedule, OneCycle):
         return schedule.peak / schedule.final_div
     return schedule.floor

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -11,7 +13,7 @@ from thrifty.core import UsageError
 pytestmark = pytest.mark.slow
 
 
-VALUES = {
+VALUES: dict[str, list[Any]] = {
     "batch_size": [20, 30, 40, 50],
     "lr": [1e-3, 1e-2, 1e-1],
     "activation": ["tanh", "relu"],

@@ -83,7 +83,7 @@ def run(capsys, *words: str, code: int = 0) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["thrifty", *words])
         patch.setenv("COLUMNS", "200")
-        left = 0
+        left: str | int | None = 0
         try:
             cli.main()
         except SystemExit as leaving:

@@ -19,7 +19,7 @@ def raises_stop_now(number, frame):
     raise StopNow
 
 
-raises_stop_now.raises_stop_now = True
+raises_stop_now.raises_stop_now = True  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -289,7 +289,7 @@ def check_sums_begun(make: MakeMember) -> None:
         mine = [torch.full((size,), float(view.rank + 1)) for size in (3, 1, 100_000)]
         for wait in [member.begin_all_reduce(each) for each in mine]:
             wait()
-        return [each.unique().tolist() for each in mine]  # type: ignore[no-untyped-call]
+        return [each.unique().tolist() for each in mine]
 
     results = _together(dict.fromkeys(("a", "b"), job), make)
     assert list(results.values()) == [[[3.0]] * 3] * 2

@@ -11,6 +11,13 @@ from thrifty.hetero._gradient_comparison import EqualDraws
 
 
 ROWS, UNITS = 6, 4
+GENERATOR = torch.Generator()
+
+
+def attended(x):
+    return F.scaled_dot_product_attention(x, x, x, dropout_p=0.3)
+
+
 PARTIAL = {
     "dropout": lambda x: F.dropout(x, 0.4),
     "dropout1d": lambda x: F.dropout1d(x[:, None], 0.4),
@@ -34,9 +41,8 @@ PARTIAL = {
     "gumbel": lambda x: F.gumbel_softmax(x),
     "time first": lambda x: F.dropout(x[None].expand(3, -1, -1), 0.5).sum(0),
     "flattened": lambda x: F.dropout(x.reshape(-1), 0.5).reshape(len(x), -1),
-    "attention": lambda x: F.scaled_dot_product_attention(*[x[:, None]] * 3, dropout_p=0.3),
+    "attention": lambda x: attended(x[:, None]),
 }  # fmt: skip
-GENERATOR = torch.Generator()
 
 
 def drawn(draw, x):

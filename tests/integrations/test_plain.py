@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ PLAIN = (
     | st.text(max_size=3)
 )
 KEYS = st.integers(-9, 9) | st.text(max_size=3)
-VALUES = st.recursive(
+VALUES: st.SearchStrategy[Any] = st.recursive(
     PLAIN
     | st.sets(KEYS, max_size=3)
     | st.frozensets(KEYS, max_size=3)

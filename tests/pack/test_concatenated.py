@@ -36,7 +36,7 @@ def test_models(toy):
 class Mixed(Toy):
     """A task with a different model, optimiser and batch size in each trial."""
 
-    batch_size = "size"
+    batch_size = "size"  # type: ignore[assignment]
 
     def optimizer(self, hp):
         return SGD(lr="lr", momentum=0.9) if hp.kind == "sgd" else AdamW(lr="lr", clip_norm=0.5)

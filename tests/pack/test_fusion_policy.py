@@ -20,7 +20,7 @@ class Kin(Toy):
     """Trials of about the same cost, with other activations, kinds of optimiser and batch sizes."""
 
     optimizer = SGD(lr="lr", momentum="momentum")
-    batch_size = "size"
+    batch_size = "size"  # type: ignore[assignment]
 
     def network(self, hp):
         activation = nn.ReLU if hp.get("relu", False) else nn.Tanh

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -328,12 +329,13 @@ def test_inspection_tells_what_a_task_reads():
 
 def typed(expression: str) -> type:
     """Return a class without a source file, as if typed at a prompt."""
-    names = {"Task": LineTask, "torch": torch}
+    names: dict[str, Any] = {"Task": LineTask, "torch": torch}
     exec(
         f"class Typed(Task):\n    def loss(self, model, batch):\n        return {expression}",
         names,
     )
-    return names["Typed"]
+    made: type = names["Typed"]
+    return made
 
 
 def test_identity_of_what_was_typed_at_a_prompt():

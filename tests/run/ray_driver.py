@@ -71,7 +71,7 @@ def lose() -> None:
 
 def main(folder: str, how: str, count: int) -> None:
     if how == "lose":
-        module.Pulse = partial(Pulse, every_s=0.2, patience_s=2.0)
+        vars(module)["Pulse"] = partial(Pulse, every_s=0.2, patience_s=2.0)
     what = {"kill": kill, "interrupt": interrupt, "lose": lose, "nothing": list}[how]
     study = make_study(folder, algorithm=ALGORITHM)
     try:

@@ -78,7 +78,7 @@ def one_more_trial(number, *, study=1):
 @contextmanager
 def writing_between_queries(store, url) -> Iterator[list[int]]:
     """Let another process add a trial before each query of a store; yield their numbers."""
-    written = []
+    written: list[int] = []
     with Store.open(url) as other:
 
         def write(connection, cursor, statement, *args) -> None:

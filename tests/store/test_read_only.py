@@ -76,7 +76,7 @@ def test_trials_are_read(folder, url):
 
 
 def model_of(folder: Path) -> float:
-    train_alone = _repository.train_alone
+    train_alone = vars(_repository)["train_alone"]
 
     def from_its_checkpoint(*args, state, **options):
         assert state is not None, "it is trained again"

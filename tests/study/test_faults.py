@@ -135,7 +135,7 @@ def fill_checkpoints() -> None:
     def write(*_: object, **__: object):
         raise StoreWriteError(str(OSError(errno.ENOSPC, "No space left on device")))
 
-    CheckpointFolder.write = write
+    CheckpointFolder.write = write  # type: ignore[method-assign]
 
 
 def fill_database() -> None:
@@ -153,7 +153,7 @@ def slow_down() -> None:
         time.sleep(0.02)  # a simulated slow disk
         return write(*args, **kwargs)
 
-    CheckpointFolder.write = slowly
+    CheckpointFolder.write = slowly  # type: ignore[method-assign]
 
     @event.listens_for(Engine, "commit")
     def commit(connection) -> None:

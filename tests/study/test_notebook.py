@@ -33,7 +33,9 @@ class Page(HTMLParser):
 
     def __init__(self, source: str) -> None:
         super().__init__()
-        self.open, self.tags, self.rows = [], [], []
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict]] = []
+        self.rows: list[list[str]] = []
         self.feed(source)
         assert not self.open
 

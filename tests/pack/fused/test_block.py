@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 class Sized(Dropping):
-    batch_size = "size"
+    batch_size = "size"  # type: ignore[assignment]
 
 
 def sized(*sizes):

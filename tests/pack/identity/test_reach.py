@@ -82,7 +82,7 @@ def test_an_empty_cell_is_missing():
         def inner():
             return later
 
-        if not inner:
+        if not inner:  # type: ignore[truthy-function]
             later = 1
         return inner
 

@@ -388,7 +388,7 @@ def test_a_task_for_several_processes_is_the_task():
         assert one.identity()["trained by"] == "HeteroTask"
 
 
-CACHE = {}
+CACHE: dict = {}
 COUNT = 0
 
 

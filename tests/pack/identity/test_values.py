@@ -269,8 +269,8 @@ MADE = {
     "another function": lambda: of,
     "a closure": lambda: scaled(1),
     "another closure": lambda: scaled(2),
-    "a partial": lambda: functools.partial(nothing, 1, k=2),
-    "another partial": lambda: functools.partial(nothing, 1, k=3),
+    "a partial": lambda: functools.partial(nothing, 1, k=2),  # type: ignore[call-arg]
+    "another partial": lambda: functools.partial(nothing, 1, k=3),  # type: ignore[call-arg]
     "a method": lambda: Plain(1).method,
     "of another": lambda: Plain(2).method,
     "a method of a list": lambda: [1].append,
@@ -297,8 +297,8 @@ MADE = {
     "an array without axes": lambda: np.array(3.0),
     "a scalar of NumPy": lambda: np.float64(3.0),
     "another scalar": lambda: np.float32(3.0),
-    "an array of objects": lambda: np.array([Plain(1), None], dtype=object),
-    "an array of other objects": lambda: np.array([Plain(2), None], dtype=object),
+    "an array of objects": lambda: np.array([Plain(1), None], dtype="O"),
+    "an array of other objects": lambda: np.array([Plain(2), None], dtype="O"),
     "an array of text": lambda: np.array(["a", "b"]),
     "records": lambda: np.zeros(2, dtype=[("a", "i4"), ("b", "f8")]),
     "other records": lambda: np.zeros(2, dtype=[("a", "i4"), ("c", "f8")]),

@@ -18,7 +18,7 @@ class Incomparable:
     def __eq__(self, other):
         raise ValueError("ambiguous")
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(

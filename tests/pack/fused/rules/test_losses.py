@@ -175,7 +175,10 @@ def test_several_dimensions():
             "other rows than the batch's",
         ),
         (lambda x, y: F.mse_loss(x.sum(), y.sum()), "other rows than the batch's"),
-        (lambda x, y: F.mse_loss(x, y, weight=y.abs()), "these options of mse_loss"),
+        (
+            lambda x, y: F.mse_loss(x, y, weight=y.abs()),  # type: ignore[call-arg]
+            "these options of mse_loss",
+        ),
         (
             lambda x, y: F.cross_entropy(x[0], y[0].argmax()),
             "cross_entropy while batches differ",
