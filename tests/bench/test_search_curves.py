@@ -61,7 +61,7 @@ def test_samplers_can_draw_from_the_space():
 
 @needs_data
 @pytest.mark.parametrize(("load", "num"), [(taskset, 9), (deepobs, 18)])
-def test_tables(load, num):
+def test_tables_of_curves_are_complete(load, num):
     tasks = load()
     assert len(tasks) == num
     for task in tasks:
@@ -77,7 +77,7 @@ def test_tables(load, num):
 
 
 @needs_data
-def test_surrogate():
+def test_the_surrogate_answers_with_curves():
     pytest.importorskip("onnxruntime")
     values = _lcbench_pool()[:20]
     assert values.shape == (20, len(LCBENCH_AXES))

@@ -60,7 +60,7 @@ def test_plan_run_status_best(folder, monkeypatch, capsys):
     assert "best of 2 trials" in capsys.readouterr().out
 
 
-def test_export(folder, monkeypatch, capsys):
+def test_export_writes_a_table_and_a_database_of_optuna(folder, monkeypatch, capsys):
     thrifty("run", "line_study.py", "--quiet", monkeypatch=monkeypatch)
     options = ("--storage", "sqlite:///t.db", "--csv", "t.csv", "--optuna", "o.db")
     thrifty("export", "line", *options, monkeypatch=monkeypatch)

@@ -163,7 +163,7 @@ def test_every_command(capsys, caplog, done, odd, url, tmp_path):
     )
 
 
-def test_errors(capsys, done, odd, url):
+def test_errors_are_printed_as_plain_text(capsys, done, odd, url):
     assert_plain(run(capsys, "best", f"{odd}x", "--storage", url, code=2))
     assert_plain(run(capsys, "plan", str(done), "--name", odd[::-1], code=2))
     assert_plain(run(capsys, "export", odd, "--format", odd, code=2))
@@ -210,7 +210,7 @@ def test_values_in_tables_and_lines(capsys, odd):
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_logs(caplog, odd):
+def test_logs_are_plain_text(caplog, odd):
     logger = plain_logger("thrifty.test")
     logger.warning("study %s: %r", odd, ODD)
     logger.warning(odd.replace("%", "%%"))

@@ -102,7 +102,7 @@ def test_what_is_left_out(vms, row):
     assert [offer.instance_type for offer in Catalogue.load(vms(row, C5))] == ["c5.4xlarge"]
 
 
-def test_blanks(vms):
+def test_a_blank_field_is_unknown_or_means_one_accelerator(vms):
     assert only(vms(P3.replace(",4.0,", ",,"))).accelerator_count == 1
     spot = only(vms(P3.replace("12.24", "")))
     assert (spot.price_usd_h, spot.spot_usd_h) == (None, 3.672)

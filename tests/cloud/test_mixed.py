@@ -209,7 +209,7 @@ def test_a_faster_mix_for_a_budget():
     assert mixed.num_considered > equal.num_considered
 
 
-def test_a_study():
+def test_a_study_on_mixed_machines_is_refused():
     with pytest.raises(CloudError, match="a study is planned for machines of one type"):
         plan_fleet(
             a_workload(parallelism_phases=((2, 10),)),

@@ -33,7 +33,7 @@ def test_every_block_is_somebodys(page, theirs):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_ours(page, tmp_path, monkeypatch):
+def test_our_side_of_a_page_runs_as_a_script(page, tmp_path, monkeypatch):
     """Our side runs as a script of its own, which may use workers without a guard."""
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "ours.py"
@@ -51,7 +51,7 @@ def test_ours(page, tmp_path, monkeypatch):
             reader.read(block)
 
 
-def test_optunas(tmp_path, monkeypatch):
+def test_optunas_side_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     reader = Reader(tmp_path, page="optuna.md")
     for block in sides("optuna"):

@@ -114,7 +114,7 @@ def test_replace_keeps_the_rest():
     assert shared(other.indices, graph.indices)
 
 
-def test_pickled():
+def test_a_graph_comes_back_from_its_pickle():
     graph = pickle.loads(pickle.dumps(Graph(INDPTR, INDICES, y=[1, 2, 3])))
     assert graph.indices.tolist() == INDICES.tolist()
     assert graph.y.tolist() == [1, 2, 3]

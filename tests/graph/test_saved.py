@@ -124,7 +124,7 @@ def test_a_folder_that_is_there_is_not_touched(place, graph):
     assert same(load_graph(place), graph)
 
 
-def test_overwrite(place, graph, tmp_path):
+def test_overwriting_leaves_a_loaded_graph_as_it_was(place, graph, tmp_path):
     old = load_graph(place)
     save_graph(graph.replace(y=torch.ones(3)), place, overwrite=True)
     assert load_graph(place).y.tolist() == [1, 1, 1]

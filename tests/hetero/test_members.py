@@ -12,10 +12,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("check", MEMBERSHIP_CHECKS)
-def test_threads(check):
+def test_members_in_threads_conform(check):
     check(ThreadCluster().member)
 
 
 @pytest.mark.parametrize("check", MEMBERSHIP_CHECKS)
-def test_elastic(check, lighthouse):
+def test_members_at_a_lighthouse_conform(check, lighthouse):
     check(lambda name: ElasticMembership(lighthouse, name=name, timeout_s=300, quorum_s=300))

@@ -13,7 +13,7 @@ from thrifty.hetero import Load, SimulatedWorker, StepCurve, plot_steps, simulat
 from .jobs import Worker
 
 
-def test_a_simulation():
+def test_a_simulation_is_plotted_with_its_changes():
     workers = [
         SimulatedWorker(name="fast", curve=StepCurve(sample_s=1.0)),
         SimulatedWorker(name="slow", curve=StepCurve(sample_s=3.0), joins_s=50.0),
@@ -31,7 +31,7 @@ def test_a_simulation():
     assert len(below.lines) == changes + 2
 
 
-def test_a_job():
+def test_the_reports_of_a_job_are_plotted():
     team = {name: Worker(lambda size, step: 1.0 + size) for name in ("a", "b")}
     done = ThreadCluster().run({name: worker.job(1) for name, worker in team.items()})
     above, _ = plot_steps(done["a"].reports).axes

@@ -45,7 +45,7 @@ def test_blocks_and_another_rate():
     assert model[1].kept.shape == (8, round(0.5 * 3))
 
 
-def test_channels():
+def test_a_layer_has_as_many_features_as_its_input_has_channels():
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3),
         nn.Dropout2d(),
@@ -88,7 +88,7 @@ def test_the_model_is_left_as_it_was():
     assert not any(layer._forward_pre_hooks for layer in model)
 
 
-def test_seeds():
+def test_equal_seeds_make_equal_masks():
     masks = []
     for _ in range(2):
         model = mlp()

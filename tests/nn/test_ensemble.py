@@ -27,7 +27,7 @@ def test_one_subnetwork_is_the_model_with_its_masks(training):
     assert model[2].subnetwork is None
 
 
-def test_the_mean():
+def test_an_ensemble_is_the_mean_of_its_subnetworks():
     model, x = mlp(), torch.randn(5, 3)
     for transform in (None, partial(torch.softmax, dim=-1)):
         ensemble = SubnetworkEnsemble(model, num=3, transform=transform).eval()
@@ -70,6 +70,6 @@ def two_schedules():
         (lambda: subnetwork(mlp(), -1).__enter__(), "subnetwork -1 does not exist"),
     ],
 )
-def test_errors(make, message):
+def test_an_invalid_ensemble_says_what_is_wrong(make, message):
     with pytest.raises(LayerError, match=message):
         make()

@@ -171,7 +171,7 @@ def test_gradients_are_those_of_finite_differences():
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_compiled(name):
+def test_a_compiled_network_computes_what_the_plain_one_does(name):
     make, shape = NETWORKS[name]
     plain, sliced = pair(make, execution="sliced")
     x = torch.randn(8, *shape).double()
@@ -209,7 +209,7 @@ def test_something_is_left_out(monkeypatch):
     assert seen == [((4, 2, 5), (4, 2, 8)), ((4, 2, 8), (4, 2, 9)), ((4, 2, 9), (4, 2, 2))]
 
 
-def test_autocast():
+def test_autocast_computes_in_half_precision():
     plain, sliced = pair(mlp, execution="sliced")
     x = torch.randn(8, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):

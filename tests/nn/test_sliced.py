@@ -75,7 +75,7 @@ def test_convolution_is_a_masked_convolution(product, with_bias):
 
 
 @given(batch=st.integers(1, 20), num=st.integers(1, 8))
-def test_parts(batch, num):
+def test_parts_split_a_batch_by_sample_and_join_to_it(batch, num):
     parts = Parts.of(batch, num=num)
     x = torch.arange(batch)
     split = parts.split(x)

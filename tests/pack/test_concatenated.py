@@ -28,7 +28,7 @@ def check(task, trials, *, at_once=None):
 
 
 @pytest.mark.parametrize("toy", TOYS)
-def test_models(toy):
+def test_concatenated_models_train_as_alone(toy):
     trials = [Trial(config={"lr": 0.05 / (k + 1)}, seed=k % 2) for k in range(3)]
     check(toy(), trials)
 

@@ -90,7 +90,7 @@ def num_blocks(task, trials, *, size=8):
 
 @pytest.mark.parametrize("toy", TOYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_models(toy, dtype):
+def test_fused_models_train_as_alone(toy, dtype):
     trials = [Trial(config={"lr": 0.05 / (k + 1)}, seed=k % 3) for k in range(4)]
     tolerance = SINGLE if dtype == torch.float32 else DOUBLE
     check(variant(toy, dtype=dtype), trials, size=3, tolerance=tolerance)

@@ -521,7 +521,7 @@ def test_a_cluster_that_is_gone():
     world.executor.close()
 
 
-def test_stopping():
+def test_a_stop_ends_what_has_not_begun_at_once():
     world = World(3)
     world.submit(3)
     world.cluster.up(0, 1)
@@ -562,7 +562,7 @@ def test_nothing_to_do():
     assert world.cluster.now == 0.0
 
 
-def test_closing():
+def test_closing_dismisses_all_workers():
     world = World(3)
     world.submit(2)
     world.cluster.up(0)

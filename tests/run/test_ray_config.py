@@ -131,7 +131,7 @@ def test_ray_is_not_installed(monkeypatch, tmp_path):
         ([], {"CPU": 1}, 0),
     ],
 )
-def test_room(nodes, needs, room):
+def test_workers_that_fit_on_the_live_nodes_are_counted(nodes, needs, room):
     assert _room(nodes, needs) == room
 
 

@@ -104,7 +104,7 @@ class Invents(TwoTrials):
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
-def test_finds(check, algorithm, message):
+def test_a_check_finds_the_fault_of_an_algorithm(check, algorithm, message):
     with pytest.raises(AssertionError, match=message):
         check(algorithm)
 

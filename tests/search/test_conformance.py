@@ -57,7 +57,7 @@ ALGORITHMS = [
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.parametrize("check", ALGORITHM_CHECKS, ids=lambda check: check.__name__)
-def test_algorithm(algorithm, check):
+def test_an_algorithm_conforms(algorithm, check):
     check(algorithm)
 
 

@@ -56,7 +56,7 @@ def test_who_is_decided_upon_waits_no_more():
     assert [trial.state for trial in history] == ["stopped", "running", "waiting"]
 
 
-def test_counts():
+def test_a_history_counts_trials_and_decisions():
     history = with_scores(0.1, 0.2)
     history.record_decision(Proposal(target=2, trial=0))
     assert (len(history), history.num_running, history.num_decisions) == (2, 1, 3)

@@ -134,7 +134,7 @@ def test_depends_on_the_stream_alone():
     assert sample(ALWAYS, history, num=4) != sample(ALWAYS, history, num=4, seed=1)
 
 
-def test_learns():
+def test_it_finds_better_trials_than_random_sampling():
     options = {"num_trials": 80, "num_seeds": 12}
     sampler = KDESampler()
     assert mean_best(sampler, bowl, **options) > 0.5 * mean_best(
@@ -231,7 +231,7 @@ def test_failed_and_infeasible_trials_are_bad():
 
 
 @pytest.mark.parametrize("sampler", [KDESampler(), KDESampler(min_points=2, share=0.1)])
-def test_conforms(sampler):
+def test_hyperband_with_it_conforms(sampler):
     check_algorithm(Hyperband(max_epochs=9, sampler=sampler))
 
 

@@ -22,7 +22,7 @@ def test_all_trials_start_at_once():
     assert [(p.trial, p.target) for p in asked] == [(None, 3)] * 5
 
 
-def test_checkpoints():
+def test_trials_are_judged_every_interval_after_the_grace():
     assert kind(grace_epochs=4, interval=3).checkpoints() == (4, 7, 10)
     assert kind(grace_epochs=10).checkpoints() == (10,)
 

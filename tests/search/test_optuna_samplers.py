@@ -246,7 +246,7 @@ def test_everything_may_fail(sampler):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-def test_constraints(sampler):
+def test_a_sampler_keeps_away_from_violations(sampler):
     history = History()
     for i in range(40):
         config = LINE.sample(rng(i))

@@ -130,7 +130,7 @@ def test_whole_numbers_stay_whole():
         (Choice([64, 16, 32]), 16, 0.8, 16),
     ],
 )
-def test_perturbed(domain, value, factor, moved):
+def test_a_value_is_moved_by_a_factor_within_its_domain(domain, value, factor, moved):
     assert perturbed(domain, value, factor) == pytest.approx(moved)
 
 

@@ -126,7 +126,7 @@ def test_depends_on_the_stream_alone():
     assert sample(ALWAYS, history, num=4) != sample(ALWAYS, history, num=4, seed=1)
 
 
-def test_learns():
+def test_it_finds_better_trials_than_random_sampling():
     options = {"num_trials": 40, "num_seeds": 10}
     assert mean_best(ALWAYS, bowl, **options) > 0.8 * mean_best(
         RandomSampler(), bowl, **options
@@ -242,7 +242,7 @@ def test_tells_what_is_missing(monkeypatch):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])
-def test_conforms(share):
+def test_hyperband_with_it_conforms(share):
     sampler = RandomForestSampler(num_trees=3, num_candidates=40, min_points=2, share=share)
     check_algorithm(Hyperband(max_epochs=9, sampler=sampler))
 

@@ -22,7 +22,7 @@ def test_the_textbook_ladder():
         (1, 1, 2, (1,)),
     ],
 )
-def test_rungs(min_epochs, max_epochs, eta, rungs):
+def test_rungs_grow_by_eta_up_to_max_epochs(min_epochs, max_epochs, eta, rungs):
     kind = SuccessiveHalving(
         max_epochs=max_epochs, min_epochs=min_epochs, eta=eta, num_trials=1
     )

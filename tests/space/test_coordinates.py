@@ -174,7 +174,7 @@ def test_options_of_other_types_are_others():
         flat.values({"a": (1.0,)})
 
 
-def test_scales():
+def test_values_are_placed_evenly_between_zero_and_one():
     def positions(domain, *values):
         coordinate = Coordinate(name="", domain=domain)
         return [coordinate.to_unit(value) for value in values]

@@ -91,7 +91,7 @@ def test_third_of_one_is_its_own_lowest_level():
         (Choice([1, 1.0, True]), 3),
     ],
 )
-def test_sizes(domain, size):
+def test_a_domain_has_as_many_values_as_it_can_take(domain, size):
     assert domain.size() == size
 
 

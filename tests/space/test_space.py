@@ -79,7 +79,7 @@ def test_conditions_hold_in_the_grid():
     assert CONDITIONAL.size() == 4
 
 
-def test_sizes():
+def test_a_space_has_as_many_configurations_as_its_options_allow():
     assert Space(lr=Choice([1, 2]), width=Int(1, 3), depth=7).size() == 6
     assert math.isinf(Space(lr=Float(0, 1).when(width=1), width=Int(1, 3)).size())
 

@@ -244,7 +244,7 @@ def test_trials_sorted_by_a_hyper_parameter_numbers_and_texts(views, trials, ord
     assert len(found) == len(trials)
 
 
-def test_pages(views):
+def test_pages_have_each_trial_once(views):
     parts = [
         views.trials.page(1, TrialFilter(), sort="value", offset=o, limit=15)
         for o in (0, 15, 30)
@@ -277,7 +277,7 @@ def test_pages(views):
         (TrialFilter(high=0.0), lambda t: t.value is not None and t.value <= 0),
     ],
 )  # fmt: skip
-def test_filters(views, trials, which, passes):
+def test_a_filter_passes_what_its_definition_says(views, trials, which, passes):
     rows = views.trials.page(1, which, limit=500)
     assert [row.number for row in rows] == [t.number for t in trials if passes(t)]
     assert views.trials.count(1, which) == len(rows)
@@ -312,7 +312,7 @@ def test_values_and_whether_they_count(views, trials):
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_the_best(views, trials, mode):
+def test_the_best_are_ranked_by_value_then_number(views, trials, mode):
     sign = 1 if mode == "min" else -1
     ranked = sorted(
         (t for t in trials if counting(t)), key=lambda t: (sign * t.value, t.number)
@@ -345,7 +345,7 @@ def test_spread_takes_one_of_each_part(views, trials, limit):
     assert rows[-1].number == ranked[-1].number  # the ends are included
 
 
-def test_levels(views, trials):
+def test_levels_count_the_trials_that_stand_at_each_epoch(views, trials):
     standing = [t.reached for t in trials if t.reached and t.state != "failed"]
     assert views.samples.levels(1) == [(e, standing.count(e)) for e in sorted(set(standing))]
 
@@ -375,7 +375,7 @@ def test_paths_are_curves(store, views, trials, every):
     assert paths.curve(999, 3) == []
 
 
-def test_the_tree(store, views):
+def test_the_tree_says_how_far_each_node_is_trained(store, views):
     plan = store.plans.load(1)
     last = {}
     for each in plan.epochs:

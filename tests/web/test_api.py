@@ -275,7 +275,7 @@ def test_pages_are_all_of_it_once(client):
     assert sorted(n for part in parts for n in part) == list(range(18))
 
 
-def test_filters(client, store):
+def test_trials_are_filtered_by_value_state_and_text(client, store):
     report(store, value=123.0)
     page = get(client, "/studies/1/trials", low=100)
     assert ([t["number"] for t in page["trials"]], page["total"]) == ([1000], 1)

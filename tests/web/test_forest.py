@@ -136,7 +136,7 @@ def test_shared_epochs_are_counted_once():
     ("last", "failed", "state"),
     [(9, 0, "done"), (4, 0, "running"), (0, 0, "pending"), (4, 1, "failed")],
 )
-def test_states(last, failed, state):
+def test_a_stage_has_the_state_of_its_trials(last, failed, state):
     _, _, tree, ended = rows([((), (0.1,), 9)])
     tree[0].last, ended[0].failed = last, failed
     assert (

@@ -99,7 +99,7 @@ def test_without_the_extra(database, monkeypatch, package):
         serve(f"sqlite:///{database}", port=0)
 
 
-def test_the_command(database, monkeypatch, capsys):
+def test_the_command_serves_politely_and_opens_the_browser(database, monkeypatch, capsys):
     seen = {}
     monkeypatch.setattr("os.nice", lambda by: seen.update(nice=by))
     monkeypatch.setattr("webbrowser.open", lambda address: seen.update(opened=address))

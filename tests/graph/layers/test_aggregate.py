@@ -104,7 +104,7 @@ def test_half_precision_sums_in_float32(dtype):
 
 
 @given(block=blocks())
-def test_transposed(block):
+def test_transposed_rows_list_the_edges_of_each_source(block):
     starts, destinations, edges = (a.tolist() for a in transposed(block))
     owners = block.destinations().tolist()
     assert len(starts) == block.num_src + 1

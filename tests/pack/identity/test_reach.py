@@ -347,7 +347,7 @@ def test_places_that_are_not_followed():
     assert "decorated" not in functions(found)
 
 
-def test_slots():
+def test_slots_are_reached_also_empty_ones():
     class Slotted:
         __slots__ = ("x", "y")
 
@@ -366,7 +366,7 @@ def test_slots():
     assert not hasattr(it, "y")
 
 
-def test_partials():
+def test_keywords_of_a_partial_are_places():
     part = functools.partial(scaled, 1, power=3)
     found = reach({"part": part})
     assert "scaled" in functions(found)

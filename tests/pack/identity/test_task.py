@@ -260,7 +260,7 @@ def test_metrics_may_have_objects_of_their_own(identity):
     assert "function Meter.add" in found.evaluation
 
 
-def test_joined():
+def test_a_joined_identity_counts_evaluation_as_training():
     found = TaskIdentity(training={"a": "1"}, evaluation={"b": "2"})
     assert found.joined() == TaskIdentity(training={"a": "1", "b": "2"}, evaluation={})
     assert TaskIdentity.from_json(found.to_json()) == found

@@ -38,7 +38,7 @@ def compared(**changes):
         {"tensors": {"w": torch.full((4,), 0.95) + 1e-40}},
     ],
 )
-def test_rounding(changes):
+def test_rounding_is_no_difference(changes):
     assert compared(**changes) is None
 
 
@@ -100,7 +100,7 @@ def test_double_precision_is_judged_more_strictly():
         ({"mse": float("nan")}, "mse"),
     ],
 )
-def test_metrics(packed, name):
+def test_a_metric_that_differs_is_named(packed, name):
     found = compare_metrics(packed, {"mse": 1.0}, tolerance=1e-5)
     assert (found and found.name) == name
     if found:

@@ -33,7 +33,7 @@ class Incomparable:
         ((1, (2,)), (1, (2,))),
     ],
 )
-def test_equal(one, other):
+def test_equal_values_are_the_same(one, other):
     assert same(one, other)
 
 
@@ -55,7 +55,7 @@ def test_equal(one, other):
         (Incomparable(), Incomparable()),
     ],
 )
-def test_different(one, other):
+def test_different_values_are_not_the_same(one, other):
     assert not same(one, other)
 
 

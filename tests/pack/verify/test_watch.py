@@ -70,7 +70,7 @@ def test_a_change_is_named(change, name, is_own):
         assert watch.changed() is None
 
 
-def test_the_environment(monkeypatch):
+def test_a_change_of_the_environment_is_seen_by_all(monkeypatch):
     class Reading(Net):
         def forward(self, x):
             return super().forward(x) * float(os.environ.get("THRIFTY_TEST_WATCH", "1"))

@@ -28,7 +28,7 @@ LARGE = grid([(8,), (3, 3), (6, 6), (4,) * 8, (4, 1)], (8, 20, 32))
 
 @settings(drawn, max_examples=40)
 @given(st.floats(0.01, 2.0), some, some, some)
-def test_ernest(fixed, per_sample, per_log, per_device):
+def test_the_law_of_ernest_is_learned_from_a_grid(fixed, per_sample, per_log, per_device):
     def law(setup):
         num = setup.num_devices
         return fixed + per_sample * setup.batch + per_log * np.log(num) + per_device * num
@@ -40,7 +40,7 @@ def test_ernest(fixed, per_sample, per_log, per_device):
 
 @settings(drawn, max_examples=40)
 @given(st.floats(0.01, 2.0), some, some, some)
-def test_paleo(fixed, per_sample, outer, inner):
+def test_the_law_of_paleo_is_learned_from_a_grid(fixed, per_sample, outer, inner):
     def law(setup):
         nodes, most = len(setup.placement), max(setup.placement)
         ring = outer * (nodes - 1) / nodes + inner * (most - 1) / most
@@ -53,7 +53,7 @@ def test_paleo(fixed, per_sample, outer, inner):
 
 @pytest.mark.parametrize("gamma", [1.0, 1.6, 4.0])
 @pytest.mark.parametrize("unit", [1e-5, 1.0, 1e5])
-def test_pollux(gamma, unit):
+def test_the_law_of_pollux_is_learned_from_a_grid(gamma, unit):
     def law(setup):
         num, several = setup.num_devices, len(setup.placement) > 1
         net = 0.4 + 0.02 * max(num - 2, 0) if several else 0.2 + 0.01 * max(num - 2, 0)
@@ -97,7 +97,7 @@ def test_pollux_of_one_batch_is_half_fixed():
 
 @pytest.mark.parametrize("overlap", [1.0, 2.0, 5.0])
 @pytest.mark.parametrize("growth", ["log", "linear", "fullest"])
-def test_overlapping(overlap, growth):
+def test_overlapping_exchanges_are_learned_from_a_grid(overlap, growth):
     def exchange(setup):
         nodes, most = len(setup.placement), max(setup.placement)
         if nodes == 1:

@@ -53,7 +53,7 @@ def test_scaled_dot_product_attention(p, leading, options, where):
     shared=[False, True],
     boolean=[False, True],
 )
-def test_masks(p, shape, shared, boolean):
+def test_attention_with_a_mask_is_fused(p, shape, shared, boolean):
     def inputs(seed):
         return [
             *[normal(2, 3, n, 4, seed=seed + i) for i, n in ((0, 5), (10, 6), (20, 6))],
@@ -303,7 +303,7 @@ def test_evaluation_without_gradients():
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_decoder(training):
+def test_a_decoder_layer_is_fused(training):
     mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
     check(
         lambda m, x, y: m(x, y, tgt_mask=mask, tgt_is_causal=True),

@@ -14,7 +14,7 @@ from tests.pairs import pairwise
     shared=[False, True],
     padding_idx=[None, 0, 3, -1],
 )
-def test_embedding(shape, shared, padding_idx):
+def test_an_embedding_is_fused(shape, shared, padding_idx):
     check(
         lambda m, x: m(x),
         lambda s: [integers(7, *shape, seed=s, shared=shared)],

@@ -11,7 +11,7 @@ from tests.pack.fused.twin import check, normal
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 3, 5), (2, 1, 3, 5)])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_linear(shape, shared, bias):
+def test_a_linear_layer_is_fused(shape, shared, bias):
     check(
         lambda m, x: m(x),
         lambda s: [normal(*shape, seed=s, shared=shared)],

@@ -43,7 +43,7 @@ def ignored(x, *, where):
     num_rows=[None, ROWS],
     where=[0, 1, "shared"],
 )
-def test_classes(function, extra, reduction, options, num_rows, where):
+def test_losses_of_classes_are_fused(function, extra, reduction, options, num_rows, where):
     place = (
         {"shared": True} if where == "shared" else {"axis": where if num_rows is None else 0}
     )
@@ -72,7 +72,7 @@ def test_classes_that_torch_ignores_by_itself(function, num_rows, extra):
 @pytest.mark.parametrize(
     "options", [{}, {"weight": WEIGHTS}, {"label_smoothing": 0.2}, {"reduction": "sum"}]
 )
-def test_probabilities(num_rows, options):
+def test_cross_entropy_of_probabilities_is_fused(num_rows, options):
     check(
         lambda m, x, y: F.cross_entropy(x, F.softmax(y, 1), **options),
         lambda s: [normal(5, 4, seed=s), normal(5, 4, seed=s + 5)],

@@ -187,7 +187,7 @@ def test_shapes_that_broadcast(left, right):
             )
 
 
-def test_operators():
+def test_operators_of_tensors_are_fused():
     def forward(module, x, y):
         z = 1 + x - y * 2 / (3 - x.abs()) + 2**x + (-y) ** 2 + abs(x) - 1 / (y.abs() + 1)
         z += x
