@@ -109,7 +109,7 @@ def profile_step(
     ...     lambda n: torch.zeros(n, 4),
     ...     loss=lambda net, batch: net(batch).sum(),
     ...     batches=(8, 16),
-    ...     budget_s=0.1,
+    ...     budget_s=2.0,
     ... )
     >>> profile.batches, profile.bucket_bytes
     ((8, 16), (40.0,))
