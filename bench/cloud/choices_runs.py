@@ -17,7 +17,7 @@ from thrifty.cloud import (
     HardwareEstimates,
     Interval,
     NetworkPriors,
-    Spread,
+    UncertaintyFactor,
     Workload,
     estimate,
 )
@@ -32,7 +32,7 @@ _WIDTHS = np.array([1.0, 0.7, 1.5])
 _STARTS = ((-2.0, 0.0), (-1.0, 0.0), (0.0, 2.0))
 """Where the search begins: it has several minima."""
 
-_EXACT = Spread(faster=1.0, slower=1.0)
+_EXACT = UncertaintyFactor(faster=1.0, slower=1.0)
 
 
 class ShortRuns:
@@ -95,7 +95,7 @@ def _with_margin(priors: NetworkPriors, margin: float) -> NetworkPriors:
         fabric=_EXACT,
         linked=_EXACT,
         pcie=_EXACT,
-        step=Spread(faster=1.0, slower=margin),
+        step=UncertaintyFactor(faster=1.0, slower=margin),
         straggling=Interval(median=waiting, low=waiting, high=waiting),
     )
 

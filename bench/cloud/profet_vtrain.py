@@ -21,7 +21,7 @@ from bench.cloud.prediction import OURS, one_thread, percentage
 from bench.cloud.step_time_models import Ernest, Pollux
 from bench.common.harness import data_folder
 from thrifty.cloud import ACCELERATORS
-from thrifty.perf.steptime import OnBoth, OtherDevice, Setup, StepTimeModel
+from thrifty.perf.steptime import OtherDevice, PairedSteps, Setup, StepTimeModel
 from thrifty.perf.steptime._model import relative_fit
 
 
@@ -56,9 +56,9 @@ class Case:
 
     split: str
     pair: tuple[str, str]
-    probes: OnBoth
-    others: tuple[OnBoth, ...]
-    asked: OnBoth
+    probes: PairedSteps
+    others: tuple[PairedSteps, ...]
+    asked: PairedSteps
 
 
 def profet_times() -> tuple[Times, dict[str, float]]:
@@ -83,27 +83,27 @@ def profet_times() -> tuple[Times, dict[str, float]]:
     return times, {gpu: fmean(each) for gpu, each in noise.items()}
 
 
-def on_both(times: Times, network: str, pair: tuple[str, str]) -> OnBoth:
+def on_both(times: Times, network: str, pair: tuple[str, str]) -> PairedSteps:
     """Return the steps that fit into the memory of both GPUs."""
     here, there = (times[gpu, network] for gpu in pair)
     setups = sorted(here.keys() & there.keys())
-    return OnBoth(
+    return PairedSteps(
         setups=np.array(setups, float),
         here_s=np.array([here[each] for each in setups]),
         there_s=np.array([there[each] for each in setups]),
     )
 
 
-def part(steps: OnBoth, chosen: np.ndarray) -> OnBoth:
+def part(steps: PairedSteps, chosen: np.ndarray) -> PairedSteps:
     """Return the steps of a mask."""
-    return OnBoth(
+    return PairedSteps(
         setups=steps.setups[chosen],
         here_s=steps.here_s[chosen],
         there_s=steps.there_s[chosen],
     )
 
 
-def probed(steps: OnBoth, num: int) -> np.ndarray:
+def probed(steps: PairedSteps, num: int) -> np.ndarray:
     """Return a mask of the probes: the shortest, the middle and the longest step here.
 
     With ``num`` = 1, only the middle one.
@@ -167,7 +167,7 @@ def by_law(make: Callable[[], StepTimeModel]) -> Callable[[Case], np.ndarray]:
     return forecast
 
 
-def _pixels(steps: OnBoth) -> list[Setup]:
+def _pixels(steps: PairedSteps) -> list[Setup]:
     return [
         Setup(placement=(1,), batch=float(batch * side**2 / 32**2))
         for batch, side in steps.setups

@@ -25,7 +25,7 @@ from bench.cloud.spot_replay import (
     replay,
 )
 from bench.common.harness import data_folder, table
-from thrifty.cloud._market import Life, PriceSeries, SpotMarket
+from thrifty.cloud._market import ObservedLifetime, PriceSeries, SpotMarket
 from thrifty.cloud._offer import Offer
 
 
@@ -51,7 +51,7 @@ ASSUMPTIONS = (
     "costs are billed by the second, from renting on; nothing is refunded",
     (
         f"the first {LEARNED_DAYS} days of prices and {LEARNED_H} h of a log are only "
-        f"learned from; prices and lives after a job's start are unknown to it"
+        f"learned from; prices and lifetimes after a job's start are unknown to it"
     ),
     (
         "no price of AWS was ever above that of on demand, so bidding that much, nobody was "
@@ -69,7 +69,7 @@ ASSUMPTIONS = (
         "looks, and there is none until the next one is had"
     ),
     (
-        "a job that starts while the log's machine lives gets one that goes when that goes; "
+        "a job that starts while the log's machine is up gets one that goes when that goes; "
         "a machine still alive at the log's end stays; a slot that is empty then stays "
         "empty, and whoever waits for it goes on on demand"
     ),
@@ -140,7 +140,7 @@ _LOOKED = re.compile(r"Instance (\S+) (not )?running in zone")
 class Log:
     """Lifetimes by machine type and zone, and the period that was watched."""
 
-    lives: dict[tuple[str, str], list[Life]]
+    lifetimes: dict[tuple[str, str], list[ObservedLifetime]]
     begin_s: float
     end_s: float
 
@@ -152,13 +152,13 @@ def read_log(file: Path, *, hours: float = math.inf) -> Log:
     lines = [each for each in lines if each[0] <= begin + hours * HOUR_S]
     end = lines[-1][0]
     ended = sorted(
-        _lives(lines, end), key=lambda life: (life.instance_type, life.zone, life.begin_s)
+        _lifetimes(lines, end), key=lambda life: (life.instance_type, life.zone, life.begin_s)
     )  # fmt: skip
     slots = groupby(ended, key=lambda life: (life.instance_type, life.zone))
-    return Log(lives={slot: list(of_it) for slot, of_it in slots}, begin_s=begin, end_s=end)
+    return Log(lifetimes={slot: list(of_it) for slot, of_it in slots}, begin_s=begin, end_s=end)
 
 
-def _lives(lines: Iterable[tuple[float, str]], end: float) -> Iterator[Life]:
+def _lifetimes(lines: Iterable[tuple[float, str]], end: float) -> Iterator[ObservedLifetime]:
     alive: dict[str, tuple[str, str, float]] = {}
     last_seen: dict[str, float] = {}
     for moment, line in lines:
@@ -171,12 +171,14 @@ def _lives(lines: Iterable[tuple[float, str]], end: float) -> Iterator[Life]:
             if name in alive and looked[2]:
                 kind, zone, begin = alive.pop(name)
                 gone = (last_seen[name] + moment) / 2
-                yield Life(
+                yield ObservedLifetime(
                     instance_type=kind, zone=zone, begin_s=begin, end_s=gone, evicted=True
                 )
             last_seen[name] = moment
     for kind, zone, begin in alive.values():
-        yield Life(instance_type=kind, zone=zone, begin_s=begin, end_s=end, evicted=False)
+        yield ObservedLifetime(
+            instance_type=kind, zone=zone, begin_s=begin, end_s=end, evicted=False
+        )
 
 
 def _moment(line: str) -> float:
@@ -242,39 +244,39 @@ class Priced:
         usd_h = _on_demand(kind, region)
         first = max(self._market.prices[kind, zone].times_s[0] for zone in zones)
         start = rng.uniform(first + LEARNED_DAYS * DAY_S, self._end - DEADLINE * work_s)
-        places, lives = [], []
+        places, lifetimes = [], []
         for zone in zones:
             up, known = self._zone(rng, kind, zone, start, work_s)
             offer = _offer("aws", kind, zone, usd_h)
             places.append(SpotPlace(offer=offer, prices=self._market.prices[kind, zone], up=up))
-            lives += known
-        market = SpotMarket.from_lives(lives)
+            lifetimes += known
+        market = SpotMarket.from_lifetimes(lifetimes)
         market = replace(market, unknown_evictions_per_h=UNKNOWN_PER_H, until_s=start)
         return Case(job=_job(start, work_s, usd_h), places=places, market=market)
 
     def _zone(
         self, rng: np.random.Generator, kind: str, zone: str, start: float, work_s: float
-    ) -> tuple[tuple[tuple[float, float], ...], list[Life]]:
+    ) -> tuple[tuple[tuple[float, float], ...], list[ObservedLifetime]]:
         if not self._logs:
             return ((0.0, math.inf),), []
         like = f"{1 if SIZES[kind] == 1 else 8}x{KIND[kind[:2]]}"
-        slots = [(log, slot) for log in self._logs for slot in log.lives if slot[0] == like]
+        slots = [(log, slot) for log in self._logs for slot in log.lifetimes if slot[0] == like]
         log, slot = slots[int(rng.integers(len(slots)))]
         half = (log.begin_s + log.end_s) / 2
         known = [
-            Life(
+            ObservedLifetime(
                 instance_type=kind,
                 zone=zone,
                 begin_s=life.begin_s - half + start,
                 end_s=min(life.end_s, half) - half + start,
                 evicted=life.evicted and life.end_s < half,
             )
-            for life in log.lives[slot]
+            for life in log.lifetimes[slot]
             if life.begin_s < half
         ]
         later = [
             (max(life.begin_s, half) - half, life.end_s - half)
-            for life in log.lives[slot] if life.end_s > half
+            for life in log.lifetimes[slot] if life.end_s > half
         ]  # fmt: skip
         length = log.end_s - half
         return _repeated(
@@ -303,23 +305,25 @@ class Logged:
     def __init__(self, logs: Sequence[Log], market: SpotMarket | None, *, name: str) -> None:
         self.name, self._prices = name, market
         self._kinds = [
-            (log, kind) for log in logs for kind in sorted({slot[0] for slot in log.lives})
+            (log, kind) for log in logs for kind in sorted({slot[0] for slot in log.lifetimes})
         ]
 
     def draw(self, rng: np.random.Generator, work_s: float) -> Case:
         log, kind = self._kinds[int(rng.integers(len(self._kinds)))]
         start = rng.uniform(log.begin_s + LEARNED_H * HOUR_S, log.end_s - DEADLINE * work_s)
         places = [
-            self._place(kind, zone, lives)
-            for (name, zone), lives in log.lives.items() if name == kind
+            self._place(kind, zone, lifetimes)
+            for (name, zone), lifetimes in log.lifetimes.items() if name == kind
         ]  # fmt: skip
-        market = SpotMarket.from_lives(life for lives in log.lives.values() for life in lives)
+        market = SpotMarket.from_lifetimes(
+            life for lifetimes in log.lifetimes.values() for life in lifetimes
+        )
         market = replace(market, unknown_evictions_per_h=UNKNOWN_PER_H, until_s=start)
         return Case(
             job=_job(start, work_s, places[0].offer.price_usd_h), places=places, market=market
         )
 
-    def _place(self, kind: str, zone: str, lives: Sequence[Life]) -> SpotPlace:
+    def _place(self, kind: str, zone: str, lifetimes: Sequence[ObservedLifetime]) -> SpotPlace:
         if self._prices is None:
             count, gpu = kind.split("x")
             on_demand, spot = (int(count) * usd_h for usd_h in GCP_USD_H[gpu])
@@ -328,7 +332,9 @@ class Logged:
         else:
             offer = _offer("aws", kind, zone, _on_demand(LOGGED[kind], zone[:-1]))
             prices = self._prices.prices[LOGGED[kind], zone]
-        up = tuple((life.begin_s, life.end_s if life.evicted else math.inf) for life in lives)
+        up = tuple(
+            (life.begin_s, life.end_s if life.evicted else math.inf) for life in lifetimes
+        )
         return SpotPlace(offer=offer, prices=prices, up=up)
 
 

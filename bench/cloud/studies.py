@@ -21,8 +21,8 @@ from thrifty.cloud import (
     Offer,
     Workload,
     estimate,
+    parallelism_phases_of,
     plan_fleet,
-    widths_of,
 )
 from thrifty.perf import PackCurve
 from thrifty.plan import SearchPlan, stage_forest
@@ -57,7 +57,9 @@ def studies() -> list[dict[str, Any]]:
     timelines = trials()
     for trial, timeline in enumerate(timelines):
         plan.request(trial, plan.insert(timeline), _EPOCHS)
-    phases = widths_of(stage_forest(plan, ends={}), steps_per_epoch=_STEPS_PER_EPOCH)
+    phases = parallelism_phases_of(
+        stage_forest(plan, ends={}), steps_per_epoch=_STEPS_PER_EPOCH
+    )
     alone = Workload(
         profile=profile_of(measured(), cluster="aws", app="cifar10"),
         steps=_EPOCHS * _STEPS_PER_EPOCH,

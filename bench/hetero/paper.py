@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from thrifty.hetero import Link, Power, SimulatedWorker, StepCurve, simulate
+from thrifty.hetero import Link, Power, SimulatedWorker, StepCurve, simulate_job
 
 
 ASSUMPTIONS = {
@@ -78,8 +78,8 @@ class Cluster:
 def gain(cluster: Cluster, *, steps: int) -> dict[str, Any]:
     """Return speed and energy of all engines relative to the host alone with idle drives."""
     workers = cluster.workers()
-    alone = simulate(workers[:1], batch=IMAGES, num_steps=steps)
-    together = simulate(
+    alone = simulate_job(workers[:1], batch=IMAGES, num_steps=steps)
+    together = simulate_job(
         workers,
         batch=IMAGES,
         num_steps=steps,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.common.harness import data_folder
-from thrifty.hetero import SimulatedWorker, simulate
+from thrifty.hetero import SimulatedWorker, simulate_job
 from thrifty.perf import Balancer, SplitChange, StepCurve, split_batch
 
 
@@ -143,7 +143,7 @@ def replay(job: int, *, quick: bool) -> list[dict[str, Any]]:
     ]
     rows = []
     for name, rule in RULES.items():
-        run = simulate(workers, batch=BATCH, num_steps=len(traced), policy=rule)
+        run = simulate_job(workers, batch=BATCH, num_steps=len(traced), policy=rule)
         cost = [max(step.busy_s) / median(step.busy_s) for step in run.steps]
         splits = [step.sizes for step in run.steps]
         alarms = [

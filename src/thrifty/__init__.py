@@ -72,7 +72,6 @@ if TYPE_CHECKING:
         AsyncSubSampling as AsyncSubSampling,
         CMAESSampler as CMAESSampler,
         GPSampler as GPSampler,
-        GriddedSampler as GriddedSampler,
         GridSampler as GridSampler,
         GridSearch as GridSearch,
         Hyperband as Hyperband,
@@ -80,6 +79,7 @@ if TYPE_CHECKING:
         MedianStopping as MedianStopping,
         NSGAIISampler as NSGAIISampler,
         PopulationBasedTraining as PopulationBasedTraining,
+        QuantizedSampler as QuantizedSampler,
         RandomForestSampler as RandomForestSampler,
         RandomSampler as RandomSampler,
         RandomSearch as RandomSearch,
@@ -142,7 +142,7 @@ _HOMES = {
     "run": "Faults Local Ray",
     "search": (
         "ASHA Algorithm AsyncSubSampling BOHB BOSS CMAESSampler GPSampler GridSampler "
-        "GridSearch GriddedSampler "
+        "GridSearch QuantizedSampler "
         "Hyperband KDESampler MedianStopping NSGAIISampler PopulationBasedTraining "
         "RandomForestSampler RandomSampler "
         "RandomSearch Sampler SubSampling SuccessiveHalving TPESampler"

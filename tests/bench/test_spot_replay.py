@@ -15,7 +15,7 @@ from bench.cloud.spot_replay import (
     replay,
 )
 from thrifty.cloud import Offer
-from thrifty.cloud._market import Life, PriceSeries, SpotMarket
+from thrifty.cloud._market import ObservedLifetime, PriceSeries, SpotMarket
 from thrifty.cloud._spot import spot_seconds
 from thrifty.core import CloudError
 
@@ -217,8 +217,8 @@ def test_the_cheapest_now_is_chosen():
 
 def market(**evictions):
     """Return a market with evictions in 1,000 h by zone."""
-    return SpotMarket.from_lives(
-        Life(
+    return SpotMarket.from_lifetimes(
+        ObservedLifetime(
             instance_type="x",
             zone=zone,
             begin_s=0.0,

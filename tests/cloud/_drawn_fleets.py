@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from hypothesis import settings, strategies as st
 
-from thrifty.cloud import HardwareEstimates, Interval, NetworkPriors, Offer, Spread, Workload
+from thrifty.cloud import (
+    HardwareEstimates,
+    Interval,
+    NetworkPriors,
+    Offer,
+    UncertaintyFactor,
+    Workload,
+)
 from thrifty.perf import PackCurve, StepProfile
 
 
@@ -66,8 +73,10 @@ AS_NAMED = NetworkPriors(
     linked_share=1.0,
     pcie_gb_s=10.0,
     pcie_contention=0.0,
-    **dict.fromkeys(("tcp", "fabric", "linked", "pcie"), Spread(faster=1.25, slower=1.25)),
-    step=Spread(faster=1.0, slower=1.0),
+    **dict.fromkeys(
+        ("tcp", "fabric", "linked", "pcie"), UncertaintyFactor(faster=1.25, slower=1.25)
+    ),
+    step=UncertaintyFactor(faster=1.0, slower=1.0),
     straggling=exactly(0.0),
     widths={},
 )

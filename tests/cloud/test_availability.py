@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.cloud._drawn_fleets import an_offer
-from thrifty.cloud import Rented
+from thrifty.cloud import MachineGroup
 from thrifty.cloud.planning._fleet_options import availability_notes
 
 
 def said(cloud, kind, *, num=2, spot=False, quotas=None, **changes):
     changes = {"accelerator": "H100", "accelerator_count": 8, "vcpus": 192.0, **changes}
     offer = an_offer(kind, cloud=cloud, spot_usd_h=1.0, **changes)
-    machines = (Rented(offer=offer, num=num, batch=1, spot=spot),)
+    machines = (MachineGroup(offer=offer, num=num, batch=1, spot=spot),)
     return availability_notes(machines, quotas=quotas or {})
 
 

@@ -14,8 +14,8 @@ from thrifty.cloud import (
     HardwareEstimates,
     Interval,
     NetworkPriors,
-    Spread,
     StepTiming,
+    UncertaintyFactor,
     calibrate,
     estimate,
     plan_fleet,
@@ -24,7 +24,9 @@ from thrifty.cloud._step_timing import ObservedSteps
 from thrifty.core import CloudError
 
 
-TRUE = NetworkPriors(straggling=exactly(0.0), step=Spread(faster=1.0, slower=1.0), observed=1.0)
+TRUE = NetworkPriors(
+    straggling=exactly(0.0), step=UncertaintyFactor(faster=1.0, slower=1.0), observed=1.0
+)
 PROFILE = a_profile(
     batches=(4, 16, 64),
     forward_s=(0.1, 0.4, 1.6),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.cloud._drawn_fleets import a_workload, drawn
-from thrifty.cloud._workload import study_s, widths_of
+from thrifty.cloud._workload import parallelism_phases_of, study_s
 from thrifty.core import CloudError
 from thrifty.perf import PackCurve
 from thrifty.plan import ForestStage, SearchPlan, stage_forest
@@ -203,7 +203,7 @@ def forests(draw):
 def test_the_width_is_what_runs_with_enough_machines(stages, steps_per_epoch):
     unrolled = [
         width
-        for width, steps in widths_of(stages, steps_per_epoch=steps_per_epoch)
+        for width, steps in parallelism_phases_of(stages, steps_per_epoch=steps_per_epoch)
         for _ in range(steps // steps_per_epoch)
     ]
     assert unrolled == epoch_by_epoch(stages)
@@ -211,7 +211,7 @@ def test_the_width_is_what_runs_with_enough_machines(stages, steps_per_epoch):
 
 def test_neighbouring_phases_differ():
     stages = [stage(0, None, 3), stage(1, 0, 5, start=3), stage(2, None, 5)]
-    assert widths_of(stages) == ((2, 5),)
+    assert parallelism_phases_of(stages) == ((2, 5),)
 
 
 def test_what_is_trained_counts_no_more():
@@ -224,17 +224,17 @@ def test_what_is_trained_counts_no_more():
         stage(5, 4, 60, start=50),
         stage(6, None, 3),
     ]
-    assert widths_of(stages, steps_per_epoch=2) == ((3, 6), (2, 4), (1, 10))
+    assert parallelism_phases_of(stages, steps_per_epoch=2) == ((3, 6), (2, 4), (1, 10))
 
 
 @pytest.mark.parametrize("stages", [[], [stage(0, None, 3, state="done")]])
 def test_nothing_is_left(stages):
     with pytest.raises(CloudError, match="no stage is left to train"):
-        widths_of(stages)
+        parallelism_phases_of(stages)
 
 
 def test_an_epoch_without_steps():
     with pytest.raises(
         CloudError, match="an epoch has at least one step, not steps_per_epoch=0"
     ):
-        widths_of([stage(0, None, 3)], steps_per_epoch=0)
+        parallelism_phases_of([stage(0, None, 3)], steps_per_epoch=0)

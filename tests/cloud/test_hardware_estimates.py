@@ -14,7 +14,7 @@ from thrifty.cloud import (
     Interval,
     NetworkPriors,
     Offer,
-    Spread,
+    UncertaintyFactor,
 )
 from thrifty.core import CloudError
 
@@ -124,8 +124,11 @@ def test_a_network_is_as_fast_as_it_always_is():
             lambda: NetworkPriors(straggling=Interval(median=0.1, low=0.2, high=0.3)),
             "0 <= low <= median <= high",
         ),
-        (lambda: Spread(faster=0.5, slower=2.0), "factors of 1 or more, not faster=0.5"),
-        (lambda: Spread(faster=1.0, slower=math.nan), "not faster=1.0, slower=nan"),
+        (
+            lambda: UncertaintyFactor(faster=0.5, slower=2.0),
+            "factors of 1 or more, not faster=0.5",
+        ),
+        (lambda: UncertaintyFactor(faster=1.0, slower=math.nan), "not faster=1.0, slower=nan"),
     ],
 )
 def test_priors_that_cannot_be(wrong, message):

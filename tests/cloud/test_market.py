@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from thrifty.cloud import Offer
-from thrifty.cloud._market import Life, PriceSeries, SpotMarket
+from thrifty.cloud._market import ObservedLifetime, PriceSeries, SpotMarket
 from thrifty.core import CloudError, MissingExtraError
 
 
@@ -33,7 +33,7 @@ def offer(zone="us-east-1a", kind="p2.xlarge", **options):
 
 
 def life(begin_h, end_h, *, evicted, zone="us-east-1a", kind="p2.xlarge"):
-    return Life(
+    return ObservedLifetime(
         instance_type=kind,
         zone=zone,
         begin_s=begin_h * HOUR,
@@ -239,29 +239,31 @@ def test_without_history_the_catalogue_counts():
 
 
 def test_machines_that_were_not_taken_away_count_with_their_time():
-    lives = [life(0, 4, evicted=True), life(0, 6, evicted=False)]
-    assert SpotMarket.from_lives(lives).evictions_per_h(offer()) == pytest.approx(1.5 / 10)
+    lifetimes = [life(0, 4, evicted=True), life(0, 6, evicted=False)]
+    assert SpotMarket.from_lifetimes(lifetimes).evictions_per_h(offer()) == pytest.approx(
+        1.5 / 10
+    )
     # As known after 3 h, both machines still run.
-    early = SpotMarket.from_lives(lives).at(3 * HOUR)
+    early = SpotMarket.from_lifetimes(lifetimes).at(3 * HOUR)
     assert early.evictions_per_h(offer()) == pytest.approx(0.5 / 6)
 
 
 def test_few_lives_are_helped_out_by_those_elsewhere():
     there = [life(0, 1, evicted=True, zone="us-east-1b") for _ in range(100)]
     other_kind = [life(0, 1000, evicted=False, kind="p3.2xlarge")]
-    market = SpotMarket.from_lives([*there, *other_kind])
+    market = SpotMarket.from_lifetimes([*there, *other_kind])
     elsewhere = 100.5 / 100
     assert market.evictions_per_h(offer()) == pytest.approx(elsewhere)
-    one = market.with_lives([life(0, 3, evicted=True)])
+    one = market.with_lifetimes([life(0, 3, evicted=True)])
     assert one.evictions_per_h(offer()) == pytest.approx(1.5 / (3 + 0.5 / elsewhere))
-    many = market.with_lives([life(0, 50, evicted=True) for _ in range(200)])
+    many = market.with_lifetimes([life(0, 50, evicted=True) for _ in range(200)])
     assert many.evictions_per_h(offer()) == pytest.approx(0.02, rel=0.01)
     # Without a zone, all lifetimes in the region count as the offer's own.
     assert one.evictions_per_h(offer(zone="")) == pytest.approx(101.5 / 103)
 
 
 def test_what_was_never_seen_has_to_be_said():
-    market = SpotMarket.from_lives([life(0, 3, evicted=True, kind="p3.2xlarge")])
+    market = SpotMarket.from_lifetimes([life(0, 3, evicted=True, kind="p3.2xlarge")])
     with pytest.raises(
         CloudError,
         match=r"p2.xlarge in us-east-1a: its eviction rate .* unknown_evictions_per_h",
@@ -277,15 +279,15 @@ def test_what_was_never_seen_has_to_be_said():
     st.integers(1, 100),
 )
 def test_what_comes_after_a_moment_changes_nothing(drawn, moment_h):
-    lives = [life(begin, begin + hours, evicted=evicted) for begin, hours, evicted in drawn]
+    lifetimes = [life(begin, begin + hours, evicted=evicted) for begin, hours, evicted in drawn]
     cut = [
         life(begin, min(begin + hours, moment_h), evicted=evicted and begin + hours < moment_h)
         for begin, hours, evicted in drawn
         if begin < moment_h
     ]
     options = {"unknown_evictions_per_h": 0.3}
-    now = SpotMarket(**options).with_lives(lives).at(moment_h * HOUR)
-    then = SpotMarket(**options).with_lives(cut)
+    now = SpotMarket(**options).with_lifetimes(lifetimes).at(moment_h * HOUR)
+    then = SpotMarket(**options).with_lifetimes(cut)
     assert now.evictions_per_h(offer()) == pytest.approx(then.evictions_per_h(offer()))
 
 
@@ -314,15 +316,15 @@ def test_the_rate_is_in_its_interval_nine_times_of_ten():
     rate, inside = 0.25, 0
     for _ in range(400):
         spans = rng.exponential(1 / rate, size=6)
-        lives = [life(0, min(span, 5.0), evicted=span < 5.0) for span in spans]
-        found = SpotMarket.from_lives(lives).evictions(offer())
+        lifetimes = [life(0, min(span, 5.0), evicted=span < 5.0) for span in spans]
+        found = SpotMarket.from_lifetimes(lifetimes).evictions(offer())
         assert found.low < found.median < found.high
         inside += found.low <= rate <= found.high
     assert 0.86 <= inside / 400 <= 0.95
 
 
 def test_the_interval_of_machines_that_were_never_taken_away():
-    found = SpotMarket.from_lives([life(0, 100, evicted=False)]).evictions(offer())
+    found = SpotMarket.from_lifetimes([life(0, 100, evicted=False)]).evictions(offer())
     # Half of the 95 % quantile of chi-square with one degree of freedom, 3.841, in 100 h.
     assert found.median == pytest.approx(0.005)
     assert found.high == pytest.approx(3.8415 / 200, rel=1e-4)
@@ -331,7 +333,7 @@ def test_the_interval_of_machines_that_were_never_taken_away():
 def test_intervals_need_scipy(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
     with pytest.raises(MissingExtraError, match=r"\.\[cloud\]"):
-        SpotMarket.from_lives([life(0, 1, evicted=True)]).evictions(offer())
+        SpotMarket.from_lifetimes([life(0, 1, evicted=True)]).evictions(offer())
 
 
 def test_numbers_that_make_no_sense():

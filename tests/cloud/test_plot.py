@@ -9,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from tests.cloud._drawn_fleets import an_offer
-from thrifty.cloud import Fleet, Interval, Rented
+from thrifty.cloud import Fleet, Interval, MachineGroup
 from thrifty.cloud._plan_plot import plot_front
 from thrifty.cloud.planning._planner import FleetPlan
 from thrifty.core import CloudError, MissingExtraError
@@ -19,7 +19,7 @@ def a_fleet(num, hours, usd, spread=1.25):
     def about(value):
         return Interval(median=value, low=value / spread, high=value * spread)
 
-    machines = (Rented(offer=an_offer(), num=num, batch=8),)
+    machines = (MachineGroup(offer=an_offer(), num=num, batch=8),)
     return Fleet(
         machines=machines,
         step_s=about(1.0),

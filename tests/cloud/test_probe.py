@@ -22,7 +22,7 @@ from tests.cloud._drawn_fleets import (
     workloads,
 )
 from thrifty.cloud import FleetOptions, HardwareEstimates, Interval, StepTiming
-from thrifty.cloud._probe import Measured, Probes
+from thrifty.cloud._probe import ProbeResult, Probes
 from thrifty.cloud._probe_gain import measured_interval, outcomes
 from thrifty.cloud.planning._estimate import estimate
 from thrifty.cloud.planning._planner import plan_fleet
@@ -63,7 +63,7 @@ def probes_of(catalogue, workload=WORKLOAD, *, cap_usd=100.0, cap_s=10 * HOUR, *
 
 def measure(probe, truth):
     """Return exactly the values of a table, or 1 where it has none."""
-    return Measured(**{
+    return ProbeResult(**{
         what: (truth.get(probe.offer.device if what == "compute" else what, 1.0),)
         for what in probe.finds
     })
@@ -73,7 +73,7 @@ def run_all(probes, truth):
     done = []
     while (probe := probes.next()) is not None:
         done.append(probe)
-        probes.tell(probe, measure(probe, truth))
+        probes.record(probe, measure(probe, truth))
     return done
 
 
@@ -207,7 +207,7 @@ def test_a_result_is_believed_and_paid():
     probes = probes_of([SURE, RIVAL])
     assert str(probes.plan.best) == "1 x sure (1 V100)"
     probe = probes.next()
-    probes.tell(probe, Measured(compute=(0.5, 0.52, 0.51)))
+    probes.record(probe, ProbeResult(compute=(0.5, 0.52, 0.51)))
     assert probes.estimates.measured_compute["A10"] == measured_interval((0.5, 0.52, 0.51))
     assert probes.estimates.measured_compute["T4"] == UNSURE.measured_compute["T4"]
     assert (probes.spent_usd, probes.spent_s) == (probe.usd, probe.seconds)
@@ -217,7 +217,7 @@ def test_a_result_is_believed_and_paid():
 
 def test_a_noisy_result_is_not_measured_again():
     probes = probes_of([SURE, RIVAL])
-    probes.tell(probes.next(), Measured(compute=(0.6, 1.0, 1.7)))
+    probes.record(probes.next(), ProbeResult(compute=(0.6, 1.0, 1.7)))
     believed = probes.estimates.compute(RIVAL)
     assert believed.high / believed.low > 2
     assert probes.next() is None
@@ -249,7 +249,7 @@ def test_networks_are_measured_on_four_machines_or_on_as_many_as_are_allowed():
     probe = probes.next()
     assert (probe.offer, probe.num, probe.finds) == (cheap, 4, ("network",))
     assert probe.usd == pytest.approx(4 * 2.0 * 240 / HOUR)
-    probes.tell(probe, Measured(network=(0.1,)))
+    probes.record(probe, ProbeResult(network=(0.1,)))
     assert probes.estimates.network(cheap) == measured_interval((0.1,))
     assert str(probes.plan.best) == "2 x rival (1 A10 each)"
     assert probes_of([SURE, cheap], heavy, **given, quotas={"rival": 2}).next().num == 2
@@ -281,7 +281,7 @@ def test_a_probe_may_be_told_as_seconds_of_steps():
         StepTiming(offer=cheap, num=num, batch=16, seconds=seconds)
         for num, seconds in [(1, 3.2), (4, 5.0)]
     ]
-    probes.tell(probe, timings)
+    probes.record(probe, timings)
     assert probes.estimates.calibrated_to == probes._workload.profile
     wide, narrow = before.network(cheap), probes.estimates.network(cheap)
     assert narrow.high / narrow.low < wide.high / wide.low
@@ -292,8 +292,8 @@ def test_a_probe_may_be_told_as_seconds_of_steps():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"offer": SURE}, "a step is told on 4 x sure"),
-        ({"num": 5}, "a step is told on 5 x rival"),
+        ({"offer": SURE}, "a step was recorded on 4 x sure"),
+        ({"num": 5}, "a step was recorded on 5 x rival"),
         ({"num": 1}, "all steps are of one machine"),
     ],
 )
@@ -301,7 +301,7 @@ def test_steps_of_other_machines_than_the_probes_are_refused(change, message):
     probes, cheap = unsure_of_a_network()
     timing = StepTiming(offer=cheap, num=4, batch=16, seconds=0.9)
     with pytest.raises(CloudError, match=message):
-        probes.tell(probes.next(), [replace(timing, **change)])
+        probes.record(probes.next(), [replace(timing, **change)])
     assert probes.spent_usd == 0
 
 
@@ -395,7 +395,7 @@ def test_no_fleet_is_left_after_bad_news():
     )
     probe = replace(probes_of([SURE, RIVAL]).next(), offer=RIVAL)
     with pytest.raises(CloudError, match="over the deadline"):
-        probes.tell(probe, Measured(compute=(10.0,)))
+        probes.record(probe, ProbeResult(compute=(10.0,)))
     with pytest.raises(CloudError, match="even by the medians"):
         probes.next()
 
@@ -420,16 +420,16 @@ def test_a_result_has_what_the_probe_finds():
     probes = probes_of([SURE, RIVAL])
     probe = probes.next()
     for wrong in (
-        Measured(),
-        Measured(network=(1.0,)),
-        Measured(compute=(1.0,), network=(1.0,)),
+        ProbeResult(),
+        ProbeResult(network=(1.0,)),
+        ProbeResult(compute=(1.0,), network=(1.0,)),
     ):
         with pytest.raises(CloudError, match="the probe finds compute"):
-            probes.tell(probe, wrong)
+            probes.record(probe, wrong)
     assert probes.spent_usd == 0
     for factor in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(CloudError, match="positive and finite"):
-            Measured(compute=(factor,))
+            ProbeResult(compute=(factor,))
 
 
 def test_draws_are_those_of_the_seed():

@@ -17,7 +17,7 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
-from thrifty.cloud import Fleet, FleetOptions, Rented
+from thrifty.cloud import Fleet, FleetOptions, MachineGroup
 from thrifty.cloud._replan import replan
 from thrifty.cloud.planning._estimate import estimate
 from thrifty.cloud.planning._planner import plan_fleet
@@ -104,7 +104,7 @@ def test_an_evicted_spot_machine_may_be_had_on_demand(market):
     )
     assert str(evicted.best) == "1 x cheap (1 V100)"
     # A machine also lost on demand is unavailable, in any order of ``gone``.
-    both = (Rented(offer=CHEAP, num=1, batch=32), *fleet.machines)
+    both = (MachineGroup(offer=CHEAP, num=1, batch=32), *fleet.machines)
     for gone in (both, both[::-1]):
         assert str(
             replan(

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import given, strategies as st
 
-from thrifty.cloud import Fleet, Interval, Offer, Rented
+from thrifty.cloud import Fleet, Interval, MachineGroup, Offer
 from thrifty.cloud._catalogue import Catalogue
 from thrifty.cloud._skypilot import launch, refresh_skypilot, time_estimator, to_skypilot
 from thrifty.core import CloudError, MissingExtraError
@@ -41,7 +41,7 @@ G4 = replace(
 
 
 def rented(offer=P3, num=2, batch=32, **options):
-    return Rented(offer=offer, num=num, batch=batch, **options)
+    return MachineGroup(offer=offer, num=num, batch=batch, **options)
 
 
 def fleet(*machines, **options):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from thrifty.core import PeerLostError, TooFewWorkersError
-from thrifty.hetero import Membership, View, Wait
+from thrifty.hetero import Membership, Wait, WorkerView
 
 
 _LIMIT_S = 600.0
@@ -96,7 +96,7 @@ class ThreadCluster:
 
     # --- called by memberships
 
-    def agree(self, name: str, step: int, *, broken: bool) -> View:
+    def agree(self, name: str, step: int, *, broken: bool) -> WorkerView:
         """Run a worker's ``Membership.agree``."""
         with self._changed:
             if broken:
@@ -199,8 +199,8 @@ class ThreadCluster:
         self._asking = {}
         self._changed.notify_all()
 
-    def _view(self, name: str) -> View:
-        return View(
+    def _view(self, name: str) -> WorkerView:
+        return WorkerView(
             generation=self._generation,
             rank=self._current.index(name),
             names=self._current,
@@ -219,7 +219,7 @@ class ThreadMembership:
         self._cluster = cluster
         self.name = name
 
-    def agree(self, *, step: int, broken: bool = False) -> View:
+    def agree(self, *, step: int, broken: bool = False) -> WorkerView:
         """Agree with the live threads."""
         return self._cluster.agree(self.name, step, broken=broken)
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.hetero.memberships import ThreadCluster
 from thrifty.core import PeerLostError
-from thrifty.hetero import Power, StepCurve, View
+from thrifty.hetero import Power, StepCurve, WorkerView
 from thrifty.hetero._job import WorkerInfo
 from thrifty.hetero.workers._membership import WorkerGroup
 
@@ -130,7 +130,7 @@ def test_who_is_lost_while_workers_meet_is_not_waited_for(caplog):
         def agree(self, *, step, broken=False):
             self.asked.append(broken)
             names = ("a",) if broken else ("a", "b")
-            return View(
+            return WorkerView(
                 generation=len(self.asked), rank=0, names=names, steps=(0,) * len(names)
             )
 

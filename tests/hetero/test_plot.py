@@ -8,7 +8,7 @@ import pytest
 
 from tests.hetero.memberships import ThreadCluster
 from thrifty.core import HeteroError, MissingExtraError
-from thrifty.hetero import Load, SimulatedWorker, StepCurve, plot_steps, simulate
+from thrifty.hetero import Load, SimulatedWorker, StepCurve, plot_steps, simulate_job
 
 from .jobs import Worker
 
@@ -19,7 +19,7 @@ def test_a_simulation_is_plotted_with_its_changes():
         SimulatedWorker(name="slow", curve=StepCurve(sample_s=3.0), joins_s=50.0),
     ]
     loads = [Load(worker="fast", begin_s=100.0, end_s=1e9, slowness=2.0)]
-    run = simulate(workers, batch=12, num_steps=60, loads=loads)
+    run = simulate_job(workers, batch=12, num_steps=60, loads=loads)
     figure = plot_steps(run.steps)
     assert figure._repr_png_()[1:4] == b"PNG"
     above, below = figure.axes

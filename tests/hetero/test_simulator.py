@@ -14,7 +14,7 @@ from thrifty.hetero import (
     Power,
     SimulatedWorker,
     StepCurve,
-    simulate,
+    simulate_job,
 )
 from thrifty.hetero.balance._simulator import _pass, _stretch
 
@@ -24,25 +24,25 @@ TWO = SimulatedWorker(name="two", curve=StepCurve(sample_s=1.0))
 
 
 def test_equal_workers_halve_the_time():
-    assert simulate([ONE], batch=10, num_steps=4).seconds == 40.0
-    assert simulate([ONE, TWO], batch=10, num_steps=4).seconds == 20.0
+    assert simulate_job([ONE], batch=10, num_steps=4).seconds == 40.0
+    assert simulate_job([ONE, TWO], batch=10, num_steps=4).seconds == 20.0
 
 
 def test_the_ring_is_paid_for_at_each_step():
     link = Link(bytes_per_s=10.0, latency_s=0.5)
-    run = simulate([ONE, TWO], batch=10, num_steps=4, link=link, gradient_bytes=20.0)
+    run = simulate_job([ONE, TWO], batch=10, num_steps=4, link=link, gradient_bytes=20.0)
     assert run.seconds == 4 * (5.0 + 2 * (0.5 + 1.0))
     assert link.all_reduce_s(num_bytes=20.0, nodes=1) == 0.0
 
 
 def test_a_trace_stretches_one_step_each():
     worker = SimulatedWorker(name="one", curve=StepCurve(sample_s=1.0), slowness=[1.0, 3.0])
-    run = simulate([worker], batch=2, num_steps=3)
+    run = simulate_job([worker], batch=2, num_steps=3)
     assert [step.end_s for step in run.steps] == [2.0, 8.0, 10.0]
 
 
 def test_a_load_counts_from_its_first_second_to_its_last():
-    run = simulate(
+    run = simulate_job(
         [ONE],
         batch=10,
         num_steps=2,
@@ -82,7 +82,7 @@ def test_passing_time_equals_small_steps(loads, begin, work):
 
 def test_the_split_follows_a_load_and_returns():
     loads = [Load(worker="two", begin_s=100.0, end_s=300.0, slowness=4.0)]
-    run = simulate([ONE, TWO], batch=20, num_steps=60, loads=loads)
+    run = simulate_job([ONE, TWO], batch=20, num_steps=60, loads=loads)
     reasons = [step.change.reason for step in run.steps if step.change]
     assert reasons == ["slower", "faster"]
     assert run.steps[-1].sizes == (10, 10)
@@ -91,7 +91,7 @@ def test_the_split_follows_a_load_and_returns():
 def test_a_death_costs_its_step_and_a_newcomer_its_state():
     dying = SimulatedWorker(name="two", curve=StepCurve(sample_s=1.0), dies_s=12.0)
     late = SimulatedWorker(name="late", curve=StepCurve(sample_s=1.0), joins_s=25.0)
-    run = simulate(
+    run = simulate_job(
         [ONE, dying, late],
         batch=10,
         num_steps=5,
@@ -113,7 +113,7 @@ def test_energy_is_of_waiting_and_of_working():
     slow = SimulatedWorker(
         name="slow", curve=StepCurve(sample_s=1.0, fixed_s=100.0), power=watts
     )
-    run = simulate([fast, slow], batch=10, num_steps=2)
+    run = simulate_job([fast, slow], batch=10, num_steps=2)
     assert run.steps[0].sizes == (10, 0)
     assert run.joules == 2 * (10 * 3.0 + 10 * 1.0)
     assert run.joules_per_sample == 4.0
@@ -123,21 +123,21 @@ def test_energy_is_of_waiting_and_of_working():
 def test_all_dead():
     dying = SimulatedWorker(name="one", curve=StepCurve(sample_s=1.0), dies_s=12.0)
     with pytest.raises(TooFewWorkersError, match="after 1 steps all simulated workers"):
-        simulate([dying], batch=10, num_steps=5)
+        simulate_job([dying], batch=10, num_steps=5)
 
 
 def test_it_begins_when_the_first_worker_comes():
     late = SimulatedWorker(name="late", curve=StepCurve(sample_s=1.0), joins_s=7.0)
-    assert simulate([late], batch=1, num_steps=1).seconds == 8.0
+    assert simulate_job([late], batch=1, num_steps=1).seconds == 8.0
 
 
 def test_what_makes_no_cluster():
     with pytest.raises(HeteroError, match="at least one worker"):
-        simulate([], batch=1, num_steps=1)
+        simulate_job([], batch=1, num_steps=1)
     with pytest.raises(HeteroError, match="unique"):
-        simulate([ONE, ONE], batch=1, num_steps=1)
+        simulate_job([ONE, ONE], batch=1, num_steps=1)
     with pytest.raises(HeteroError, match=r"loads on \['three'\]"):
-        simulate(
+        simulate_job(
             [ONE],
             batch=1,
             num_steps=1,

@@ -23,8 +23,8 @@ from thrifty.hetero import (
     PowerMeter,
     SampleOrder,
     StepCurve,
-    View,
     WholeBatchNorm,
+    WorkerView,
     balance,
 )
 from thrifty.hetero.workers._membership import from_bytes, to_bytes
@@ -649,7 +649,7 @@ def test_a_trainer_alone_needs_no_group():
 
 
 def test_a_view_knows_who_is_furthest():
-    view = View(generation=1, rank=0, names=("a", "b", "c"), steps=(3, 7, 7))
+    view = WorkerView(generation=1, rank=0, names=("a", "b", "c"), steps=(3, 7, 7))
     assert view.furthest == 1
 
 

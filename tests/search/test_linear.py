@@ -11,13 +11,13 @@ from thrifty.search import (
     ASHA,
     BOSS,
     AsyncSubSampling,
-    GriddedSampler,
     GridSearch,
     History,
     Hyperband,
     MedianStopping,
     PopulationBasedTraining,
     Proposal,
+    QuantizedSampler,
     RandomSampler,
     RandomSearch,
     Sampler,
@@ -116,7 +116,7 @@ ALGORITHMS = {
     "population": lambda n: PopulationBasedTraining(
         max_epochs=6, population=n, interval=2, explore=("lr",)
     ),
-    "random": lambda n: RandomSearch(max_epochs=9, num_trials=n, sampler=GriddedSampler()),
+    "random": lambda n: RandomSearch(max_epochs=9, num_trials=n, sampler=QuantizedSampler()),
     "grid": lambda n: GridSearch(max_epochs=9, levels=round((n / 2) ** 0.5)),
 }
 

@@ -5,12 +5,12 @@ import pytest
 from thrifty.core import AlgorithmError
 from thrifty.search import (
     ASHA,
-    GriddedSampler,
     GridSampler,
     GridSearch,
     Hyperband,
     MedianStopping,
     PopulationBasedTraining,
+    QuantizedSampler,
     RandomSampler,
     RandomSearch,
     SuccessiveHalving,
@@ -25,7 +25,7 @@ MEDIAN = {"max_epochs": 9, "num_trials": 4}
     ("kind", "options", "message"),
     [
         (GridSampler, {"levels": 0}, r"GridSampler\(levels=0\).*1 or more"),
-        (GriddedSampler, {"levels": 0}, r"GriddedSampler\(levels=0\)"),
+        (QuantizedSampler, {"levels": 0}, r"QuantizedSampler\(levels=0\)"),
         (GridSearch, {"max_epochs": 0}, r"max_epochs=0"),
         (GridSearch, {"max_epochs": 9, "levels": 2.5}, "whole number"),
         (RandomSearch, {"max_epochs": True, "num_trials": 1}, "whole number"),

@@ -2,12 +2,12 @@ import numpy as np
 
 from tests.search._drive import ask, follow, to_the_end
 from thrifty.search import (
-    GriddedSampler,
     GridSampler,
     GridSearch,
     History,
     Hyperband,
     Proposal,
+    QuantizedSampler,
     RandomSampler,
     RandomSearch,
 )
@@ -51,7 +51,7 @@ def test_random_sampler_depends_on_the_stream_alone():
 
 
 def test_gridded_sampler_draws_few_values():
-    drawn = {config["lr"] for config in sample(GriddedSampler(levels=4), num=50)}
+    drawn = {config["lr"] for config in sample(QuantizedSampler(levels=4), num=50)}
     assert drawn == {0.1, 0.2, 0.3, 0.4}
 
 

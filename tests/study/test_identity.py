@@ -17,7 +17,14 @@ from tests.study.helpers import SOLO, StopAfter, make_study, trained
 from tests.study.legacy_task import legacy_study
 from thrifty.core import EpochDone, StudyMismatchError, TaskError
 from thrifty.run import Local
-from thrifty.search import BOSS, GridSearch, RandomSampler, SubSampling
+from thrifty.search import (
+    BOSS,
+    GridSearch,
+    QuantizedSampler,
+    RandomSampler,
+    RandomSearch,
+    SubSampling,
+)
 from thrifty.space import Choice, Constant, Space, Step
 from thrifty.store import Store
 from thrifty.study import Storage, Study
@@ -504,12 +511,24 @@ def test_a_study_that_names_removed_options_of_its_algorithm_is_resumed(
     tmp_path, algorithm, removed
 ):
     assert trained(make_study(tmp_path, algorithm=algorithm)) > 0
-    with sqlite3.connect(tmp_path / "t.db") as connection:
-        (text,) = connection.execute("SELECT spec FROM studies").fetchone()
-        before = repr(algorithm).replace(", sampler=", f"{removed}, sampler=")
-        assert repr(algorithm) in text
-        connection.execute(
-            "UPDATE studies SET spec = ?", (text.replace(repr(algorithm), before),)
-        )
-    connection.close()
+    before = repr(algorithm).replace(", sampler=", f"{removed}, sampler=")
+    write_algorithm(tmp_path / "t.db", repr(algorithm), before)
     assert trained(make_study(tmp_path, algorithm=algorithm)) == 0
+
+
+def test_a_study_that_names_a_sampler_as_it_was_called_before_is_resumed(tmp_path):
+    algorithm = RandomSearch(max_epochs=6, num_trials=3, sampler=QuantizedSampler(levels=2))
+    assert trained(make_study(tmp_path, algorithm=algorithm)) > 0
+    before = repr(algorithm).replace("QuantizedSampler", "GriddedSampler")
+    write_algorithm(tmp_path / "t.db", repr(algorithm), before)
+    assert trained(make_study(tmp_path, algorithm=algorithm)) == 0
+
+
+def write_algorithm(database: Path, now: str, before: str) -> None:
+    """Write the algorithm of the only study as an older version did."""
+    assert before != now
+    with sqlite3.connect(database) as connection:
+        (text,) = connection.execute("SELECT spec FROM studies").fetchone()
+        assert now in text
+        connection.execute("UPDATE studies SET spec = ?", (text.replace(now, before),))
+    connection.close()

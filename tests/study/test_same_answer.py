@@ -15,12 +15,12 @@ from thrifty.core import EpochDone
 from thrifty.run import Local
 from thrifty.search import (
     ASHA,
-    GriddedSampler,
     GridSampler,
     GridSearch,
     Hyperband,
     MedianStopping,
     PopulationBasedTraining,
+    QuantizedSampler,
     RandomSearch,
     SuccessiveHalving,
 )
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 ALGORITHMS = [
     GridSearch(max_epochs=6),
     RandomSearch(max_epochs=6, num_trials=8),
-    RandomSearch(max_epochs=6, num_trials=8, sampler=GriddedSampler(levels=2)),
+    RandomSearch(max_epochs=6, num_trials=8, sampler=QuantizedSampler(levels=2)),
     SuccessiveHalving(max_epochs=6, num_trials=9, eta=2, sampler=GridSampler()),
     Hyperband(max_epochs=6, eta=2),
     ASHA(max_epochs=6, num_trials=9, eta=2),

@@ -7,16 +7,16 @@ here trains a model or touches a tensor: profiles and measurements come in as va
 from ._accelerators import ACCELERATORS, Accelerator
 from ._catalogue import Catalogue
 from ._hardware import HardwareEstimates
-from ._market import Life, PriceSeries, SpotMarket
-from ._networks import NetworkPriors, Spread
-from ._offer import Fleet, Interval, Offer, Rented
+from ._market import ObservedLifetime, PriceSeries, SpotMarket
+from ._networks import NetworkPriors, UncertaintyFactor
+from ._offer import Fleet, Interval, MachineGroup, Offer
 from ._plan_plot import plot_front
-from ._probe import Measured, Probe, Probes
+from ._probe import Probe, ProbeResult, Probes
 from ._replan import replan
 from ._skypilot import launch, time_estimator, to_skypilot
 from ._spot import SpotHistory, daly_s, spot_seconds, young_s
 from ._step_timing import StepTiming
-from ._workload import Workload, widths_of
+from ._workload import Workload, parallelism_phases_of
 from .planning._estimate import estimate
 from .planning._fleet_options import FleetOptions
 from .planning._planner import FleetPlan, plan_fleet
@@ -32,29 +32,29 @@ __all__ = [
     "FleetPlan",
     "HardwareEstimates",
     "Interval",
-    "Life",
-    "Measured",
+    "MachineGroup",
     "NetworkPriors",
+    "ObservedLifetime",
     "Offer",
     "PriceSeries",
     "Probe",
+    "ProbeResult",
     "Probes",
-    "Rented",
     "SpotHistory",
     "SpotMarket",
-    "Spread",
     "StepTiming",
+    "UncertaintyFactor",
     "Workload",
     "calibrate",
     "daly_s",
     "estimate",
     "launch",
+    "parallelism_phases_of",
     "plan_fleet",
     "plot_front",
     "replan",
     "spot_seconds",
     "time_estimator",
     "to_skypilot",
-    "widths_of",
     "young_s",
 ]

@@ -123,7 +123,7 @@ class PriceSeries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class ObservedLifetime:
     """Observed lifetime of one spot machine.
 
     Args:
@@ -157,7 +157,7 @@ class SpotMarket:
 
     Args:
         prices: price history by instance type and zone.
-        lives: observed machines by instance type and zone.
+        lifetimes: observed machines by instance type and zone.
         until_s: moment from which history is ignored; ``inf``: use all of it.
         days: days before that moment whose prices count.
         unknown_evictions_per_h: eviction rate of an instance type that was never observed; None:
@@ -166,10 +166,12 @@ class SpotMarket:
     Raises:
         CloudError: a number is out of range.
 
-    >>> lives = [
-    ...     Life(instance_type="p2.xlarge", zone="a", begin_s=0.0, end_s=36000.0, evicted=True)
+    >>> lifetimes = [
+    ...     ObservedLifetime(
+    ...         instance_type="p2.xlarge", zone="a", begin_s=0.0, end_s=36000.0, evicted=True
+    ...     )
     ... ]
-    >>> market = SpotMarket.from_lives(lives)
+    >>> market = SpotMarket.from_lifetimes(lifetimes)
     >>> round(
     ...     market.evictions_per_h(
     ...         Offer(
@@ -186,7 +188,7 @@ class SpotMarket:
     """
 
     prices: Mapping[Place, PriceSeries] = field(default_factory=dict)
-    lives: Mapping[Place, tuple[Life, ...]] = field(default_factory=dict)
+    lifetimes: Mapping[Place, tuple[ObservedLifetime, ...]] = field(default_factory=dict)
     until_s: float = math.inf
     days: float = 7.0
     unknown_evictions_per_h: float | None = None
@@ -217,16 +219,18 @@ class SpotMarket:
         return cls(prices={place: _series(of_it) for place, of_it in changes.items()})
 
     @classmethod
-    def from_lives(cls, lives: Iterable[Life]) -> Self:
+    def from_lifetimes(cls, lifetimes: Iterable[ObservedLifetime]) -> Self:
         """Return a market with these observed evictions; prices are those of the offers."""
-        return cls().with_lives(lives)
+        return cls().with_lifetimes(lifetimes)
 
-    def with_lives(self, lives: Iterable[Life]) -> Self:
+    def with_lifetimes(self, lifetimes: Iterable[ObservedLifetime]) -> Self:
         """Return a copy with these observed machines added."""
-        grouped = {place: list(known) for place, known in self.lives.items()}
-        for life in lives:
+        grouped = {place: list(known) for place, known in self.lifetimes.items()}
+        for life in lifetimes:
             grouped.setdefault((life.instance_type, life.zone), []).append(life)
-        return replace(self, lives={place: tuple(known) for place, known in grouped.items()})
+        return replace(
+            self, lifetimes={place: tuple(known) for place, known in grouped.items()}
+        )
 
     def at(self, moment: float) -> Self:
         """Return a copy that sees only the history before ``moment``."""
@@ -303,7 +307,7 @@ class SpotMarket:
             unknown = self.unknown_evictions_per_h
             if unknown is None:
                 raise CloudError(
-                    f"{offer}: its eviction rate is unknown; give SpotMarket lives of such "
+                    f"{offer}: its eviction rate is unknown; give SpotMarket lifetimes of such "
                     "machines, or unknown_evictions_per_h"
                 )
             hours = _WEIGHT / unknown if unknown else math.inf
@@ -312,10 +316,10 @@ class SpotMarket:
     def _seen(self, offer: Offer, *, here: bool) -> tuple[int, float]:
         """Return evictions and machine hours before the moment, in the offer's place or not."""
         evicted, seconds = 0, 0.0
-        for place, lives in self.lives.items():
+        for place, lifetimes in self.lifetimes.items():
             if place[0] != offer.instance_type or _is_in(place, offer) != here:
                 continue
-            for life in lives:
+            for life in lifetimes:
                 if life.begin_s < self.until_s:
                     evicted += life.evicted and life.end_s < self.until_s
                     seconds += min(life.end_s, self.until_s) - life.begin_s

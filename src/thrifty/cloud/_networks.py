@@ -85,7 +85,7 @@ Over TCP, machines have no more than this; EFA, InfiniBand and GPUDirect carry t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class UncertaintyFactor:
     """Factors by which a time may be shorter and longer, in nine cases of ten.
 
     Raises:
@@ -98,17 +98,17 @@ class Spread:
     def __post_init__(self) -> None:
         if not (self.faster >= 1 and self.slower >= 1):
             raise CloudError(
-                f"a spread has factors of 1 or more, not faster={self.faster}, "
+                f"UncertaintyFactor takes factors of 1 or more, not faster={self.faster}, "
                 f"slower={self.slower}"
             )
 
 
-_TCP = Spread(faster=2.5, slower=1.8)
-_FABRIC = Spread(faster=3.0, slower=2.5)
-_LINKED = Spread(faster=2.0, slower=8.0)
+_TCP = UncertaintyFactor(faster=2.5, slower=1.8)
+_FABRIC = UncertaintyFactor(faster=3.0, slower=2.5)
+_LINKED = UncertaintyFactor(faster=2.0, slower=8.0)
 """Machines whose links are not in use, as on one of the measured clusters, are far slower."""
-_PCIE = Spread(faster=2.0, slower=2.0)
-_STEP = Spread(faster=1.15, slower=1.1)
+_PCIE = UncertaintyFactor(faster=2.0, slower=2.0)
+_STEP = UncertaintyFactor(faster=1.15, slower=1.1)
 _STRAGGLING = Interval(median=0.015, low=0.0, high=0.06)
 
 
@@ -169,11 +169,11 @@ class NetworkPriors:
     linked_share: float = 0.7
     pcie_gb_s: float = 2.4
     pcie_contention: float = 0.5
-    tcp: Spread = _TCP
-    fabric: Spread = _FABRIC
-    linked: Spread = _LINKED
-    pcie: Spread = _PCIE
-    step: Spread = _STEP
+    tcp: UncertaintyFactor = _TCP
+    fabric: UncertaintyFactor = _FABRIC
+    linked: UncertaintyFactor = _LINKED
+    pcie: UncertaintyFactor = _PCIE
+    step: UncertaintyFactor = _STEP
     straggling: Interval = _STRAGGLING
     widths: Mapping[NetworkKind, float] = field(default_factory=_WIDTHS.copy)
     observed: float = _OBSERVED

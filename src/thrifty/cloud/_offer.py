@@ -143,8 +143,8 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rented:
-    """Equal machines in a fleet.
+class MachineGroup:
+    """A group of equal machines in a fleet.
 
     Attributes:
         offer: offer that is rented.
@@ -189,7 +189,7 @@ class Fleet:
         why: what bounds the step, in words.
     """
 
-    machines: tuple[Rented, ...]
+    machines: tuple[MachineGroup, ...]
     step_s: Interval
     time_s: Interval
     cost_usd: Interval

@@ -65,7 +65,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ProbeResult:
     """Result of a probe, with one value for each repeat.
 
     Args:
@@ -156,7 +156,7 @@ class Probes:
     >>> probe = probes.next()
     >>> print(probes.plan.best, "|", probe)
     1 x g4dn.xlarge (1 T4) | compute on 1 x g6.xlarge (1 L4)
-    >>> probes.tell(probe, Measured(compute=(0.25, 0.26)))
+    >>> probes.record(probe, ProbeResult(compute=(0.25, 0.26)))
     >>> print(probes.plan.best, probes.next(), probes.ended)
     1 x g6.xlarge (1 L4) None no probe is worth its price
     """
@@ -215,7 +215,7 @@ class Probes:
             )
         return None
 
-    def tell(self, probe: Probe, measured: Measured | Sequence[StepTiming]) -> None:
+    def record(self, probe: Probe, measured: ProbeResult | Sequence[StepTiming]) -> None:
         """Record a result and replan; the probe's price and seconds count as spent.
 
         Args:
@@ -227,7 +227,7 @@ class Probes:
             CloudError: the result does not match what the probe finds or where, or no fleet meets
                 the goal any more.
         """
-        if isinstance(measured, Measured):
+        if isinstance(measured, ProbeResult):
             estimates = self._with_factors(probe, measured)
         else:
             estimates = self._with_steps(probe, measured)
@@ -235,12 +235,12 @@ class Probes:
         self._options = replace(self._options, estimates=estimates)
         self.plan = self._planned()
 
-    def _with_factors(self, probe: Probe, measured: Measured) -> HardwareEstimates:
+    def _with_factors(self, probe: Probe, measured: ProbeResult) -> HardwareEstimates:
         found = {what: factors for what in _MACHINES if (factors := getattr(measured, what))}
         if set(found) != set(probe.finds):
             raise CloudError(
                 f"the probe finds {' and '.join(probe.finds)}, and "
-                f"{' and '.join(found) or 'nothing'} is told: give Measured at least one "
+                f"{' and '.join(found) or 'nothing'} was recorded: give ProbeResult at least one "
                 "factor for each of its finds, and no other"
             )
         return self.estimates.probed(**{
@@ -255,7 +255,7 @@ class Probes:
                 or timing.num > probe.num
             ):
                 raise CloudError(
-                    f"the probe rents {probe.offer.spell(probe.num)}, and a step is told on "
+                    f"the probe rents {probe.offer.spell(probe.num)}, and a step was recorded on "
                     f"{timing.offer.spell(timing.num)}: give steps on the probe's machines, or "
                     "on fewer of them"
                 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from thrifty.core import CloudError
 
 from ._hardware import HardwareEstimates
-from ._offer import Fleet, Interval, Offer, Rented
+from ._offer import Fleet, Interval, MachineGroup, Offer
 from ._spot import SpotHistory
 from ._workload import Workload
 from .planning._estimate import estimate
@@ -23,7 +23,7 @@ def replan(
     *,
     options: FleetOptions | None = None,
     done_steps: int,
-    gone: Sequence[Rented] = (),
+    gone: Sequence[MachineGroup] = (),
 ) -> FleetPlan:
     """Return the best fleet for the remaining steps: the present one, without setup, or another.
 
@@ -162,7 +162,7 @@ def _less(interval: Interval, by: float) -> Interval:
     return Interval(median=interval.median - by, low=interval.low - by, high=interval.high - by)
 
 
-def _is_gone(rented: Rented, gone: Sequence[Rented]) -> bool:
+def _is_gone(rented: MachineGroup, gone: Sequence[MachineGroup]) -> bool:
     return any(
         _place(each.offer) == _place(rented.offer) and (rented.spot or not each.spot)
         for each in gone

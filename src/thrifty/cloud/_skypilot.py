@@ -15,7 +15,7 @@ from thrifty.core import (
 
 from ._csv import SKYPILOT_FILE
 from ._hardware import HardwareEstimates
-from ._offer import ANYWHERE, Fleet, Offer, Rented
+from ._offer import ANYWHERE, Fleet, MachineGroup, Offer
 
 
 _NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
@@ -59,7 +59,7 @@ def to_skypilot(
         CloudError: the machines are not equal, or SkyPilot does not accept the name.
         MissingExtraError: PyYAML is not installed.
 
-    >>> from thrifty.cloud import Fleet, Interval, Offer, Rented
+    >>> from thrifty.cloud import Fleet, Interval, Offer, MachineGroup
     >>> offer = Offer(
     ...     cloud="aws",
     ...     region="us-east-1",
@@ -69,7 +69,7 @@ def to_skypilot(
     ... )
     >>> some = Interval(median=1.0, low=1.0, high=1.0)
     >>> fleet = Fleet(
-    ...     machines=(Rented(offer=offer, num=2, batch=64),),
+    ...     machines=(MachineGroup(offer=offer, num=2, batch=64),),
     ...     step_s=some,
     ...     time_s=some,
     ...     cost_usd=some,
@@ -212,7 +212,7 @@ def refresh_skypilot(clouds: Iterable[str] = ()) -> None:
         _ = common.read_catalog(f"{cloud}/{SKYPILOT_FILE}", pull_frequency_hours=0).columns
 
 
-def _only(fleet: Fleet) -> Rented:
+def _only(fleet: Fleet) -> MachineGroup:
     """Return one of the machines if all are equal, and raise CloudError otherwise."""
     kinds = {_kind(each) for each in fleet.machines}
     if not kinds:
@@ -226,7 +226,7 @@ def _only(fleet: Fleet) -> Rented:
     return fleet.machines[0]
 
 
-def _kind(rented: Rented) -> tuple[Any, ...]:
+def _kind(rented: MachineGroup) -> tuple[Any, ...]:
     offer = rented.offer
     place = offer.cloud, offer.region
     return (
@@ -264,7 +264,7 @@ def _equal(fleet: Fleet) -> str:
     return f"{way} at ${cost:.2f} an hour"
 
 
-def _resources(rented: Rented) -> dict[str, Any]:
+def _resources(rented: MachineGroup) -> dict[str, Any]:
     offer = rented.offer
     resources: dict[str, Any] = {
         # No zone, so that SkyPilot searches the whole region for capacity.
@@ -280,7 +280,7 @@ def _resources(rented: Rented) -> dict[str, Any]:
     return resources
 
 
-def _plan(fleet: Fleet, rented: Rented) -> dict[str, str]:
+def _plan(fleet: Fleet, rented: MachineGroup) -> dict[str, str]:
     plan = {"THRIFTY_DEVICE_BATCH": str(rented.batch)}
     if rented.num_micro > 1:
         plan["THRIFTY_MICRO_BATCHES"] = str(rented.num_micro)

@@ -85,7 +85,7 @@ class Workload:
             )
 
 
-def widths_of(
+def parallelism_phases_of(
     stages: Iterable[ForestStage], *, steps_per_epoch: int = 1
 ) -> tuple[tuple[int, int], ...]:
     """Return how many trainings can run side by side, and for how many steps.
@@ -106,7 +106,7 @@ def widths_of(
     >>> plan = SearchPlan()
     >>> for trial, lr in enumerate([Constant(0.1), Step(0.1, [3]), Step(0.1, [3, 6])]):
     ...     plan.request(trial, plan.insert(Timeline({"lr": lr}, epochs=9)), 9)
-    >>> widths_of(stage_forest(plan, ends={}), steps_per_epoch=100)
+    >>> parallelism_phases_of(stage_forest(plan, ends={}), steps_per_epoch=100)
     ((1, 300), (2, 300), (3, 300))
     """
     if steps_per_epoch < 1:

@@ -11,11 +11,23 @@ from ._job import BatchScaling, HeteroOptions, MembersChanged, StepReport, plot_
 from ._order import Place, SampleOrder, Share
 from ._trainer import HeteroTrainer, balance
 from .balance._profile import profile_step
-from .balance._simulator import Load, SimulatedStep, SimulatedWorker, Simulation, simulate
+from .balance._simulator import (
+    JobSimulation,
+    Load,
+    SimulatedStep,
+    SimulatedWorker,
+    simulate_job,
+)
 from .training._batch_norm import WholeBatchNorm
 from .workers._elastic import ElasticMembership
 from .workers._measure import Meter, PowerMeter, ZeusMeter, measure_curve
-from .workers._membership import FixedMembership, Membership, View, Wait, measure_all_reduce
+from .workers._membership import (
+    FixedMembership,
+    Membership,
+    Wait,
+    WorkerView,
+    measure_all_reduce,
+)
 
 
 __all__ = [
@@ -26,6 +38,7 @@ __all__ = [
     "HeteroOptions",
     "HeteroTask",
     "HeteroTrainer",
+    "JobSimulation",
     "Link",
     "Load",
     "MembersChanged",
@@ -38,18 +51,17 @@ __all__ = [
     "Share",
     "SimulatedStep",
     "SimulatedWorker",
-    "Simulation",
     "SplitChange",
     "StepCurve",
     "StepReport",
-    "View",
     "Wait",
     "WholeBatchNorm",
+    "WorkerView",
     "ZeusMeter",
     "balance",
     "measure_all_reduce",
     "measure_curve",
     "plot_steps",
     "profile_step",
-    "simulate",
+    "simulate_job",
 ]

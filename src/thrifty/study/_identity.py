@@ -163,6 +163,8 @@ _REMOVED_OPTIONS = (
     ", threshold='sqrt-log', width='fixed', ladder='widest'",  # of BOSS
 )
 """Options in the text of older studies' algorithms, with the values that always hold now."""
+_RENAMED = {"GriddedSampler(": "QuantizedSampler("}
+"""Names in the text of older studies' algorithms, and what they are called now."""
 
 _NOT_COMPARED = ("file", "task")  # a task is compared by its plan
 
@@ -258,7 +260,7 @@ class Recipe:
     def check_same(self, found: Mapping[str, Any], *, same_plan: bool, where: str) -> None:
         """Raise StudyMismatchError unless the stored spec is that of this study."""
         legacy = is_legacy(found)
-        found = {**found, "algorithm": _without_removed_options(found.get("algorithm", ""))}
+        found = {**found, "algorithm": _as_written_now(found.get("algorithm", ""))}
         mine = self.like(found).spec(legacy=legacy)
         differing = [
             f"{key} was {found.get(key)!r} and is {mine.get(key)!r}"
@@ -282,9 +284,12 @@ class Recipe:
             return dict(self.task.identity())
 
 
-def _without_removed_options(algorithm: str) -> str:
+def _as_written_now(algorithm: str) -> str:
+    """Return the text of a stored algorithm as this version writes it."""
     for options in _REMOVED_OPTIONS:
         algorithm = algorithm.replace(options, "")
+    for old, new in _RENAMED.items():
+        algorithm = algorithm.replace(old, new)
     return algorithm
 
 

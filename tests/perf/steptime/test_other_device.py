@@ -11,8 +11,8 @@ from scipy.stats import multivariate_normal
 
 from thrifty.core import MissingExtraError, UsageError
 from thrifty.perf.steptime._transfer import (
-    OnBoth,
     OtherDevice,
+    PairedSteps,
     _inputs,
     _likeliest,
     _parts,
@@ -40,15 +40,15 @@ def network(work, *, launch=1.0, times=4.0, noise=0.0, seed=0):
     here = launch + work * BATCHES
     there = launch + times * work * BATCHES
     there *= np.exp(noise * np.random.default_rng([seed, int(1e6 * work)]).normal(size=8))
-    return OnBoth(setups=BATCHES[:, None], here_s=here, there_s=there)
+    return PairedSteps(setups=BATCHES[:, None], here_s=here, there_s=there)
 
 
 def scaled(steps, factor):
-    return OnBoth(setups=steps.setups, here_s=steps.here_s, there_s=factor * steps.there_s)
+    return PairedSteps(setups=steps.setups, here_s=steps.here_s, there_s=factor * steps.there_s)
 
 
 def taken(steps, places):
-    return OnBoth(
+    return PairedSteps(
         setups=steps.setups[places],
         here_s=steps.here_s[places],
         there_s=steps.there_s[places],
@@ -117,7 +117,7 @@ def test_references_need_few_steps_there():
 
 def test_the_larger_of_two_devices_may_be_the_one_at_hand_or_not():
     def turned(steps):
-        return OnBoth(setups=steps.setups, here_s=steps.there_s, there_s=steps.here_s)
+        return PairedSteps(setups=steps.setups, here_s=steps.there_s, there_s=steps.here_s)
 
     new = turned(network(0.1))
     assert error(fitted([turned(network(work)) for work in WORK], new), new) < 0.04
@@ -126,7 +126,7 @@ def test_the_larger_of_two_devices_may_be_the_one_at_hand_or_not():
 def test_a_number_that_all_setups_share_says_nothing():
     def wider(steps):
         setups = np.column_stack([steps.setups, np.full(8, 32.0)])
-        return OnBoth(setups=setups, here_s=steps.here_s, there_s=steps.there_s)
+        return PairedSteps(setups=setups, here_s=steps.here_s, there_s=steps.there_s)
 
     new, references = network(0.1), [network(work) for work in WORK]
     plain = fitted(references, new)
@@ -140,7 +140,7 @@ def test_a_number_that_all_setups_share_says_nothing():
 @given(unit=st.floats(1e-4, 1e4), other=st.floats(1e-4, 1e4))
 def test_units_do_not_matter(unit, other):
     def measured(steps):
-        return OnBoth(
+        return PairedSteps(
             setups=steps.setups * other,
             here_s=steps.here_s * unit,
             there_s=steps.there_s * unit,
@@ -293,12 +293,12 @@ def test_one_reference_does_not_say_how_networks_differ():
 
 def test_a_time_there_is_missing():
     with pytest.raises(UsageError, match=r"one time there for each .* not \(7,\) for \(8,\)"):
-        OnBoth(setups=BATCHES[:, None], here_s=BATCHES, there_s=BATCHES[1:])
+        PairedSteps(setups=BATCHES[:, None], here_s=BATCHES, there_s=BATCHES[1:])
 
 
 def test_no_step_at_all():
     with pytest.raises(UsageError, match="of at least one time here"):
-        OnBoth(setups=np.zeros((0, 1)), here_s=np.zeros(0), there_s=np.zeros(0))
+        PairedSteps(setups=np.zeros((0, 1)), here_s=np.zeros(0), there_s=np.zeros(0))
 
 
 @pytest.mark.parametrize("setups", [BATCHES, BATCHES[1:, None]])
@@ -314,11 +314,11 @@ def test_numbers_that_are_not_positive(name, value):
     numbers[name] = numbers[name].copy()
     numbers[name][2] = value
     with pytest.raises(UsageError, match="positive and finite"):
-        OnBoth(**numbers)
+        PairedSteps(**numbers)
 
 
 def test_setups_of_other_numbers():
-    two = OnBoth(setups=np.ones((8, 2)), here_s=BATCHES, there_s=BATCHES)
+    two = PairedSteps(setups=np.ones((8, 2)), here_s=BATCHES, there_s=BATCHES)
     wrong = "setups of 2 numbers, where the first network's have 1"
     with pytest.raises(UsageError, match=wrong):
         OtherDevice([network(0.1), two])

@@ -21,17 +21,17 @@ from thrifty.cloud import (
     FleetOptions,
     FleetPlan,
     HardwareEstimates,
-    Measured,
     Offer,
     Probe,
+    ProbeResult,
     Probes,
     SpotMarket,
     Workload,
     launch,
+    parallelism_phases_of,
     plan_fleet,
     plot_front,
     to_skypilot,
-    widths_of,
 )
 from thrifty.core import CloudError, UsageError, plain_text, require
 from thrifty.perf import StepProfile
@@ -140,7 +140,7 @@ def load_workload(file: Path, asked: Asked) -> tuple[Workload, Mapping[str, Any]
     steps = asked.steps or (epochs or 0) * each
     workload = _of(profile, asked, steps=steps, batch=batch)
     if asked.study and study is not None:
-        parallelism_phases = widths_of(study.plan().forest, steps_per_epoch=each)
+        parallelism_phases = parallelism_phases_of(study.plan().forest, steps_per_epoch=each)
         workload = replace(workload, parallelism_phases=parallelism_phases)
     return workload, {} if stored else subject.values
 
@@ -229,7 +229,7 @@ class Scene:
                 what: (getattr(probes.estimates, what)(probe.offer).median,)
                 for what in probe.finds
             }
-            probes.tell(probe, Measured(**believed))
+            probes.record(probe, ProbeResult(**believed))
         return found, probes.ended
 
     def notes(self, plan: FleetPlan) -> list[str]:

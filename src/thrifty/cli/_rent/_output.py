@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from rich.console import Console
 
 from thrifty.cli._options import cell
-from thrifty.cloud import Fleet, FleetPlan, Interval, Probe, Rented
+from thrifty.cloud import Fleet, FleetPlan, Interval, MachineGroup, Probe
 from thrifty.core import CloudError, UsageError
 
 
@@ -158,7 +158,7 @@ def span(time_s: Interval) -> str:
     return f"{middle} {name} ({low} to {high})"
 
 
-def _batch(rented: Rented) -> str:
+def _batch(rented: MachineGroup) -> str:
     micro = f"{rented.num_micro} x {rented.micro_batch}"
     batch = micro if rented.num_micro > 1 else str(rented.batch)
     return batch if rented.precision == "float32" else f"{batch} in {rented.precision}"

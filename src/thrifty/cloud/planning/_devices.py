@@ -455,7 +455,7 @@ def bound_by(
 
 
 def misfit(profile: StepProfile, offer: Offer, *, batch: int, usable: float) -> str:
-    """Return why a device of this machine, with so many usable bytes, may not hold a batch."""
+    """Return why a device of this machine may not hold a batch in its ``usable`` bytes."""
     samples = "one sample needs" if batch == 1 else f"{batch} samples need"
     needed, at_most = float(profile.peak_at(batch)), float(profile.high_peak_at(batch))
     return (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from thrifty.cloud._hardware import HardwareEstimates
-from thrifty.cloud._offer import Fleet, Interval, Offer, Rented
+from thrifty.cloud._offer import Fleet, Interval, MachineGroup, Offer
 from thrifty.cloud._spot import SpotHistory, slowdowns, spot_terms
 from thrifty.cloud._workload import Workload, study_s
 from thrifty.core import CloudError, UsageError
@@ -163,7 +163,7 @@ def fleet_of(
     Raises:
         CloudError: an offer is not available on demand or as spot, as wanted.
     """
-    rented: list[Rented] = []
+    rented: list[MachineGroup] = []
     evictions = 0.0
     for (offer, num, spot), (batch, num_micro), precision in zip(
         machines, batches, precisions, strict=True
@@ -182,7 +182,7 @@ def fleet_of(
             priced = replace(offer, spot_usd_h=terms[0])
             evictions += num * terms[1]
         rented.append(
-            Rented(
+            MachineGroup(
                 offer=priced,
                 num=num,
                 batch=batch,

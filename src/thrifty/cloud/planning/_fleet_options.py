@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from thrifty.cloud._hardware import HardwareEstimates
-from thrifty.cloud._offer import Fleet, Interval, Offer, Rented
+from thrifty.cloud._offer import Fleet, Interval, MachineGroup, Offer
 from thrifty.cloud._spot import SpotHistory
 from thrifty.core import CloudError
 
@@ -164,7 +164,7 @@ _AWS_GPUS = {"g": "G and VT", "p": "P"}
 
 
 def availability_notes(
-    machines: Sequence[Rented], *, quotas: Mapping[str, int]
+    machines: Sequence[MachineGroup], *, quotas: Mapping[str, int]
 ) -> tuple[str, ...]:
     """Return what limits the renting of these machines beside their price.
 
@@ -189,7 +189,7 @@ def availability_notes(
     return tuple(notes)
 
 
-def _quota(rented: Rented) -> str | None:
+def _quota(rented: MachineGroup) -> str | None:
     """Return what the cloud counts these machines against; None if that is not known."""
     offer = rented.offer
     count = f"{rented.num} x {offer.instance_type}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from thrifty.cloud._hardware import HardwareEstimates
-from thrifty.cloud._offer import Fleet, Offer, Rented
+from thrifty.cloud._offer import Fleet, MachineGroup, Offer
 from thrifty.cloud._spot import ASSUMED_PER_H
 from thrifty.cloud._workload import Workload
 from thrifty.core import CloudError
@@ -82,7 +82,7 @@ def notes_on(
     return tuple(notes)
 
 
-def _notes_on_machines(workload: Workload, rented: Rented) -> list[str]:
+def _notes_on_machines(workload: Workload, rented: MachineGroup) -> list[str]:
     notes = []
     if rented.offer.device_memory_bytes is None:
         notes.append(

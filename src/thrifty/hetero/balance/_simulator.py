@@ -92,7 +92,7 @@ class SimulatedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
+class JobSimulation:
     """The result of a simulated job.
 
     Attributes:
@@ -120,7 +120,7 @@ class Simulation:
         return self.joules / self.samples
 
 
-def simulate(  # noqa: PLR0913 -- all but `workers` are keyword-only
+def simulate_job(  # noqa: PLR0913 -- all but `workers` are keyword-only
     workers: Sequence[SimulatedWorker],
     *,
     batch: int,
@@ -131,7 +131,7 @@ def simulate(  # noqa: PLR0913 -- all but `workers` are keyword-only
     loads: Sequence[Load] = (),
     detect_s: float = 5.0,
     policy: MakePolicy | None = None,
-) -> Simulation:
+) -> JobSimulation:
     """Simulate training on a cluster.
 
     The simulation advances from one event to the next: ends of steps, loads that begin or end,
@@ -156,7 +156,7 @@ def simulate(  # noqa: PLR0913 -- all but `workers` are keyword-only
 
     >>> host = SimulatedWorker(name="host", curve=StepCurve(sample_s=0.01))
     >>> device = SimulatedWorker(name="device", curve=StepCurve(sample_s=0.03))
-    >>> run = simulate([host, device], batch=40, num_steps=10)
+    >>> run = simulate_job([host, device], batch=40, num_steps=10)
     >>> run.steps[0].sizes, round(run.samples_per_s)
     ((30, 10), 133)
     """
@@ -209,7 +209,7 @@ def simulate(  # noqa: PLR0913 -- all but `workers` are keyword-only
                 change=rule.observe(busy),
             )
         )
-    return Simulation(
+    return JobSimulation(
         seconds=now,
         samples=sum(sum(step.sizes) for step in steps),
         joules=joules,

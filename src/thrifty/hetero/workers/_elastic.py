@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thrifty.core import HeteroError, TooFewWorkersError, plain_logger, require
 
-from ._membership import View, Wait, peer_losses
+from ._membership import Wait, WorkerView, peer_losses
 
 
 LOOPBACK = "127.0.0.1"
@@ -179,7 +179,7 @@ class ElasticMembership:
         self._beat = threading.Thread(target=self._live, name="thrifty-heartbeat", daemon=True)
         self._beat.start()
 
-    def agree(self, *, step: int, broken: bool = False) -> View:
+    def agree(self, *, step: int, broken: bool = False) -> WorkerView:
         """Ask the lighthouse for the members and connect to them."""
         if broken:
             self._leave()
@@ -224,7 +224,7 @@ class ElasticMembership:
         self._beat.join()
         self._leave()
 
-    def _ask(self, step: int, end: float) -> tuple[View, tuple[int, int], str]:
+    def _ask(self, step: int, end: float) -> tuple[WorkerView, tuple[int, int], str]:
         """Return the view, the key that all members use for it, and their store's address."""
         while True:
             left = max(_RETRY_S, end - time.monotonic())
@@ -253,7 +253,7 @@ class ElasticMembership:
                 for each, member in zip(told, members, strict=True)
             )
             if self.name in names and len(names) >= self._min_workers and begun:
-                view = View(
+                view = WorkerView(
                     generation=int(quorum.quorum_id) * 1000 + self._attempt,
                     rank=names.index(self.name),
                     names=names,
@@ -273,7 +273,7 @@ class ElasticMembership:
             raise TooFewWorkersError(f"{why}; waited for {self._quorum_s:g} s")
         self._closed.wait(_RETRY_S)
 
-    def _join(self, view: View, key: tuple[int, int], store: str) -> None:
+    def _join(self, view: WorkerView, key: tuple[int, int], store: str) -> None:
         if len(view.names) > 1:
             host, _, port = store.rpartition(":")
             soon = min(self._timeout, timedelta(seconds=_CONNECT_S))

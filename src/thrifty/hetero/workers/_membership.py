@@ -34,7 +34,7 @@ Wait = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class WorkerView:
     """The workers of one generation, as all of them see it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Membership(Protocol):
     Every wait ends, either with its result or with an error after the implementation's time limit.
     """
 
-    def agree(self, *, step: int, broken: bool = False) -> View:
+    def agree(self, *, step: int, broken: bool = False) -> WorkerView:
         """Agree with the other workers on the members.
 
         All workers call it at the same steps, and after a ``PeerLostError``.
@@ -131,7 +131,7 @@ class FixedMembership:
             self._owns = True
         self._together = dist.is_available() and dist.is_initialized()
 
-    def agree(self, *, step: int, broken: bool = False) -> View:
+    def agree(self, *, step: int, broken: bool = False) -> WorkerView:
         """Return the group as it was started."""
         if broken:
             raise TooFewWorkersError(
@@ -141,7 +141,7 @@ class FixedMembership:
         size = dist.get_world_size() if self._together else 1
         rank = dist.get_rank() if self._together else 0
         names = tuple(str(rank) for rank in range(size))
-        return View(generation=0, rank=rank, names=names, steps=(step,) * size)
+        return WorkerView(generation=0, rank=rank, names=names, steps=(step,) * size)
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum a tensor over the group."""
@@ -332,11 +332,11 @@ class WorkerGroup:
         self._members = members
         self._job = job
         self._device = device
-        self._view: View | None = None
+        self._view: WorkerView | None = None
         self._met_at = -1
 
     @property
-    def view(self) -> View:
+    def view(self) -> WorkerView:
         """The view of the workers that all of them share; available after the first meeting."""
         if self._view is None:
             raise AssertionError("the workers have not met")
@@ -385,7 +385,7 @@ class WorkerGroup:
             self._view, self._met_at = view, self._job.steps
             return infos
 
-    def _exchange(self, view: View, mine: WorkerInfo) -> tuple[WorkerInfo, ...]:
+    def _exchange(self, view: WorkerView, mine: WorkerInfo) -> tuple[WorkerInfo, ...]:
         table = torch.zeros(len(view.names), WorkerInfo.NUM, dtype=torch.float64)
         table[view.rank] = torch.tensor(mine.to_row(), dtype=torch.float64)
         table = table.to(self._device)
@@ -415,7 +415,7 @@ class WorkerGroup:
         """
         self.share(self._job.state, self._job.load_state, source=self.view.furthest)
 
-    def _catch_up(self, view: View, infos: tuple[WorkerInfo, ...]) -> None:
+    def _catch_up(self, view: WorkerView, infos: tuple[WorkerInfo, ...]) -> None:
         alike = len(set(view.steps)) == 1 and not any(info.new for info in infos)
         if not alike:
             self._send(view, self._job.state, self._job.load_state, source=view.furthest)
@@ -427,7 +427,7 @@ class WorkerGroup:
 
     def _send(
         self,
-        view: View,
+        view: WorkerView,
         give: Callable[[], Any],
         take: Callable[[Any], None],
         *,
@@ -446,7 +446,7 @@ class WorkerGroup:
             take(from_bytes(data))
 
 
-def _check_structure(view: View, infos: tuple[WorkerInfo, ...]) -> None:
+def _check_structure(view: WorkerView, infos: tuple[WorkerInfo, ...]) -> None:
     """Raise ``HeteroError`` unless all workers train the same model."""
     for name, info in zip(view.names, infos, strict=True):
         if info.structure != infos[0].structure:

@@ -6,16 +6,16 @@ type of device. scipy and scikit-learn are in the extra ``cloud``.
 
 from ._hybrid import Bagged, Hybrid, Overlapping
 from ._model import Intervals, PerfectScaling, Setup, StepTimeModel, smallest_margin
-from ._transfer import OnBoth, OtherDevice, Transfer
+from ._transfer import OtherDevice, PairedSteps, Transfer
 
 
 __all__ = [
     "Bagged",
     "Hybrid",
     "Intervals",
-    "OnBoth",
     "OtherDevice",
     "Overlapping",
+    "PairedSteps",
     "PerfectScaling",
     "Setup",
     "StepTimeModel",

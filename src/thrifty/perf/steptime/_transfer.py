@@ -36,7 +36,7 @@ _MOST = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnBoth:
+class PairedSteps:
     """Steps of one network on this device ("here") and on the other device ("there").
 
     Args:
@@ -99,7 +99,7 @@ class OtherDevice:
     >>> batch = np.array([8.0, 16.0, 32.0, 64.0])
     >>> def network(work, few=4):
     ...     here, there = 1 + work * batch, 1 + 3 * work * batch
-    ...     return OnBoth(setups=batch[:few, None], here_s=here[:few], there_s=there[:few])
+    ...     return PairedSteps(setups=batch[:few, None], here_s=here[:few], there_s=there[:few])
     >>> model = OtherDevice([network(work) for work in (0.02, 0.1, 1.0, 4.0)])
     >>> model.fit(network(0.5, few=1))
     >>> new = network(0.5)
@@ -109,14 +109,14 @@ class OtherDevice:
 
     _process: _Process
 
-    def __init__(self, references: Sequence[OnBoth]) -> None:
+    def __init__(self, references: Sequence[PairedSteps]) -> None:
         if len(references) < 2:
             raise UsageError(f"at least two networks on both devices, not {len(references)}")
         self._references = tuple(references)
         self._numbers = references[0].inputs.shape[1] - 1
         self._likeliest = _likeliest(self._steps(self._references))
 
-    def fit(self, probes: OnBoth) -> None:
+    def fit(self, probes: PairedSteps) -> None:
         """Add the probes of the new network.
 
         Raises:
@@ -161,7 +161,7 @@ class OtherDevice:
         mean, variance = self._process(inputs, mine)
         return here_s * np.exp(mean), np.sqrt(variance)
 
-    def _steps(self, networks: Sequence[OnBoth]) -> _Steps:
+    def _steps(self, networks: Sequence[PairedSteps]) -> _Steps:
         inputs = [self._checked(each.inputs) for each in networks]
         return _Steps(
             inputs=np.concatenate(inputs),

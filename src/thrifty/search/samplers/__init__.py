@@ -1,6 +1,6 @@
 """Samplers, one per file: they propose the configurations of new trials."""
 
-from ._base_sampler import GriddedSampler, GridSampler, RandomSampler, Sampler
+from ._base_sampler import GridSampler, QuantizedSampler, RandomSampler, Sampler
 from ._kde import KDESampler
 from ._optuna import CMAESSampler, GPSampler, NSGAIISampler, TPESampler
 from ._random_forest import RandomForestSampler
@@ -10,9 +10,9 @@ __all__ = [
     "CMAESSampler",
     "GPSampler",
     "GridSampler",
-    "GriddedSampler",
     "KDESampler",
     "NSGAIISampler",
+    "QuantizedSampler",
     "RandomForestSampler",
     "RandomSampler",
     "Sampler",

@@ -289,7 +289,7 @@ def _walk(space: Space, levels: int, shuffle_seed: int | None) -> _Walk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GriddedSampler(Sampler):
+class QuantizedSampler(Sampler):
     """Draws each configuration after thinning every interval to ``levels`` values; never exhausted.
 
     Two draws from an interval never coincide, so they cannot share any training. Draws from a few
@@ -298,7 +298,7 @@ class GriddedSampler(Sampler):
     >>> from thrifty.search import History
     >>> from thrifty.space import Float, Space
     >>> space, rng = Space(lr=Float(0.1, 0.4)), np.random.default_rng(0)
-    >>> GriddedSampler(levels=4).sample(History(), space, num=1, rng=rng)
+    >>> QuantizedSampler(levels=4).sample(History(), space, num=1, rng=rng)
     [{'lr': 0.4}]
     """
 
