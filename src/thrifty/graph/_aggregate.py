@@ -57,7 +57,7 @@ def neighbor_mean(x: Tensor, block: Block) -> Tensor:
     """
     if has_torch_function_unary(x):
         return handle_torch_function(neighbor_mean, (x,), x, block)
-    return _aggregate(x, block, _How(mean=True, own=False))  # type: ignore[no-any-return]
+    return _aggregate(x, block, _AggregateKind(mean=True, own=False))  # type: ignore[no-any-return]
 
 
 def neighbor_sum(x: Tensor, block: Block) -> Tensor:
@@ -76,7 +76,7 @@ def neighbor_sum(x: Tensor, block: Block) -> Tensor:
     """
     if has_torch_function_unary(x):
         return handle_torch_function(neighbor_sum, (x,), x, block)
-    return _aggregate(x, block, _How(mean=False, own=False))  # type: ignore[no-any-return]
+    return _aggregate(x, block, _AggregateKind(mean=False, own=False))  # type: ignore[no-any-return]
 
 
 def mean_and_own(x: Tensor, block: Block) -> Tensor:
@@ -95,7 +95,7 @@ def mean_and_own(x: Tensor, block: Block) -> Tensor:
     """
     if has_torch_function_unary(x):
         return handle_torch_function(mean_and_own, (x,), x, block)
-    return _aggregate(x, block, _How(mean=True, own=True))  # type: ignore[no-any-return]
+    return _aggregate(x, block, _AggregateKind(mean=True, own=True))  # type: ignore[no-any-return]
 
 
 def of_each(x: Tensor, block: Block, *, mean: bool, own: bool) -> Tensor:
@@ -110,7 +110,7 @@ def of_each(x: Tensor, block: Block, *, mean: bool, own: bool) -> Tensor:
     Returns:
         Shape ``(trials, block.num_dst, features)``, twice as many features with ``own``.
     """
-    return _apply(x, block, _How(mean=mean, own=own))
+    return _apply(x, block, _AggregateKind(mean=mean, own=own))
 
 
 def uses_kernels(x: Tensor) -> bool:
@@ -123,7 +123,7 @@ def transposed(block: Block) -> Transposed:
     return block.once("transposed", lambda: _transpose(block))
 
 
-class _How(NamedTuple):
+class _AggregateKind(NamedTuple):
     """The kind of aggregate: sums or means, with or without the destinations' own rows."""
 
     mean: bool
@@ -143,7 +143,7 @@ class _Remembered(NamedTuple):
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _aggregate(x: Tensor, block: Block, how: _How) -> Tensor:
+def _aggregate(x: Tensor, block: Block, how: _AggregateKind) -> Tensor:
     # Forward-mode derivatives travel on tensors that need no gradient, and inference tensors do
     # not say when they change, so neither kind can be cached.
     no_cache = x.requires_grad or x.is_inference()
@@ -152,13 +152,13 @@ def _aggregate(x: Tensor, block: Block, how: _How) -> Tensor:
     return _remembered(x, block, how) if block.shared else _gather(x, block, how)
 
 
-def _remembered(x: Tensor, block: Block, how: _How) -> Tensor:
+def _remembered(x: Tensor, block: Block, how: _AggregateKind) -> Tensor:
     """Return the aggregate of an input that needs no gradient, one tensor for all trials.
 
     Only the last ``x`` is cached, and only while it exists, because blocks may be kept for long
     and must not collect memory.
     """
-    last: dict[_How, _Remembered] = block.once("aggregated", dict)
+    last: dict[_AggregateKind, _Remembered] = block.once("aggregated", dict)
     known = last.get(how)
     if known is not None and known.is_of(x):
         return known.out
@@ -180,7 +180,7 @@ class _Gather(Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, block: Block, how: _How, back: bool) -> Tensor:  # noqa: FBT001, PLR0917
+    def forward(x: Tensor, block: Block, how: _AggregateKind, back: bool) -> Tensor:  # noqa: FBT001, PLR0917
         return _gather_back(x, block, how) if back else _gather(x, block, how)
 
     @staticmethod
@@ -196,11 +196,11 @@ class _Gather(Function):
         return _apply(tangents[0], ctx.block, ctx.how, back=ctx.back)
 
 
-def _apply(x: Tensor, block: Block, how: _How, *, back: bool = False) -> Tensor:
+def _apply(x: Tensor, block: Block, how: _AggregateKind, *, back: bool = False) -> Tensor:
     return _Gather.apply(x, block, how, back)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _gather(x: Tensor, block: Block, how: _How) -> Tensor:
+def _gather(x: Tensor, block: Block, how: _AggregateKind) -> Tensor:
     if not uses_kernels(x):
         return _gather_by_index(x, block, how)
     x = x.detach().contiguous()
@@ -212,7 +212,7 @@ def _gather(x: Tensor, block: Block, how: _How) -> Tensor:
     return out
 
 
-def _gather_back(grad: Tensor, block: Block, how: _How) -> Tensor:
+def _gather_back(grad: Tensor, block: Block, how: _AggregateKind) -> Tensor:
     if not uses_kernels(grad):
         return _gather_back_by_index(grad, block, how)
     grad = grad.detach().contiguous()
@@ -231,7 +231,7 @@ def _each(x: Tensor) -> tuple[Tensor, ...]:
     return x.unbind(0) if x.dim() == 3 else (x,)
 
 
-def _gather_by_index(x: Tensor, block: Block, how: _How) -> Tensor:
+def _gather_by_index(x: Tensor, block: Block, how: _AggregateKind) -> Tensor:
     if x.dim() == 3:
         return torch.stack([_gather_by_index(each, block, how) for each in x])
     # In half precision, a long sum would lose its small rows.
@@ -244,7 +244,7 @@ def _gather_by_index(x: Tensor, block: Block, how: _How) -> Tensor:
     return torch.cat([out, x[: block.num_dst]], dim=1) if how.own else out
 
 
-def _gather_back_by_index(grad: Tensor, block: Block, how: _How) -> Tensor:
+def _gather_back_by_index(grad: Tensor, block: Block, how: _AggregateKind) -> Tensor:
     if grad.dim() == 3:
         return torch.stack([_gather_back_by_index(each, block, how) for each in grad])
     dtype = torch.promote_types(grad.dtype, torch.float32)

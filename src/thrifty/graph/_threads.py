@@ -49,7 +49,7 @@ class OrderedPrefetcher(Iterator[T], Generic[T]):
         self._line: _Line[T] = _Line(make, num, num_threads=num_threads)
         self._num = num
         self._taken = 0
-        self._early: dict[int, _Made[T]] = {}
+        self._early: dict[int, _PreparedBatch[T]] = {}
         self._turn = Lock()
         self._process = os.getpid()
         # Runs at garbage collection, because the threads hold the line and never this iterator.
@@ -104,7 +104,7 @@ class OrderedPrefetcher(Iterator[T], Generic[T]):
         self._end()
 
 
-class _Made(NamedTuple, Generic[T]):
+class _PreparedBatch(NamedTuple, Generic[T]):
     number: int
     value: T | None
     error: BaseException | None
@@ -120,7 +120,7 @@ class _Line(Generic[T]):
     def __init__(self, make: Callable[[int], T], num: int, *, num_threads: int) -> None:
         self.make = make
         self.wanted: SimpleQueue[int | None] = SimpleQueue()
-        self.made: SimpleQueue[_Made[T]] = SimpleQueue()
+        self.made: SimpleQueue[_PreparedBatch[T]] = SimpleQueue()
         self.closed = False
         # Daemons, because Python would otherwise wait for the threads before it ends the
         # iterations that they wait for.
@@ -145,11 +145,11 @@ def _work(line: _Line[T]) -> None:
         line.made.put(_made(line.make, number))
 
 
-def _made(make: Callable[[int], T], number: int) -> _Made[T]:
+def _made(make: Callable[[int], T], number: int) -> _PreparedBatch[T]:
     try:
-        return _Made(number, make(number), None)
+        return _PreparedBatch(number, make(number), None)
     except BaseException as error:  # noqa: BLE001 -- raised again where the batch is requested
-        return _Made(number, None, error)
+        return _PreparedBatch(number, None, error)
 
 
 _lines: weakref.WeakSet[_Line[Any]] = weakref.WeakSet()

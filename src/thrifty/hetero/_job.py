@@ -170,13 +170,13 @@ class Note:
     buffers: bool
 
     def write(self, control: Tensor, *, rank: int) -> None:
-        """Write the note into the control numbers, whose sum over all workers is read as ``Told``.
+        """Write the note into the control numbers; their sum is read as ``SummedNotes``.
 
         Args:
-            control: ``Told.num(workers)`` zeros.
+            control: ``SummedNotes.num(workers)`` zeros.
             rank: Rank of this worker.
         """
-        workers = (len(control) - Told.COMMON) // 2
+        workers = (len(control) - SummedNotes.COMMON) // 2
         control[rank] = self.busy_s
         control[workers + rank] = self.news
         common = (
@@ -192,7 +192,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class SummedNotes:
     """The notes of all workers, summed.
 
     Attributes:
@@ -221,7 +221,7 @@ class Told:
         return 2 * workers + cls.COMMON
 
     @classmethod
-    def read(cls, control: Tensor) -> Told:
+    def read(cls, control: Tensor) -> SummedNotes:
         """Read the sum of all workers' notes."""
         numbers = control.tolist()
         workers = (len(numbers) - cls.COMMON) // 2

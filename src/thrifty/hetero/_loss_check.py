@@ -19,9 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
 from thrifty.core import Clock, HeteroError, derive_seed, plain_logger
-from thrifty.hetero.training._kept import Kept, untouched
+from thrifty.hetero.training._kept import StateSnapshot, untouched
 from thrifty.hetero.training._learner import Learner, Objective
-from thrifty.hetero.training._samples import Taken
+from thrifty.hetero.training._samples import ReadSamples
 from thrifty.hetero.workers._measure import to_device
 from thrifty.pack import borrowed_streams
 from thrifty.pack._state import seed_everything
@@ -75,7 +75,7 @@ class LossCheck:
         self._functions = (objective.loss, objective.weight, collate)
         self._said = False
 
-    def find(self, taken: Taken, *, seed: int) -> str:
+    def find(self, taken: ReadSamples, *, seed: int) -> str:
         """Return a description of the problem with the samples or the loss; empty if there is none.
 
         Args:
@@ -167,13 +167,13 @@ class LossCheck:
                 )
         return ""
 
-    def _keep(self) -> Kept:
-        return Kept(self._model, *self._functions, besides=(_BatchNorm,))
+    def _keep(self) -> StateSnapshot:
+        return StateSnapshot(self._model, *self._functions, besides=(_BatchNorm,))
 
     @contextlib.contextmanager
     def _prepared(self, *, double: bool, evaluating: bool = False) -> Iterator[None]:
         """Prepare the model for a comparison; restore it on exit."""
-        model, kept = self._model, Kept(self._model)
+        model, kept = self._model, StateSnapshot(self._model)
         parameters = list(model.parameters())
         held = [(each, each.data, each.grad) for each in parameters]
         try:
@@ -313,7 +313,7 @@ class _ChangesParameterError(HeteroError):
 class _Probe:
     """The samples of a check, and how they are split."""
 
-    taken: Taken
+    taken: ReadSamples
     num: int
     seed: int
 
@@ -460,7 +460,7 @@ class Inspector:
         self._step, self._largest = step, largest
         return self._enabled and self._schedule.is_due(step)
 
-    def inspect(self, taken: Taken) -> None:
+    def inspect(self, taken: ReadSamples) -> None:
         """Check the samples of this worker's share."""
         began = self._clock.monotonic()
         seed = derive_seed(self._seed, "check", self._step)
@@ -474,7 +474,7 @@ class Inspector:
         """Record the cost of all workers' checks; see ``CheckSchedule.checked``."""
         self._schedule.checked(self._step + 1, check_s=check_s, step_s=step_s)
 
-    def _enough(self, taken: Taken, seed: int) -> Taken:
+    def _enough(self, taken: ReadSamples, seed: int) -> ReadSamples:
         """Return the share, or some public samples if all shares are too small to be split."""
         samples = self._learner.samples
         if max(len(taken), self._largest) >= _ENOUGH or samples.num_public <= len(taken):

@@ -23,7 +23,15 @@ from thrifty.core import (
 )
 from thrifty.perf import Power, SplitChange, StepCurve
 
-from ._job import REFUSED, HeteroOptions, MembersChanged, Note, StepReport, Told, WorkerInfo
+from ._job import (
+    REFUSED,
+    HeteroOptions,
+    MembersChanged,
+    Note,
+    StepReport,
+    SummedNotes,
+    WorkerInfo,
+)
 from ._loss_check import Inspector, LossCheck
 from ._order import Place, Share
 from .balance._allocation import Allocation
@@ -278,7 +286,7 @@ class HeteroTrainer:
 
     def _exchange(
         self, shares: Sequence[Share], began: float, *, check: bool
-    ) -> tuple[Told, int]:
+    ) -> tuple[SummedNotes, int]:
         """Sum gradients and notes over the workers; also return the number of probed samples."""
         sizes = tuple(len(share) for share in shares)
         share = shares[self._group.view.rank]
@@ -297,7 +305,7 @@ class HeteroTrainer:
         self._refusal = self._refusal or self._inspector.finding
         self._note(done, busy_s=busy_s, news=REFUSED if self._refusal else news)
         self._learner.gradients.reduce(self._members.begin_all_reduce)
-        return Told.read(self._learner.gradients.control), probed
+        return SummedNotes.read(self._learner.gradients.control), probed
 
     def _note(self, done: Pass, *, busy_s: float, news: int) -> None:
         Note(
@@ -334,9 +342,9 @@ class HeteroTrainer:
         self._inspector.restart()
 
     def _make_room(self) -> None:
-        self._learner.make_room(num_control=Told.num(len(self._group.view.names)))
+        self._learner.make_room(num_control=SummedNotes.num(len(self._group.view.names)))
 
-    def _normalise(self, told: Told, *, batch_size: int) -> float:
+    def _normalise(self, told: SummedNotes, *, batch_size: int) -> float:
         """Divide gradient and loss by the weight of the global batch; return the loss."""
         if not self._learner.objective.has_weights:
             return told.loss

@@ -161,7 +161,7 @@ class HuggingFaceTrainable(KeptTrainable):
         self._hp = hp
         options = self._arguments(hp, epoch=epoch)
         seed = derive_seed(self._seed, "transformers", epoch) % 2**32
-        book = _Book(self._kept)
+        book = _EpochCallback(self._kept)
         model = self._build().train()
         with _on(self._device), TemporaryDirectory(prefix="thrifty-") as folder:
             args = transformers.TrainingArguments(
@@ -220,7 +220,7 @@ class HuggingFaceTrainable(KeptTrainable):
             "use_cpu": self._device.type == "cpu",
         }
 
-    def _trainer(self, model: torch.nn.Module, args: Any, book: _Book) -> Any:
+    def _trainer(self, model: torch.nn.Module, args: Any, book: _EpochCallback) -> Any:
         train, evaluation = (
             given if made is None else made.get(self._hp, seed=self._seed)
             for given, made in zip(self._datasets, self._made, strict=True)
@@ -257,7 +257,7 @@ class HuggingFaceTrainable(KeptTrainable):
         return str(folder)
 
 
-class _Book(transformers.TrainerCallback):
+class _EpochCallback(transformers.TrainerCallback):
     """Callback that updates optimiser and scheduler, stops after one epoch and records metrics."""
 
     def __init__(self, kept: Mapping[str, Any]) -> None:
@@ -332,7 +332,7 @@ class _Book(transformers.TrainerCallback):
 
 
 def _going_on(trainer_class: type) -> type:
-    class GoingOn(trainer_class):  # type: ignore[misc]
+    class ResumedTrainer(trainer_class):  # type: ignore[misc]
         """A Trainer whose model already has the trial's weights, and which records the losses."""
 
         losses: list[torch.Tensor]
@@ -345,7 +345,7 @@ def _going_on(trainer_class: type) -> type:
         def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
             pass
 
-    return GoingOn
+    return ResumedTrainer
 
 
 def _checked(args: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -159,7 +159,7 @@ class LightningTrainable(KeptTrainable):
         lightning = _lightning_of(module)
         memory, book = (
             lightning.Memory(self._kept.get("checkpoint")),
-            lightning.Book(self._kept),
+            lightning.EpochCallback(self._kept),
         )
         trainer = self._trainer(lightning, memory, book)
         given = _prepared(data, module, seed=self._seed, epoch_seed=seed)
@@ -231,7 +231,7 @@ class _Lightning(NamedTuple):
 
     Trainer: Any
     Memory: Any
-    Book: Any
+    EpochCallback: Any
     environment: Any
     warning: type[Warning]
 
@@ -254,7 +254,7 @@ def _parts(package: str) -> _Lightning:
     return _Lightning(
         Trainer=pl.Trainer,
         Memory=_memory_class(plugins.CheckpointIO),
-        Book=_book_class(pl.Callback),
+        EpochCallback=_epoch_callback_class(pl.Callback),
         environment=import_module(f"{package}.plugins.environments").LightningEnvironment,
         warning=import_module(f"{package}.utilities.warnings").PossibleUserWarning,
     )
@@ -281,8 +281,8 @@ def _memory_class(base: Any) -> type:
     return Memory
 
 
-def _book_class(base: Any) -> type:
-    class Book(base):  # type: ignore[misc]
+def _epoch_callback_class(base: Any) -> type:
+    class EpochCallback(base):  # type: ignore[misc]
         """Callback that updates options, sums up the loss and stops after one epoch."""
 
         def __init__(self, kept: Mapping[str, Any]) -> None:
@@ -312,7 +312,7 @@ def _book_class(base: Any) -> type:
         def mean_loss(self) -> float | None:
             return float(torch.stack(self._losses).mean()) if self._losses else None
 
-    return Book
+    return EpochCallback
 
 
 def _where(device: torch.device) -> dict[str, Any]:

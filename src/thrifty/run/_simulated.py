@@ -342,7 +342,7 @@ class Simulated(ExecutorConfig):
         return SimulatedExecutor(self)
 
 
-class _What(Enum):
+class _EventKind(Enum):
     """The kinds of simulation events of a worker."""
 
     BEGINS = 0
@@ -371,7 +371,7 @@ class SimulatedExecutor(Executor):
         self._stopping = False
         self._asked_at: float | None = None
         self._number = 0
-        self._queue: list[tuple[float, int, _What, int, int]] = []
+        self._queue: list[tuple[float, int, _EventKind, int, int]] = []
         """Heap of (time, sequence number, event, worker, the worker's life).
 
         The sequence number breaks ties: the event that was scheduled first happens first.
@@ -399,7 +399,7 @@ class SimulatedExecutor(Executor):
         worker.began = self.clock.now()
         worker.asked_to_stop = self._stopping
         self._num_busy += 1
-        self._foresee(self._config.start_s, _What.BEGINS, number)
+        self._foresee(self._config.start_s, _EventKind.BEGINS, number)
 
     def poll(self, timeout_s: float) -> Sequence[Report]:
         """Advance the clock until there is a report or another free worker; return the reports."""
@@ -422,7 +422,7 @@ class SimulatedExecutor(Executor):
 
     # -- virtual time -------------------------------------------------------------------------
 
-    def _foresee(self, after_s: float, what: _What, number: int) -> None:
+    def _foresee(self, after_s: float, what: _EventKind, number: int) -> None:
         if after_s < math.inf:
             self._number += 1
             life = self._workers[number].life
@@ -438,17 +438,17 @@ class SimulatedExecutor(Executor):
             if life == self._workers[number].life:
                 self._happen(what, number, reports)
 
-    def _happen(self, what: _What, number: int, reports: list[Report]) -> None:
+    def _happen(self, what: _EventKind, number: int, reports: list[Report]) -> None:
         worker = self._workers[number]
-        if what is _What.BEGINS:
+        if what is _EventKind.BEGINS:
             self._begin(worker, number, reports)
-        elif what is _What.EPOCH_ENDS:
+        elif what is _EventKind.EPOCH_ENDS:
             self._end_epoch(worker, number, reports)
-        elif what is _What.IS_THERE:
+        elif what is _EventKind.IS_THERE:
             self._arrive(number)
-        elif what is _What.PREEMPT_NOTICE:
+        elif what is _EventKind.PREEMPT_NOTICE:
             self._announce(worker, number)
-        elif what is _What.PREEMPTED:
+        elif what is _EventKind.PREEMPTED:
             self._leave(
                 number, reports, kind="evicted", back_after_s=self._config.faults.replace_s
             )
@@ -472,7 +472,7 @@ class SimulatedExecutor(Executor):
     def _train(self, worker: SimulatedWorker, course: SimulatedChain, number: int) -> None:
         nominal_s = self._config.seconds_of(course.chain.timeline, course.epoch + 1)
         course.seconds = nominal_s * worker.slowdown
-        self._foresee(course.seconds, _What.EPOCH_ENDS, number)
+        self._foresee(course.seconds, _EventKind.EPOCH_ENDS, number)
 
     def _end_epoch(self, worker: SimulatedWorker, number: int, reports: list[Report]) -> None:
         course = worker.course
@@ -527,8 +527,8 @@ class SimulatedExecutor(Executor):
         worker = self._workers[number]
         worker.asked_to_stop = self._stopping
         self._list(number)
-        self._foresee(worker.failures.gap_s(), _What.FAILS, number)
-        self._foresee(worker.preemptions.gap_s(), _What.PREEMPT_NOTICE, number)
+        self._foresee(worker.failures.gap_s(), _EventKind.FAILS, number)
+        self._foresee(worker.preemptions.gap_s(), _EventKind.PREEMPT_NOTICE, number)
 
     def _announce(self, worker: SimulatedWorker, number: int) -> None:
         """Handle the notice of a preemption.
@@ -538,7 +538,7 @@ class SimulatedExecutor(Executor):
         self.counts.preemptions += 1
         worker.asked_to_stop = True
         self._unlist(worker)
-        self._foresee(self._config.faults.notice_s, _What.PREEMPTED, number)
+        self._foresee(self._config.faults.notice_s, _EventKind.PREEMPTED, number)
 
     def _leave(
         self, number: int, reports: list[Report], *, kind: str, back_after_s: float
@@ -560,7 +560,7 @@ class SimulatedExecutor(Executor):
             )
             reports += [course.report(event), course.report(None)]
             self._put_down(worker)
-        self._foresee(back_after_s, _What.IS_THERE, number)
+        self._foresee(back_after_s, _EventKind.IS_THERE, number)
 
     def _list(self, number: int) -> None:
         self._workers[number].free = True

@@ -50,7 +50,7 @@ def check_metrics_are_those_of_a_trial_alone(config: ExecutorConfig) -> None:
     """Check that training a chain gives the metrics of training its timeline alone."""
     timeline = _timeline({"lr": MultiStep([0.1, 0.01], milestones=[2])})
     _, alone = train_alone(LineTask(), timeline, seed=3, epochs=4)
-    with _opened(config, LineTask()) as (executor, _):
+    with _OpenExecutor(config, LineTask()) as (executor, _):
         events = _train(executor, _chain(timeline, [(0, 2), (2, 4)]))
     _assert_same([e.metrics for e in events if isinstance(e, EpochDone)], alone)
     assert [(e.start, e.stop) for e in events if isinstance(e, StageDone)] == [(0, 2), (2, 4)]
@@ -73,7 +73,7 @@ def check_several_at_once(config: ExecutorConfig) -> None:
     """
     timelines = [_timeline({"lr": rate, "width": 4}) for rate in (0.1, 0.05, 0.02, 0.01)]
     chains = [_chain(each, [(0, 2), (2, 4)], node=i) for i, each in enumerate(timelines)]
-    with _opened(config, LineTask()) as (executor, _):
+    with _OpenExecutor(config, LineTask()) as (executor, _):
         told = _train_all(executor, chains, pack_size=config.pack_size or 2)
     for number, timeline in enumerate(timelines):
         _, alone = train_alone(LineTask(), timeline, seed=3, epochs=4)
@@ -88,7 +88,7 @@ def check_several_at_once(config: ExecutorConfig) -> None:
 def check_packs_make_room(config: ExecutorConfig) -> None:
     """Check that packing gives workers places for more trials, of which an assignment takes one."""
     chain = _chain(_timeline({"lr": 0.1}), [(0, 1)])
-    with _opened(config, LineTask()) as (executor, _):
+    with _OpenExecutor(config, LineTask()) as (executor, _):
         free = executor.num_free(pack_size=3)
         assert free >= executor.num_free() >= 1
         executor.submit(_assignment(chain))
@@ -103,7 +103,7 @@ def check_user_errors_become_events(config: ExecutorConfig) -> None:
     The event must have a traceback.
     """
     faulty = _timeline({"lr": 0.1, "fault": MultiStep(["", "raise"], milestones=[2])})
-    with _opened(config, FaultyTask()) as (executor, _):
+    with _OpenExecutor(config, FaultyTask()) as (executor, _):
         events = _train(executor, _chain(faulty, [(0, 1), (1, 4)]))
         again = _train(executor, _chain(_timeline({"lr": 0.1}), [(0, 1)]), number=1)
     (failed,) = [e for e in events if isinstance(e, StageFailed)]
@@ -118,7 +118,7 @@ def check_odd_errors_become_events(config: ExecutorConfig) -> None:
 
     The text of the event must be one that a database can keep.
     """
-    with _opened(config, FaultyTask()) as (executor, _):
+    with _OpenExecutor(config, FaultyTask()) as (executor, _):
         for number, fault in enumerate(_ODD_FAULTS):
             faulty = _timeline({"lr": 0.1, "fault": MultiStep(["", fault], milestones=[1])})
             events = _train(executor, _chain(faulty, [(0, 3)], node=number), number=number)
@@ -135,7 +135,7 @@ def check_odd_errors_become_events(config: ExecutorConfig) -> None:
 def check_divergence_is_an_event(config: ExecutorConfig) -> None:
     """Check that a loss that is not finite fails its stage as diverged."""
     faulty = _timeline({"lr": 0.1, "fault": MultiStep(["", "nan"], milestones=[1])})
-    with _opened(config, FaultyTask()) as (executor, _):
+    with _OpenExecutor(config, FaultyTask()) as (executor, _):
         events = _train(executor, _chain(faulty, [(0, 4)]))
     (failed,) = [e for e in events if isinstance(e, StageFailed)]
     assert (failed.kind, failed.epoch) == ("diverged", 1)
@@ -151,7 +151,7 @@ def check_a_killed_worker_is_lost(config: ExecutorConfig) -> None:
     chain = _chain(deadly, [(0, 2), (2, 4)])
     with tempfile.NamedTemporaryFile(delete=False) as fuse:
         task = _WhereTask(fuse=fuse.name)
-    with _opened(config, task) as (executor, _):
+    with _OpenExecutor(config, task) as (executor, _):
         (where,) = _epochs(_train(executor, _chain(harmless, [(0, 1)])))
         if not where.metrics["elsewhere"]:
             Path(fuse.name).unlink()
@@ -170,7 +170,7 @@ def check_a_killed_worker_is_lost(config: ExecutorConfig) -> None:
 def check_a_lost_checkpoint_is_an_event(config: ExecutorConfig) -> None:
     """Check that a missing checkpoint is reported, and is not a failure of the stage."""
     gone = CheckpointRef(node=0, epoch=2, path="plan/0-2.safetensors", num_bytes=9, digest="-")
-    with _opened(config, LineTask()) as (executor, _):
+    with _OpenExecutor(config, LineTask()) as (executor, _):
         events = _train(executor, _chain(_timeline({"lr": 0.1}), [(2, 4)], resume=gone))
     (lost,) = events
     assert isinstance(lost, CheckpointLost)
@@ -179,7 +179,7 @@ def check_a_lost_checkpoint_is_an_event(config: ExecutorConfig) -> None:
 
 def check_an_unwritable_place_is_raised(config: ExecutorConfig) -> None:
     """Check that a checkpoint that cannot be written ends the study: ``poll`` raises."""
-    with _opened(config, LineTask()) as (executor, folder):
+    with _OpenExecutor(config, LineTask()) as (executor, folder):
         Path(folder.root).touch()  # a file where the folder should be
         said = ""
         try:
@@ -192,7 +192,7 @@ def check_an_unwritable_place_is_raised(config: ExecutorConfig) -> None:
 def check_stopping_keeps_the_state(config: ExecutorConfig) -> None:
     """Check that a worker that must stop saves its state at the end of the epoch and ends."""
     timeline = _timeline({"lr": 0.1}, epochs=100_000)
-    with _opened(config, LineTask()) as (executor, folder):
+    with _OpenExecutor(config, LineTask()) as (executor, folder):
         executor.submit(_assignment(_chain(timeline, [(0, 100_000)])))
         events: list[Event] = []
         while not _epochs(events):
@@ -237,7 +237,7 @@ class _WhereTask(FaultyTask):
 def _check_resuming(config: ExecutorConfig, *, scheme: str) -> None:
     timeline = _timeline({"lr": 0.1, "width": 8, "dropout": 0.3})
     _, alone = train_alone(LineTask(), timeline, seed=3, epochs=5)
-    with _opened(config, LineTask(), scheme=scheme) as (executor, folder):
+    with _OpenExecutor(config, LineTask(), scheme=scheme) as (executor, folder):
         first = _train(executor, _chain(timeline, [(0, 2)]))
         kept = next(e.checkpoint for e in first if isinstance(e, StageDone))
         assert kept is not None
@@ -258,7 +258,7 @@ def _epochs(events: Sequence[Event]) -> list[EpochDone]:
     return [e for e in events if isinstance(e, EpochDone)]
 
 
-class _opened:  # noqa: N801 (used like a function)
+class _OpenExecutor:
     def __init__(self, config: ExecutorConfig, task: LineTask, *, scheme: str = "") -> None:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         root = scheme + str(Path(self._folder.name) / "checkpoints")

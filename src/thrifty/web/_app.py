@@ -45,11 +45,11 @@ Responses = dict[int | str, dict[str, Any]]
 
 _ALWAYS: Responses = {
     304: {"description": "Not modified since the ETag given in If-None-Match"},
-    401: {"model": models.Problem, "description": "The token is missing or wrong"},
-    503: {"model": models.Problem, "description": "The database cannot be read now"},
+    401: {"model": models.ErrorResponse, "description": "The token is missing or wrong"},
+    503: {"model": models.ErrorResponse, "description": "The database cannot be read now"},
 }
 _NONE: Responses = {
-    404: {"model": models.Problem, "description": "There is no such study or trial"}
+    404: {"model": models.ErrorResponse, "description": "There is no such study or trial"}
 }
 
 router = APIRouter(prefix="/api", responses=_ALWAYS)

@@ -19,7 +19,7 @@ from .views import _models as models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class CachedValue:
     """A cached value with its revision, its time, and the seconds that it took to make.
 
     Attributes:
@@ -60,11 +60,11 @@ class Cache:
         self._share = share
         self._size = size
         self._now = now
-        self._kept: OrderedDict[Hashable, Kept] = OrderedDict()
+        self._kept: OrderedDict[Hashable, CachedValue] = OrderedDict()
         self._making: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, *, stamp: str | None, make: Callable[[], Any]) -> Kept:
+    def get(self, key: Hashable, *, stamp: str | None, make: Callable[[], Any]) -> CachedValue:
         """Return the cached value of a key; call ``make`` if it is missing or too old.
 
         Without a stamp only the age counts.
@@ -81,7 +81,9 @@ class Cache:
                 return found
             return self._make(key, stamp=stamp, make=make)
 
-    def _make(self, key: Hashable, *, stamp: str | None, make: Callable[[], Any]) -> Kept:
+    def _make(
+        self, key: Hashable, *, stamp: str | None, make: Callable[[], Any]
+    ) -> CachedValue:
         began = self._now()
         try:
             value = make()
@@ -91,7 +93,7 @@ class Cache:
                     self._making.pop(key, None)
             raise
         ended = self._now()
-        made = Kept(value=value, stamp=stamp, at=ended, cost=ended - began)
+        made = CachedValue(value=value, stamp=stamp, at=ended, cost=ended - began)
         with self._lock:
             self._kept[key] = made
             self._kept.move_to_end(key)
@@ -99,7 +101,7 @@ class Cache:
                 self._making.pop(self._kept.popitem(last=False)[0], None)
         return made
 
-    def _fresh(self, key: Hashable, stamp: str | None) -> Kept | None:
+    def _fresh(self, key: Hashable, stamp: str | None) -> CachedValue | None:
         kept = self._kept.get(key)
         if kept is None:
             return None

@@ -18,9 +18,9 @@ from tests.graph.layers._blocks import (
 )
 from thrifty.graph import _threads
 from thrifty.graph._aggregate import (
+    _AggregateKind,
     _gather_back_by_index,
     _gather_by_index,
-    _How,
     mean_and_own,
     neighbor_mean,
     neighbor_sum,
@@ -79,7 +79,7 @@ def test_forward_derivative_of_what_needs_no_gradient(fast, slow):
 
 @given(block=blocks(), width=st.integers(1, 3), mean=st.booleans(), own=st.booleans())
 def test_index_operations_do_the_same(block, width, mean, own):
-    how = _How(mean=mean, own=own)
+    how = _AggregateKind(mean=mean, own=own)
     x = features(block.num_src, width, requires_grad=True)
     fast = {
         (False, False): neighbor_sum,

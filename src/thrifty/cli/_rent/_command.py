@@ -45,7 +45,7 @@ from ._output import (
     show_probes,
     show_values,
 )
-from ._rent_options import Asked, rent_options
+from ._rent_options import RentOptions, rent_options
 
 
 _THREADS = re.compile(r"(\d+) thread\(s\)$")
@@ -62,7 +62,7 @@ def age_of(catalogue: Catalogue, source: str, *, today: date) -> str:
     return f"prices: {source}, {when}{old}"
 
 
-def load_market(asked: Asked) -> SpotMarket | None:
+def load_market(asked: RentOptions) -> SpotMarket | None:
     """Load the history of spot prices; None if no file is given.
 
     Raises:
@@ -109,7 +109,7 @@ _STATE = 3
 """Checkpoint bytes per gradient byte: weights, and two moments of the optimiser."""
 
 
-def load_workload(file: Path, asked: Asked) -> tuple[Workload, Mapping[str, Any]]:
+def load_workload(file: Path, asked: RentOptions) -> tuple[Workload, Mapping[str, Any]]:
     """Return the workload and the hyper-parameters that it was timed with.
 
     The file is loaded only if necessary.
@@ -145,7 +145,7 @@ def load_workload(file: Path, asked: Asked) -> tuple[Workload, Mapping[str, Any]
     return workload, {} if stored else subject.values
 
 
-def _of(profile: StepProfile, asked: Asked, *, steps: int, batch: int) -> Workload:
+def _of(profile: StepProfile, asked: RentOptions, *, steps: int, batch: int) -> Workload:
     return Workload(
         profile=profile,
         steps=steps,
@@ -163,7 +163,7 @@ def _stored(path: Path) -> StepProfile:
         raise UsageError(f"{path} holds no profile: {error}") from error
 
 
-def _cache(asked: Asked) -> Path:
+def _cache(asked: RentOptions) -> Path:
     if asked.cache is not None:
         return asked.cache
     user_cache_path = require("platformdirs", extra="cloud").user_cache_path
@@ -171,7 +171,7 @@ def _cache(asked: Asked) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class RentalInputs:
     """The inputs of a rental plan.
 
     Attributes:
@@ -183,7 +183,7 @@ class Scene:
         market: Spot market.
     """
 
-    asked: Asked
+    asked: RentOptions
     workload: Workload
     values: Mapping[str, Any]
     offers: tuple[Offer, ...]
@@ -272,14 +272,14 @@ def rent_command(*, file: Path, **given: Any) -> None:
     The model is timed on this machine's device, which takes some seconds. The speed of other
     devices is estimated from measured pairs of devices, or from data sheets.
     """
-    asked = Asked(**given)
+    asked = RentOptions(**given)
     _check(asked, file)
     console = Console(stderr=asked.as_json)
     catalogue, source = chosen_offers(
         asked.catalogue, cloud=asked.cloud, region=asked.region, accelerator=asked.accelerator
     )
     workload, values = load_workload(file, asked)
-    scene = Scene(
+    scene = RentalInputs(
         asked=asked,
         workload=workload,
         values=values,
@@ -305,7 +305,7 @@ def rent_command(*, file: Path, **given: Any) -> None:
     _hand_over(plan, file, asked)
 
 
-def _check(asked: Asked, file: Path) -> None:
+def _check(asked: RentOptions, file: Path) -> None:
     """Reject invalid options before anything is measured."""
     goal = asked.deadline is not None or asked.budget is not None
     for option, value in (
@@ -324,7 +324,7 @@ def _check(asked: Asked, file: Path) -> None:
         script_of(file, asked.script)
 
 
-def _hand_over(plan: FleetPlan, file: Path, asked: Asked) -> None:
+def _hand_over(plan: FleetPlan, file: Path, asked: RentOptions) -> None:
     """Write the plot and the SkyPilot task, and launch the machines, as requested."""
     if asked.plot is not None:
         figure = plot_front(plan, deadline_s=asked.deadline, budget_usd=asked.budget)

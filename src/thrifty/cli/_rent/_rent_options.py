@@ -21,7 +21,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RentOptions:
     """The option values as given; see their help texts."""
 
     name: str | None
@@ -246,7 +246,7 @@ _OPTIONS = (
 
 
 def rent_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of ``Asked`` to a command."""
+    """Add the options of ``RentOptions`` to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

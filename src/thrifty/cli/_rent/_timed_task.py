@@ -32,7 +32,7 @@ _PARTS = (8, 4, 2, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class ProfiledTask:
     """A task and the hyper-parameters to profile it with.
 
     Attributes:
@@ -81,7 +81,7 @@ class Subject:
         )
 
 
-def load_subject(file: Path, *, name: str | None, hp: Mapping[str, Any]) -> Subject:
+def load_subject(file: Path, *, name: str | None, hp: Mapping[str, Any]) -> ProfiledTask:
     """Load the study or the task that a file defines.
 
     Args:
@@ -104,10 +104,12 @@ def load_subject(file: Path, *, name: str | None, hp: Mapping[str, Any]) -> Subj
             raise UsageError(
                 f"{file} defines several tasks ({', '.join(tasks)}); pick one with --name"
             ) from None
-        return Subject(task=_plain(next(iter(tasks.values()))), values=dict(hp), study=None)
+        return ProfiledTask(
+            task=_plain(next(iter(tasks.values()))), values=dict(hp), study=None
+        )
     config = {**next(study.space.grid(levels=1)), **hp}
     values = Timeline(config, epochs=study.algorithm.max_epochs).at(0)
-    return Subject(task=_plain(study.task), values=values, study=study)
+    return ProfiledTask(task=_plain(study.task), values=values, study=study)
 
 
 def batches_of(source: Source) -> Callable[[int], Any]:

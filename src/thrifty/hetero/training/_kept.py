@@ -49,7 +49,7 @@ class KeptBuffers:
             buffer.copy_(value)
 
 
-class Kept:
+class StateSnapshot:
     """A copy of the state that user code may change in a pass.
 
     It covers buffers and attributes of the model's modules, and what functions keep in closures,
@@ -217,9 +217,9 @@ class Kept:
 @contextlib.contextmanager
 def untouched(
     model: nn.Module, *functions: Callable[..., Any] | None, lists: bool = True
-) -> Iterator[Kept]:
-    """Restore on exit everything that ``Kept`` copies."""
-    kept = Kept(model, *functions, lists=lists)
+) -> Iterator[StateSnapshot]:
+    """Restore on exit everything that ``StateSnapshot`` copies."""
+    kept = StateSnapshot(model, *functions, lists=lists)
     try:
         yield kept
     finally:

@@ -22,7 +22,7 @@ from thrifty.perf import StepCurve
 from ._batch_norm import SharedSums, Sum, WholeBatchNorm, unshared_batch_norm, whole_batch_norm
 from ._flat import Begin, FlatGradients
 from ._kept import KeptBuffers, untouched
-from ._samples import PublicAndPrivate, Taken
+from ._samples import PublicAndPrivate, ReadSamples
 
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -195,7 +195,7 @@ class Learner:
         batch_size: int,
         seed: int,
         begin: Begin,
-        inspect: Callable[[Taken], None] | None = None,
+        inspect: Callable[[ReadSamples], None] | None = None,
     ) -> Pass:
         """Compute this worker's part of the gradient and leave it in the buffer.
 

@@ -26,7 +26,7 @@ Read = tuple[list[Any], int | None]
 """Samples, and the index of a sample that changed when another one was read."""
 
 
-class Taken(Protocol):
+class ReadSamples(Protocol):
     """The samples that were read for one step.
 
     Attributes:
@@ -71,7 +71,7 @@ class Samples:
         """Return the samples of these indices as one batch."""
         return self.take(indices).batch()
 
-    def take(self, indices: Sequence[int], *, watched: bool = False) -> Taken:
+    def take(self, indices: Sequence[int], *, watched: bool = False) -> ReadSamples:
         """Read the samples of these indices.
 
         Args:
@@ -152,7 +152,7 @@ class PublicAndPrivate:
 
     def take(
         self, public: Sequence[int], private: Sequence[int], *, watched: bool = False
-    ) -> Taken:
+    ) -> ReadSamples:
         """Read the samples of a share; see ``Samples.take``."""
         if not private or self._private is None:
             return self._public.take(public, watched=watched)

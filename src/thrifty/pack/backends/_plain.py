@@ -39,7 +39,7 @@ class InterferenceError(Exception):
     """Trials that took turns have affected each other: their epochs do not count."""
 
 
-class Company:
+class EpochGroup:
     """The trials that are in the middle of an epoch at the same time.
 
     Python's and NumPy's streams are seeded when an epoch starts (before each batch of a dataset),
@@ -181,7 +181,7 @@ class ConcatenatedBackend(Backend):
         self.why_apart = ""
         self._streams: dict[int, Any] = {}
         self._under_way: set[int] = set()
-        self._company = Company()
+        self._company = EpochGroup()
 
     def stack(self, slot: int, member: Member) -> None:
         """Put a trial into a slot.

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ._fusable import UnfusableError
-from ._randomness import Draw
+from ._randomness import DropoutMask
 from ._record import Program, Ref
 from ._row_state import RowState
 from ._step import BlockOptions
@@ -114,7 +114,7 @@ class Bound:
     rows: torch.Tensor | None
     tape: Tape | None = None
     recorded: Recorded | None = None
-    draws: tuple[Draw, ...] = ()
+    draws: tuple[DropoutMask, ...] = ()
     names: tuple[str, ...] = ()
     is_checked: bool = False
 
@@ -257,7 +257,8 @@ class Programs:
         untrained = self._state.untrained(variant.size)
         bound.names = recorded.names
         bound.draws = tuple(
-            Draw(noise=torch.zeros_like(d.noise), path=d.path, p=d.p) for d in recorded.draws
+            DropoutMask(noise=torch.zeros_like(d.noise), path=d.path, p=d.p)
+            for d in recorded.draws
         )
         gradients = self._state.gradients(variant.size) if variant.training else []
         inputs = in_order(bound.batch, bound.rows, [*trained, *untrained])

@@ -13,7 +13,10 @@ from ._member import FusedTrial
 
 
 def draw_masks(
-    draws: Sequence[Draw], trials: Sequence[FusedTrial], *, num_rows: Sequence[int] | None
+    draws: Sequence[DropoutMask],
+    trials: Sequence[FusedTrial],
+    *,
+    num_rows: Sequence[int] | None,
 ) -> None:
     """Fill each trial's dropout masks.
 
@@ -35,7 +38,7 @@ def draw_masks(
     for draw in draws:
         for k in drawing:
             fill(
-                Draw(noise=draw.noise[k : k + 1], path=draw.path, p=draw.p),
+                DropoutMask(noise=draw.noise[k : k + 1], path=draw.path, p=draw.p),
                 generators=[trials[k].generator],
                 rates=[trials[k].rates],
                 num_rows=None if num_rows is None else [num_rows[k]],
@@ -97,7 +100,7 @@ for _name in (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class DropoutMask:
     """A dropout mask of one step.
 
     Attributes:
@@ -121,7 +124,7 @@ class Randomness:
         rates: Sequence[Mapping[str, float]] | None = None,
     ) -> None:
         self.generators = generators
-        self.draws: list[Draw] = []
+        self.draws: list[DropoutMask] = []
         self._rates = [{}] * len(generators) if rates is None else rates
 
     def rates_of(self, p: float) -> list[float]:
@@ -137,14 +140,14 @@ class Randomness:
         size = len(self.generators)
         with _disable_current_modes():  # the draw must not be recorded
             noise = torch.empty((size, *shape), dtype=dtype, device=device)
-            draw = Draw(noise=noise, path=getattr(p, "path", None), p=plain(p))
+            draw = DropoutMask(noise=noise, path=getattr(p, "path", None), p=plain(p))
             fill(draw, generators=self.generators, rates=self._rates)
         self.draws.append(draw)
         return noise
 
 
 def fill(
-    draw: Draw,
+    draw: DropoutMask,
     *,
     generators: Sequence[torch.Generator],
     rates: Sequence[Mapping[str, float]],

@@ -16,7 +16,7 @@ from thrifty.pack.task._task import Task
 from . import rules as rules
 from ._fusable import UnfusableError, dropouts, follows_rate_itself
 from ._packed import Group, Layout, Packed
-from ._randomness import Draw, Randomness, TrialValue, plain
+from ._randomness import DropoutMask, Randomness, TrialValue, plain
 from ._record import Program, record
 
 
@@ -50,7 +50,7 @@ class Recorded:
     """
 
     program: Program
-    draws: tuple[Draw, ...]
+    draws: tuple[DropoutMask, ...]
     names: tuple[str, ...]
 
 

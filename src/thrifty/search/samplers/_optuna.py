@@ -15,7 +15,7 @@ from thrifty.search._observations import Observations, coordinates_of, observe
 from thrifty.space import Config, Coordinates, Space
 
 from ._base_sampler import Source, SuggestingSampler, check_counts, load
-from ._optuna_study import OptunaStudy, Seen, look, quiet
+from ._optuna_study import ObservedTrials, OptunaStudy, look, quiet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class OptunaSampler(SuggestingSampler):
     """Sampler that asks a sampler of Optuna, after telling it the history."""
 
     @abstractmethod
-    def make(self, optuna: Any, seen: Seen, **common: Any) -> Any:
+    def make(self, optuna: Any, seen: ObservedTrials, **common: Any) -> Any:
         """Return the sampler of Optuna."""
 
     @abstractmethod
@@ -89,7 +89,7 @@ class TPESampler(OptunaSampler):
         """Raise AlgorithmError if an option is out of range."""
         check_counts(self, num_candidates=self.num_candidates)
 
-    def make(self, optuna: Any, seen: Seen, **common: Any) -> Any:
+    def make(self, optuna: Any, seen: ObservedTrials, **common: Any) -> Any:
         """Return the sampler of Optuna."""
         return optuna.samplers.TPESampler(
             n_startup_trials=self.num_startup,
@@ -130,7 +130,7 @@ class GPSampler(OptunaSampler):
     def check(self) -> None:
         """Check nothing beyond the common options."""
 
-    def make(self, optuna: Any, seen: Seen, **common: Any) -> Any:
+    def make(self, optuna: Any, seen: ObservedTrials, **common: Any) -> Any:
         """Return the sampler of Optuna."""
         load("scipy")
         return optuna.samplers.GPSampler(
@@ -168,7 +168,7 @@ class NSGAIISampler(OptunaSampler):
         """Raise AlgorithmError if an option is out of range."""
         check_counts(self, population=self.population)
 
-    def make(self, optuna: Any, seen: Seen, **common: Any) -> Any:
+    def make(self, optuna: Any, seen: ObservedTrials, **common: Any) -> Any:
         """Return the sampler of Optuna."""
         return optuna.samplers.NSGAIISampler(
             population_size=max(min(self.population, len(seen.finished)), 2),

@@ -20,7 +20,7 @@ from ._base_sampler import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ObservedTrials:
     """The part of a history that Optuna needs to know.
 
     Attributes:
@@ -34,7 +34,7 @@ class Seen:
     num_objectives: int
 
 
-def look(history: History, observed: Observations) -> Seen:
+def look(history: History, observed: Observations) -> ObservedTrials:
     """Return the observed trials for Optuna.
 
     A single objective is the score at the observed epoch; several objectives are the trial's
@@ -53,7 +53,7 @@ def look(history: History, observed: Observations) -> Seen:
         values = trial.objectives if num_objectives > 1 else trial.scores[epoch - 1 : epoch]
         known = len(values) == num_objectives and all(map(math.isfinite, values))
         finished.append((trial, values if known and not failed else None))
-    return Seen(
+    return ObservedTrials(
         finished=tuple(finished), running=observed.pending, num_objectives=num_objectives
     )
 
@@ -70,7 +70,7 @@ class OptunaStudy:
         optuna: Any,
         sampler: Any,
         *,
-        seen: Seen,
+        seen: ObservedTrials,
         coordinates: Coordinates,
         attrs: dict[str, Any],
     ) -> None:
@@ -110,7 +110,7 @@ class OptunaStudy:
         infer = sampler.infer_relative_search_space
         sampler.infer_relative_search_space = lambda _, trial: infer(kinds, trial)
 
-    def _tell(self, seen: Seen, attrs: dict[str, Any]) -> None:
+    def _tell(self, seen: ObservedTrials, attrs: dict[str, Any]) -> None:
         known = [values for _, values in seen.finished if values is not None]
         worst = tuple(min(each) for each in zip(*known, strict=True))
         worst = worst or (0.0,) * seen.num_objectives

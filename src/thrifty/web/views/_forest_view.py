@@ -129,7 +129,7 @@ def draw(forest: StageForest, *, metric: str, limit: int) -> models.Forest:
         mode="min" if forest.sign < 0 else "max",
         stages=[_model(forest, i, top=tops[i], bottom=bottoms[i]) for i in sorted(shown)],
         more=[
-            models.More(
+            models.HiddenStages(
                 parent=parent,
                 stages=more.stages,
                 trials=more.trials,

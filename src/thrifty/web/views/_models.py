@@ -11,25 +11,25 @@ Number = float | None
 """A finite number; null if it is missing, infinite or NaN."""
 
 
-class Answer(BaseModel):
+class Response(BaseModel):
     """Base class of all responses."""
 
     model_config = ConfigDict(frozen=True)
 
 
-class Problem(Answer):
+class ErrorResponse(Response):
     """Reason of an error response."""
 
     detail: str
 
 
-class Revision(Answer):
+class Revision(Response):
     """A revision, which changes whenever something is written."""
 
     revision: str
 
 
-class Saving(Answer):
+class Saving(Response):
     """Epochs that trials reached, epochs that were trained for them, and the difference."""
 
     reached: int
@@ -38,7 +38,7 @@ class Saving(Answer):
     factor: Number = Field(description="reached / trained")
 
 
-class StudyCard(Answer):
+class StudyCard(Response):
     """Summary of a study."""
 
     id: int
@@ -57,13 +57,13 @@ class StudyCard(Answer):
     best_trial: int | None
 
 
-class StudyList(Answer):
+class StudyList(Response):
     """All studies, oldest first."""
 
     studies: list[StudyCard]
 
 
-class Parameter(Answer):
+class Parameter(Response):
     """A hyper-parameter and its domain."""
 
     name: str
@@ -73,7 +73,7 @@ class Parameter(Answer):
     when: str = Field(description="the condition under which it exists; empty: always")
 
 
-class StudyDetail(Answer):
+class StudyDetail(Response):
     """One study: its definition and its current status."""
 
     study: StudyCard
@@ -88,7 +88,7 @@ class StudyDetail(Answer):
     )
 
 
-class History(Answer):
+class History(Response):
     """Values of trials by number, and the best so far; subsampled if there are many."""
 
     metric: str
@@ -101,7 +101,7 @@ class History(Answer):
     total: int
 
 
-class Curve(Answer):
+class Curve(Response):
     """A metric of one trial over its epochs."""
 
     trial: int
@@ -111,7 +111,7 @@ class Curve(Answer):
     points: list[tuple[int, Number]]
 
 
-class Curves(Answer):
+class Curves(Response):
     """Learning curves of the best trials and some others."""
 
     metric: str
@@ -122,7 +122,7 @@ class Curves(Answer):
     total: int
 
 
-class Axis(Answer):
+class Axis(Response):
     """One coordinate of the configurations."""
 
     name: str
@@ -132,7 +132,7 @@ class Axis(Answer):
     ticks: list[float] = Field(description="all values of a number that has only a few")
 
 
-class Parallel(Answer):
+class Parallel(Response):
     """Trials as lines through axes. A row holds the values by axis, then the metric."""
 
     metric: str
@@ -143,14 +143,14 @@ class Parallel(Answer):
     total: int
 
 
-class Share(Answer):
+class Share(Response):
     """Share of a coordinate in the variance that coordinates explain, each alone."""
 
     name: str
     share: float
 
 
-class Importance(Answer):
+class Importance(Response):
     """Importance of the hyper-parameters, at an epoch that enough trials have passed.
 
     The shares sum to one.
@@ -163,7 +163,7 @@ class Importance(Answer):
     note: str
 
 
-class ForestStage(Answer):
+class ForestStage(Response):
     """Epochs ``start + 1 .. stop`` that were trained once, drawn on rows ``top .. bottom``."""
 
     id: int
@@ -180,7 +180,7 @@ class ForestStage(Answer):
     bottom: float
 
 
-class More(Answer):
+class HiddenStages(Response):
     """Stages that are left out beside or after a stage."""
 
     parent: int | None
@@ -192,20 +192,20 @@ class More(Answer):
     bottom: float
 
 
-class Forest(Answer):
+class Forest(Response):
     """The stage forest of a study, reduced to the stages with the most trials."""
 
     metric: str
     mode: str
     stages: list[ForestStage]
-    more: list[More]
+    more: list[HiddenStages]
     rows: float
     epochs: int
     total: int
     saved: int
 
 
-class WorkerStage(Answer):
+class WorkerStage(Response):
     """A stage on a worker. Stages at the same time form a pack, and each has a lane."""
 
     id: int
@@ -220,7 +220,7 @@ class WorkerStage(Answer):
     pack: int
 
 
-class WorkerRow(Answer):
+class WorkerRow(Response):
     """The stages of one worker."""
 
     name: str
@@ -231,7 +231,7 @@ class WorkerRow(Answer):
     stages: list[WorkerStage]
 
 
-class Workers(Answer):
+class Workers(Response):
     """Stages of the study's plan on workers over time; only the longest if there are many."""
 
     began: Number
@@ -242,7 +242,7 @@ class Workers(Answer):
     total: int
 
 
-class TrialRow(Answer):
+class TrialRow(Response):
     """A trial in the table."""
 
     number: int
@@ -255,7 +255,7 @@ class TrialRow(Answer):
     config: dict[str, str]
 
 
-class Trials(Answer):
+class Trials(Response):
     """A page of the table."""
 
     names: list[str]
@@ -264,7 +264,7 @@ class Trials(Answer):
     total: int
 
 
-class Line(Answer):
+class Line(Response):
     """One hyper-parameter over the epochs."""
 
     name: str
@@ -275,7 +275,7 @@ class Line(Answer):
     values: list[float | str | None]
 
 
-class TrialStage(Answer):
+class TrialStage(Response):
     """A stage of the trial's path, and some trials that share it."""
 
     node: int
@@ -285,7 +285,7 @@ class TrialStage(Answer):
     others: list[int]
 
 
-class Trial(Answer):
+class Trial(Response):
     """One trial: its schedule, its curves, and the trials that share its training."""
 
     number: int
