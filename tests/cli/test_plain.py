@@ -228,7 +228,7 @@ def test_our_errors(odd):
 def test_the_progress_display(odd, tmp_path):
     study = make_study(tmp_path)
     study.run(progress=False)
-    ledger = study._reader.current(study._archive())
+    ledger = study._reader.current(study._repository())
     ledger.goals = type(study.goals)(metrics=(odd,), modes=("min",), constraints=())
     bar = Progress(odd, ledger, clock=study._clock)
     bar._draw(ledger, elapsed_s=1.0)

@@ -63,7 +63,7 @@ def study_of(folder, *names: str):
 
 def stories(study, ended: StudyEnded) -> set[tuple[int, float]]:
     """Return number and value of the best trial, as each reader tells them."""
-    url, ledger = study.storage.url, study._books()
+    url, ledger = study.storage.url, study._current_ledger()
     with Store.open(url, create=False) as store:
         summary, info = store.studies.summary("s"), store.studies.get("s")
         (recorded,) = best_trials(info, store.studies.load(info.id).trials)
@@ -98,7 +98,7 @@ def test_a_promoted_trial_counts_at_the_epoch_that_it_has_reached(
 
 def test_a_target_that_only_an_earlier_epoch_met_is_not_met(tmp_path):
     study = study_of(tmp_path, "spoils", "good", "bad").run(progress=False, executor=SOLO)
-    ledger = study._books()
+    ledger = study._current_ledger()
     assert StopWhen(target=0.15).watch(ledger, study._clock)() == ""
     assert StopWhen(target=0.2).watch(ledger, study._clock)() == "mse is 0.2"
 

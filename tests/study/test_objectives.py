@@ -73,7 +73,7 @@ def test_objectives_come_back_from_the_store(tmp_path):
     study = run(tmp_path, **TWO)
     again = make_study(tmp_path, task=Sized(), algorithm=HALVING, **TWO)
     assert [t.values for t in again.trials] == [t.values for t in study.trials]
-    history = again._books().history
+    history = again._current_ledger().history
     assert [t.objectives for t in history] == [
         (-t.value, -t.values["size"]) for t in again.trials
     ]

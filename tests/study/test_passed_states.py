@@ -169,10 +169,10 @@ def ledger_and_store(tmp_path):
         tmp_path, space=Space(lr=Choice([0.1])), algorithm=GridSearch(max_epochs=3)
     )
     trained(study)
-    archive = study._archive()
-    with archive.open() as store:
+    repository = study._repository()
+    with repository.open() as store:
         info = store.studies.get(study.name)
-        ledger = archive.load(store, info)
+        ledger = repository.load(store, info)
         (ref,) = ledger.plan.checkpoints()
         ledger.plan.restore(replace(ref, epoch=1))
         yield ledger, store

@@ -97,7 +97,7 @@ def test_a_study_is_read_while_another_process_writes(tmp_path, writing_between_
 def test_a_study_that_another_process_runs_is_learnt_from(tmp_path, writing_between_queries):
     later = some(tmp_path, algorithm=MANY, name="later", warm_start="s")
     with Store.open(later.storage.url) as store:
-        assert later._archive().priors(store, ["s"])
+        assert later._repository().priors(store, ["s"])
 
 
 def test_records_are_read_again_only_if_they_have_changed(tmp_path, reads):

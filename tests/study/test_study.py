@@ -333,10 +333,10 @@ def test_a_study_whose_meaning_another_version_changed(tmp_path, monkeypatch):
 def test_two_processes_on_one_study(tmp_path, shared):
     storage = Storage(url=f"sqlite:///{tmp_path}/t.db", shared=shared)
     study = make_study(tmp_path, storage=storage)
-    archive = study._archive()
-    with archive.open() as store:
-        plan = store.plans.open(archive.recipe.plan_identity(), task="T").id
-        info = archive.make(store, plan=plan, file=None, enqueued=(), sources=())
+    repository = study._repository()
+    with repository.open() as store:
+        plan = store.plans.open(repository.recipe.plan_identity(), task="T").id
+        info = repository.make(store, plan=plan, file=None, enqueued=(), sources=())
         with (
             store.lease(info, shared=shared),
             pytest.raises(StoreBusyError, match="being run"),

@@ -98,7 +98,7 @@ def test_history_says_what_is_outside(trials):
 
 def test_unique_epochs_are_those_of_the_savings(tmp_path):
     study = make_study(tmp_path).run(progress=False)
-    counts = unique_epochs(study._books())
+    counts = unique_epochs(study._current_ledger())
     assert len(counts) == len(study.trials)
     assert counts[0] == 6
     assert counts == sorted(counts)

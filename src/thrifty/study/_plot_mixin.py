@@ -44,7 +44,7 @@ class PlotMixin:
         @property
         def savings(self) -> Savings: ...
         def forest(self) -> list[ForestStage]: ...
-        def _books(self) -> Ledger: ...
+        def _current_ledger(self) -> Ledger: ...
 
     def importance(
         self, *, method: Method = "fanova", level: Level = "hyperparameter"
@@ -102,7 +102,7 @@ class PlotMixin:
             self.trials,
             metric=self.metric,
             mode=self.mode,
-            unique_epochs=unique_epochs(self._books()),
+            unique_epochs=unique_epochs(self._current_ledger()),
         )
 
     def plot_importance(

@@ -122,20 +122,20 @@ class Reader:
         """State of the database when the ledger was read (None: unknown)."""
         self._is_running = False
 
-    def current(self, archive: StudyRepository) -> Ledger:
+    def current(self, repository: StudyRepository) -> Ledger:
         """Return the current ledger.
 
         Raises:
             StudyNotFoundError: The study does not exist. The message says what to do in Python.
         """
-        if self._ledger is not None and (self._is_running or is_in_memory(archive)):
+        if self._ledger is not None and (self._is_running or is_in_memory(repository)):
             return self._ledger
         try:
-            with archive.open(create=False) as store:
-                return self.read(archive, store)
+            with repository.open(create=False) as store:
+                return self.read(repository, store)
         except StudyNotFoundError:
             raise StudyNotFoundError(
-                f"study {archive.name!r} is not in {redact_url(archive.storage.url)}: "
+                f"study {repository.name!r} is not in {redact_url(repository.storage.url)}: "
                 "call study.run() first, or give Study the name= and the storage= of a study that "
                 "was run"
             ) from None
@@ -145,7 +145,7 @@ class Reader:
             logger.warning("%s; this is what was read of the study before", error)
             return self._ledger
 
-    def state(self, archive: StudyRepository) -> tuple[str, Ledger]:
+    def state(self, repository: StudyRepository) -> tuple[str, Ledger]:
         """Return the study's state as in ``StudySummary``, and its ledger.
 
         The state is "" for a study in memory.
@@ -157,58 +157,58 @@ class Reader:
         """
         if self._ledger is not None and self._is_running:
             return "running", self._ledger
-        if is_in_memory(archive):
-            return "", self.current(archive)
+        if is_in_memory(repository):
+            return "", self.current(repository)
         try:
-            with archive.open(create=False) as store:
-                archive.find(store)
-                state = store.studies.summary(archive.name).state
-                return state, self.read(archive, store)
+            with repository.open(create=False) as store:
+                repository.find(store)
+                state = store.studies.summary(repository.name).state
+                return state, self.read(repository, store)
         except StoreUnreachableError:
             if self._ledger is None:
                 raise
             return "unknown; its database does not answer", self._ledger
 
-    def read(self, archive: StudyRepository, store: Store) -> Ledger:
+    def read(self, repository: StudyRepository, store: Store) -> Ledger:
         """Return the ledger of a study that this process is not running."""
-        mark = store.studies.mark(archive.name)
+        mark = store.studies.mark(repository.name)
         if self._ledger is None or mark is None or mark != self._mark:
-            self._ledger = archive.load(store, store.studies.get(archive.name))
+            self._ledger = repository.load(store, store.studies.get(repository.name))
             self._mark = mark
         return self._ledger
 
     def finished(
-        self, archive: StudyRepository, store: Store, info: StudyInfo
+        self, repository: StudyRepository, store: Store, info: StudyInfo
     ) -> Ledger | None:
         """Return the ledger of a study that has nothing left to try, or None."""
         if info.state != "done":
             return None
-        ledger = self.read(archive, store)
+        ledger = self.read(repository, store)
         return None if ledger.history.enqueued else ledger
 
     @contextmanager
     def running(
-        self, archive: StudyRepository, store: Store, info: StudyInfo
+        self, repository: StudyRepository, store: Store, info: StudyInfo
     ) -> Iterator[Ledger]:
         """Provide the ledger with which this process runs the study in this context."""
-        self._ledger, self._mark = archive.load(store, info), None
+        self._ledger, self._mark = repository.load(store, info), None
         self._is_running = True
         try:
             yield self._ledger
             self._ledger.count_as_known()
-            if not archive.storage.is_shared:
-                self._mark = store.studies.mark(archive.name)
+            if not repository.storage.is_shared:
+                self._mark = store.studies.mark(repository.name)
         finally:
             self._is_running = False
 
 
-def is_in_memory(archive: StudyRepository) -> bool:
+def is_in_memory(repository: StudyRepository) -> bool:
     """Return whether the database is in memory and vanishes when the run ends.
 
     Raises:
         UsageError: The storage is not a database address.
     """
-    url = read_address(archive.storage.url)
+    url = read_address(repository.storage.url)
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
@@ -283,20 +283,20 @@ class Trials(list[TrialResult]):
 
 
 def overview(
-    archive: StudyRepository, reader: Reader, *, result: Callable[[Ledger, int], TrialResult]
+    repository: StudyRepository, reader: Reader, *, result: Callable[[Ledger, int], TrialResult]
 ) -> str:
     """Return a study as HTML: what it optimises, how far it is, and its best trials.
 
     Args:
-        archive: The records of the study.
+        repository: The records of the study.
         reader: Reads the ledger.
         result: Returns the result of a trial, by number.
     """
-    goals = archive.recipe.goals
+    goals = repository.recipe.goals
     pairs = zip(goals.metrics, goals.modes, strict=True)
     rows: list[tuple[str, object]] = [
-        ("storage", redact_url(archive.storage.url)),
-        ("algorithm", archive.recipe.algorithm),
+        ("storage", redact_url(repository.storage.url)),
+        ("algorithm", repository.recipe.algorithm),
         ("metric", ", ".join(f"{metric} ({mode})" for metric, mode in pairs)),
     ]
     if goals.constraints:
@@ -304,9 +304,9 @@ def overview(
             f"{name} {b.side.replace('_', ' ')} {b.limit:g}" for name, b in goals.constraints
         )
         rows.append(("constraints", ", ".join(limits)))
-    title = f"Study {archive.name!r}"
+    title = f"Study {repository.name!r}"
     try:
-        state, ledger = reader.state(archive)
+        state, ledger = reader.state(repository)
     except StudyNotFoundError:
         return facts(title, [*rows, ("state", "not run yet")])
     except ThriftyError as error:
@@ -318,7 +318,7 @@ def overview(
     told = [("savings", savings(ledger))] if ledger.trial_epochs else []
     best = [result(ledger, trial.number) for trial in best_ones(ledger)]
     if not best:
-        return facts(title, [*rows, ("best", _why_none(ledger, name=archive.name)), *told])
+        return facts(title, [*rows, ("best", _why_none(ledger, name=repository.name)), *told])
     if len(goals.metrics) > 1:
         front = Trials(best, goals=goals, source="best_trials")
         return facts(title, [*rows, ("best", "the Pareto front"), *told]) + front._repr_html_()

@@ -123,7 +123,7 @@ def taken_over(relatives: Sequence[PlanRecords]) -> list[NodeRecord | Checkpoint
 logger = plain_logger(__name__)
 
 Source = str | tuple["StudyRepository", Ledger]
-"""An earlier study: its name in the same database, or an archive with its ledger."""
+"""An earlier study: its name in the same database, or a repository with its ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class StudyRepository:
         return shell_command("delete", name=self.name, url=self.storage.url)
 
     def joined(self) -> StudyRepository:
-        """Return the same archive for a task whose metrics change what is trained."""
+        """Return the same repository for a task whose metrics change what is trained."""
         return replace(self, recipe=replace(self.recipe, apart=False))
 
     def open(self, *, create: bool = True) -> Store:
@@ -296,8 +296,8 @@ class StudyRepository:
                 ledger.load_plan(records.plan)
                 ledger.load_study(records.study)
             else:
-                archive, ledger = source
-                name, theirs = archive.name, archive.recipe.goals
+                repository, ledger = source
+                name, theirs = repository.name, repository.recipe.goals
             check_goals(goals, source=name, theirs=theirs)
             out += priors_of(ledger, space, source=name, goals=goals)
         return out

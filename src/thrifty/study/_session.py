@@ -60,7 +60,7 @@ logger = plain_logger(__name__)
 
 
 def train(
-    archive: StudyRepository,
+    repository: StudyRepository,
     ledger: Ledger,
     *,
     store: Store,
@@ -71,10 +71,10 @@ def train(
     observers: Sequence[Observer],
 ) -> None:
     """Train until the algorithm is done or a stop is requested; record which of the two it was."""
-    recipe, clock = archive.recipe, archive.clock
+    recipe, clock = repository.recipe, repository.clock
     failed_before = frozenset(ledger.errors)
     plan = store.plans.get(ledger.plan_id)
-    executor = with_threads_of(ledger.plan_id, executor, store=store, name=archive.name)
+    executor = with_threads_of(ledger.plan_id, executor, store=store, name=repository.name)
     ledger.threads = executor.threads
     driver = store.drive(lease, revision=ledger.revision)
     driver.record([StudyMoved(study=ledger.study_id, state="running")])
@@ -84,7 +84,7 @@ def train(
         if lease.shared:
             stack.enter_context(Heartbeat(lease))
         if progress:
-            bar = Progress(archive.name, ledger, clock=clock)
+            bar = Progress(repository.name, ledger, clock=clock)
             watching.append(stack.enter_context(bar))
         asked = stack.enter_context(StopOnSignal())
         reason = _never if stop is None else stop.watch(ledger, clock)
@@ -111,7 +111,7 @@ def train(
             seed=recipe.seed,
             plan_id=ledger.plan_id,
             budget=DiskBudget(
-                archive.storage.disk_budget_bytes, other_bytes=leftovers.left_bytes
+                repository.storage.disk_budget_bytes, other_bytes=leftovers.left_bytes
             ),
             observers=watching,
             packing=Packing(
@@ -123,7 +123,7 @@ def train(
             passed=PassedStates(store, clock=clock, shared=lease.shared),
         )
         ending = stack.enter_context(_Ending(watching, ledger))
-        _begin(archive, ledger, watching, info=lease.study, plan=plan)
+        _begin(repository, ledger, watching, info=lease.study, plan=plan)
         try:
             done = run_loop(
                 parts,
@@ -139,12 +139,12 @@ def train(
         ending.state = "done" if done else "stopped"
         ending.signal = None if done else asked.number
     driver.record([StudyMoved(study=ledger.study_id, state=ending.state)])
-    say_where_from(archive, ledger, store=store, progress=progress)
-    _say_how_it_ended(archive, ledger, done=done, why=reason(), failed_before=failed_before)
+    say_where_from(repository, ledger, store=store, progress=progress)
+    _say_how_it_ended(repository, ledger, done=done, why=reason(), failed_before=failed_before)
 
 
 def _say_how_it_ended(
-    archive: StudyRepository,
+    repository: StudyRepository,
     ledger: Ledger,
     *,
     done: bool,
@@ -152,49 +152,53 @@ def _say_how_it_ended(
     failed_before: frozenset[int],
 ) -> None:
     """Log which trials failed in a run, and what is left to do."""
-    if not say_if_all_failed(archive, ledger):
+    if not say_if_all_failed(repository, ledger):
         ledger.failure_log.say_all(ledger.errors, before=failed_before)
     if not done:
         because = f": {why}" if why else ""
-        logger.warning("study %r was stopped%s; run it again to go on", archive.name, because)
+        logger.warning(
+            "study %r was stopped%s; run it again to go on", repository.name, because
+        )
     elif ledger.history.enqueued:
         logger.warning(
             "study %r is done, but %d enqueued configurations were not tried: %r has as many "
             "trials as it takes; "
             "try them in a study of another name with more trials and warm_start=%r",
-            archive.name,
+            repository.name,
             len(ledger.history.enqueued),
-            archive.recipe.algorithm,
-            archive.name,
+            repository.recipe.algorithm,
+            repository.name,
         )
 
 
-def say_if_all_failed(archive: StudyRepository, ledger: Ledger) -> bool:
+def say_if_all_failed(repository: StudyRepository, ledger: Ledger) -> bool:
     """Log a warning and what to do if every trial of a study has failed; return whether it has."""
     if not ledger.errors or len(ledger.errors) < len(ledger.history):
         return False
-    delete = "" if is_in_memory(archive) else f" ({archive.delete_command})"
+    delete = "" if is_in_memory(repository) else f" ({repository.delete_command})"
     logger.warning(
         "study %r has no results, because all its trials failed:\n%s\n"
         "Correct the cause, then use another name, or delete the study%s and run it again",
-        archive.name,
+        repository.name,
         failure_text(failure_groups(ledger.errors)),
         delete,
     )
     return True
 
 
-def say_what_was_not_checked(archive: StudyRepository, ledger: Ledger, *, error: str) -> None:
+def say_what_was_not_checked(
+    repository: StudyRepository, ledger: Ledger, *, error: str
+) -> None:
     """Log a warning if the dry run before training has failed, unless a trial fails with its error.
 
     Args:
-        archive: The study.
+        repository: The study.
         ledger: The ledger at the end of the run.
         error: The error of the dry run; empty if it passed.
     """
     known = {error_key(message) for _, message, _ in ledger.errors.values()}
     if error and error_key(error) not in known:
-        task = type(archive.recipe.task).__name__
+        task = type(repository.recipe.task).__name__
         logger.warning(
             "the dry run before training failed with %s, although no trial did; so thrifty could "
             "not check beforehand that %s follows every schedule and reports the metrics that the "
@@ -205,7 +209,7 @@ def say_what_was_not_checked(archive: StudyRepository, ledger: Ledger, *, error:
 
 
 def say_where_from(
-    archive: StudyRepository,
+    repository: StudyRepository,
     ledger: Ledger,
     *,
     store: Store,
@@ -227,14 +231,14 @@ def say_where_from(
         return
     if progress:
         # Names come from the user and may contain markup characters: print them as plain text.
-        line = Text(f"study {archive.name!r}: {text}")
+        line = Text(f"study {repository.name!r}: {text}")
         Console(stderr=True).print(line, soft_wrap=True)
     else:
-        logger.info("study %r: %s", archive.name, text)
+        logger.info("study %r: %s", repository.name, text)
 
 
 def _begin(
-    archive: StudyRepository,
+    repository: StudyRepository,
     ledger: Ledger,
     observers: Sequence[Observer],
     *,
@@ -242,7 +246,7 @@ def _begin(
     plan: PlanInfo,
 ) -> None:
     """Tell observers the state of the study, then the events from reading it."""
-    goals, news = archive.recipe.goals, ledger.news
+    goals, news = repository.recipe.goals, ledger.news
     key = {"plan": plan.identity, "name": info.name, "at": info.created_at}
     began = StudyBegan(
         study=info.name,

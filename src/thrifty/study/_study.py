@@ -132,8 +132,8 @@ class Study(PlotMixin):
 
     def _repr_html_(self) -> str:
         """Return an overview for notebooks; it reads the database and creates nothing."""
-        archive = self._archive()
-        return overview(archive, self._reader, result=self._result)
+        repository = self._repository()
+        return overview(repository, self._reader, result=self._result)
 
     @property
     def metric(self) -> str:
@@ -158,9 +158,9 @@ class Study(PlotMixin):
             StudyMismatchError: The database has a different study of this name.
         """
         self.space.check(max_epochs=self.algorithm.max_epochs)
-        archive = self._archive()
-        enqueued, priors = archive.foreseen(self._enqueued, self._sources())
-        finished = self._finished(archive)
+        repository = self._repository()
+        enqueued, priors = repository.foreseen(self._enqueued, self._sources())
+        finished = self._finished(repository)
         if finished is not None:
             return trained_forecast(
                 finished, forest=forest_of(finished), epoch_seconds=mean_epoch_s(finished)
@@ -173,7 +173,7 @@ class Study(PlotMixin):
             epoch_seconds=self._epoch_seconds(),
             enqueued=enqueued,
             prior=prior_trials(priors, self.goals),
-            known=archive.known(),
+            known=repository.known(),
         )
 
     def simulate(
@@ -260,11 +260,11 @@ class Study(PlotMixin):
         """
         rng = np.random.default_rng(derive_seed(self.seed, "enqueue", len(self._enqueued)))
         self._enqueued.append(fill_config(self.space, config, rng=rng))
-        archive = self._archive()
-        with contextlib.suppress(StudyNotFoundError), archive.open(create=False) as store:
-            info = archive.find(store)
+        repository = self._repository()
+        with contextlib.suppress(StudyNotFoundError), repository.open(create=False) as store:
+            info = repository.find(store)
             if info is not None:
-                archive.enqueue(store, info, self._enqueued)
+                repository.enqueue(store, info, self._enqueued)
 
     # -- the run ----------------------------------------------------------------------
 
@@ -296,19 +296,19 @@ class Study(PlotMixin):
             StoreWriteError: The disk is full, or the location is read-only.
         """
         check_run(executor, stop, observers)
-        archive = self._archive()
-        with archive.open() as store:
-            info = archive.find(store)
+        repository = self._repository()
+        with repository.open() as store:
+            info = repository.find(store)
             if info is not None:
-                archive.enqueue(store, info, self._enqueued)
-                finished = self._reader.finished(archive, store, info)
+                repository.enqueue(store, info, self._enqueued)
+                finished = self._reader.finished(repository, store, info)
                 if finished is not None:
                     say_where_from(
-                        archive, finished, store=store, progress=progress, finished=True
+                        repository, finished, store=store, progress=progress, finished=True
                     )
-                    say_if_all_failed(archive, finished)
+                    say_if_all_failed(repository, finished)
                     return self
-            with archive.recipe.watched(fresh=info is None):
+            with repository.recipe.watched(fresh=info is None):
                 report, dry_run_error = check_study(
                     self.task,
                     self.space,
@@ -317,20 +317,20 @@ class Study(PlotMixin):
                     seed=self.seed,
                 )
                 if report is None or not report.pure:
-                    archive = archive.joined()
-                info = archive.find(store) or archive.make(
+                    repository = repository.joined()
+                info = repository.find(store) or repository.make(
                     store,
-                    plan=archive.open_plan(store).id,
+                    plan=repository.open_plan(store).id,
                     file=self._file(),
                     enqueued=self._enqueued,
                     sources=self._sources(),
                 )
                 with (
                     store.lease(info, shared=self.storage.is_shared) as lease,
-                    self._reader.running(archive, store, info) as ledger,
+                    self._reader.running(repository, store, info) as ledger,
                 ):
                     train(
-                        archive,
+                        repository,
                         ledger,
                         store=store,
                         lease=lease,
@@ -339,7 +339,7 @@ class Study(PlotMixin):
                         progress=progress,
                         observers=observers,
                     )
-                    say_what_was_not_checked(archive, ledger, error=dry_run_error)
+                    say_what_was_not_checked(repository, ledger, error=dry_run_error)
         return self
 
     # -- results ----------------------------------------------------------------------
@@ -347,7 +347,7 @@ class Study(PlotMixin):
     @property
     def trials(self) -> list[TrialResult]:
         """All trials so far, in order; a notebook shows the best ones as a table."""
-        ledger = self._books()
+        ledger = self._current_ledger()
         found = (self._result(ledger, number) for number in range(len(ledger.history)))
         return Trials(found, goals=self.goals)
 
@@ -369,7 +369,7 @@ class Study(PlotMixin):
                 f"study {self.name!r} has {len(self.goals.metrics)} objectives "
                 f"({', '.join(self.goals.metrics)}); use `best_trials`, its Pareto front"
             )
-        ledger = self._books()
+        ledger = self._current_ledger()
         found = candidates(ledger, name=self.name)
         best = max(found, key=lambda t: (t.objectives[0], -t.number))
         return self._result(ledger, best.number)
@@ -386,7 +386,7 @@ class Study(PlotMixin):
             ThriftyError: No trial has reported yet, all have failed (with their errors), or none is
                 feasible.
         """
-        ledger = self._books()
+        ledger = self._current_ledger()
         found = candidates(ledger, name=self.name)
         front = nondominated([trial.objectives for trial in found])
         best = (self._result(ledger, found[index].number) for index in front)
@@ -395,11 +395,11 @@ class Study(PlotMixin):
     @property
     def savings(self) -> Savings:
         """What was saved so far."""
-        return savings(self._books())
+        return savings(self._current_ledger())
 
     def forest(self) -> list[ForestStage]:
         """Return the current stage forest."""
-        return forest_of(self._books())
+        return forest_of(self._current_ledger())
 
     @overload
     def trials_dataframe(self, *, backend: Literal["pandas"] = "pandas") -> pd.DataFrame: ...
@@ -424,7 +424,7 @@ class Study(PlotMixin):
 
     # -- internals --------------------------------------------------------------------
 
-    def _archive(self) -> StudyRepository:
+    def _repository(self) -> StudyRepository:
         recipe = Recipe(
             task=self.task,
             space=self.space,
@@ -437,36 +437,39 @@ class Study(PlotMixin):
             recipe=recipe, storage=self.storage, name=self.name, clock=self._clock
         )
 
-    def _finished(self, archive: StudyRepository) -> Ledger | None:
+    def _finished(self, repository: StudyRepository) -> Ledger | None:
         """Return the ledger if the study exists and has nothing left to try, else None."""
-        with contextlib.suppress(StudyNotFoundError), archive.open(create=False) as store:
-            info = archive.find(store)
-            if info is not None and not archive.not_enqueued(store, info, self._enqueued):
-                return self._reader.finished(archive, store, info)
+        with contextlib.suppress(StudyNotFoundError), repository.open(create=False) as store:
+            info = repository.find(store)
+            if info is not None and not repository.not_enqueued(store, info, self._enqueued):
+                return self._reader.finished(repository, store, info)
         return None
 
     def _sources(self) -> list[Source]:
-        return [s if isinstance(s, str) else (s._archive(), s._books()) for s in self._earlier]
+        return [
+            s if isinstance(s, str) else (s._repository(), s._current_ledger())
+            for s in self._earlier
+        ]
 
     def _file(self) -> str | None:
         module = sys.modules.get(type(self.task).__module__)
         path = self.file or getattr(module, "__file__", None)
         return None if path is None else str(Path(path).resolve())
 
-    def _books(self) -> Ledger:
+    def _current_ledger(self) -> Ledger:
         """Return the current ledger, from the run in this process or from the database."""
-        return self._reader.current(self._archive())
+        return self._reader.current(self._repository())
 
     def _epoch_seconds(self) -> float | None:
         """Return the mean time of an epoch of this task, or None if no epoch was timed."""
         try:
-            return mean_epoch_s(self._books())
+            return mean_epoch_s(self._current_ledger())
         except ThriftyError:
             return None
 
     def _result(self, ledger: Ledger, number: int) -> TrialResult:
         return trial_result(
-            ledger, number, load=lambda: self._archive().load_model(ledger, number)
+            ledger, number, load=lambda: self._repository().load_model(ledger, number)
         )
 
 

@@ -426,7 +426,7 @@ def results_table(
 ) -> dict[str, Any]:
     """Return ``cv_results_``: columns by name, one row per trial."""
     trials = study.trials
-    curves = [study._books().curve(trial.number) for trial in trials]
+    curves = [study._current_ledger().curve(trial.number) for trial in trials]
     params = [space.values(trial.config) for trial in trials]
     table: dict[str, Any] = {
         "params": params,
