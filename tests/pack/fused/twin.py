@@ -13,7 +13,7 @@ from torch import nn
 import thrifty.pack.fused.rules  # noqa: F401
 from thrifty.pack.fused._fusable import UnfusableError
 from thrifty.pack.fused._packed import Group, Layout
-from thrifty.pack.fused._randomness import Draw, Randomness, fill
+from thrifty.pack.fused._randomness import DropoutMask, Randomness, fill
 from thrifty.pack.fused._record import record
 from thrifty.pack.fused._tape import bind
 
@@ -192,7 +192,9 @@ class _Twins:
             draws=lambda: [d.noise for d in draws],
         )
         fresh = self._leaves()
-        noises = [Draw(noise=torch.zeros_like(d.noise), path=d.path, p=d.p) for d in draws]
+        noises = [
+            DropoutMask(noise=torch.zeros_like(d.noise), path=d.path, p=d.p) for d in draws
+        ]
         generators = [torch.Generator().manual_seed(self.seed + k) for k in range(self.size)]
         for draw in noises:
             fill(draw, generators=generators, rates=[{}] * self.size, num_rows=self.num_rows)
