@@ -108,9 +108,7 @@ def goals(rows: Sequence[dict[str, Any]], horizons: Sequence[int]) -> list[Goal]
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--problems", type=int, default=2000, help="of each family")
-    options.add_argument(
-        "--rules", default=",".join(dict.fromkeys(rule for rule, _ in PUBLISHED))
-    )
+    options.add_argument("--rules", default=",".join(dict.fromkeys(rule for rule, _ in PUBLISHED)))
     args = options.parse_args()
     num = 200 if args.quick else args.problems
     horizons = HORIZONS[:2] if args.quick else HORIZONS

@@ -153,8 +153,7 @@ def paint(path: Path, *, repeats: int) -> dict[str, Any]:
         browser.close()
     names = ("first_figures_s", "first_chart_s", "list_s")
     return {
-        name: median(found)
-        for name, found in zip(names, zip(*seconds, strict=True), strict=True)
+        name: median(found) for name, found in zip(names, zip(*seconds, strict=True), strict=True)
     }
 
 
@@ -196,9 +195,7 @@ def main() -> None:
         [
             at_most(f"{readers} readers slow a study by, in %", loaded["slower_percent"], 2.0),
             equal("requests that failed", loaded["failed_requests"], 0),
-            at_most(
-                f"first figures of {num_rows:,} trials, in s", painted["first_figures_s"], 2.0
-            ),
+            at_most(f"first figures of {num_rows:,} trials, in s", painted["first_figures_s"], 2.0),
             at_most(f"first chart of {num_rows:,} trials, in s", painted["first_chart_s"], 2.0),
         ],
     )

@@ -77,11 +77,7 @@ def _sampling(*, quick: bool, rounds: int) -> Section:
     seeds = np.random.default_rng(1).permutation(connected(graph))
     num = 2 if quick else 10
     rows = sampling(
-        graph,
-        seeds[: num * BATCH_SIZE],
-        fanouts=FANOUTS,
-        batch_size=BATCH_SIZE,
-        rounds=2 * rounds,
+        graph, seeds[: num * BATCH_SIZE], fanouts=FANOUTS, batch_size=BATCH_SIZE, rounds=2 * rounds
     )
     table(rows)
     bounds = memory_bounds(graph)
@@ -107,11 +103,7 @@ def _preparation(*, quick: bool, rounds: int) -> Section:
     seeds = np.random.default_rng(1).permutation(connected(graph))
     num = 2 if quick else 12
     rows = preparation(
-        graph,
-        seeds[: num * BATCH_SIZE],
-        fanouts=FANOUTS,
-        batch_size=BATCH_SIZE,
-        rounds=2 * rounds,
+        graph, seeds[: num * BATCH_SIZE], fanouts=FANOUTS, batch_size=BATCH_SIZE, rounds=2 * rounds
     )
     print()
     table(rows)
@@ -220,9 +212,7 @@ def _study(*, quick: bool, rounds: int) -> Section:
     return rows, goals
 
 
-def _sixteen_trials(
-    hidden: int, *, tuned: bool, quick: bool, rounds: int
-) -> list[dict[str, Any]]:
+def _sixteen_trials(hidden: int, *, tuned: bool, quick: bool, rounds: int) -> list[dict[str, Any]]:
     common = {
         "graph": "amazon_cs",
         "fanouts": FANOUTS,

@@ -16,16 +16,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from bench.common.harness import (
-    Part,
-    at_least,
-    at_most,
-    equal,
-    finish,
-    parser,
-    run_parts,
-    table,
-)
+from bench.common.harness import Part, at_least, at_most, equal, finish, parser, run_parts, table
 from bench.hetero import churn, paper, replay as rules
 from bench.hetero.speed import Run, Scenario, recovery, run, solo
 
@@ -95,9 +86,7 @@ def speed(*, quick: bool, rounds: int, only: str, networks: Sequence[str]) -> Pa
             rows.append(row)
             print(f"{network}, {scenario.name}: {row['times as fast']:.2f}x", flush=True)
             goals.append(
-                at_least(
-                    f"{network}, {scenario.name}: thrifty / DDP", row["times as fast"], least
-                )
+                at_least(f"{network}, {scenario.name}: thrifty / DDP", row["times as fast"], least)
             )
             goals.append(
                 at_least(
@@ -106,9 +95,7 @@ def speed(*, quick: bool, rounds: int, only: str, networks: Sequence[str]) -> Pa
             )
             if row["recovery"] is not None:
                 goals.append(
-                    at_most(
-                        f"{network}, {scenario.name}: steps to recover", row["recovery"], 10
-                    )
+                    at_most(f"{network}, {scenario.name}: steps to recover", row["recovery"], 10)
                 )
     print()
     table(rows)
@@ -124,11 +111,7 @@ def scenarios(*, quick: bool) -> list[tuple[Scenario, float]]:
         # The load is there two thirds of the time. At half of it, following it at once would give
         # 1.30x.
         (
-            Scenario(
-                name="the load comes and goes",
-                periods=[(4, 16, 3), (20, 32, 3)],
-                seconds=36,
-            ),
+            Scenario(name="the load comes and goes", periods=[(4, 16, 3), (20, 32, 3)], seconds=36),
             1.3,
         ),
         (Scenario(name="all equal", seconds=12), 0.98),
@@ -186,9 +169,7 @@ def replay(*, quick: bool) -> Part:
         else:
             goals.append(
                 at_most(
-                    f"job {row['job']} (stragglers): max / median",
-                    row["max / median, p50"],
-                    1.2,
+                    f"job {row['job']} (stragglers): max / median", row["max / median, p50"], 1.2
                 )
             )
     return rows, goals

@@ -340,9 +340,7 @@ def _alone(methods: Mapping[str, Mapping[int, float]]) -> float:
 
 
 def _best(methods: Mapping[str, Mapping[int, float]], what: str) -> float:
-    rates = [
-        r for name, by_k in methods.items() if name.startswith(what) for r in by_k.values()
-    ]
+    rates = [r for name, by_k in methods.items() if name.startswith(what) for r in by_k.values()]
     return max(rates, default=0.0)
 
 
@@ -356,9 +354,7 @@ def _beside_the_paper(rates: Rates) -> list[dict[str, Any]]:
         alone = _alone(methods)
         for method in ("concatenated", "fused", "fused, cuda_graphs"):
             gains = {
-                k: 100 * (methods[method][k] / alone - 1)
-                for k in theirs
-                if k in methods[method]
+                k: 100 * (methods[method][k] / alone - 1) for k in theirs if k in methods[method]
             }
             out += [
                 {"model": model, "method": method, "K": k, "ours %": gain, "paper %": theirs[k]}

@@ -38,16 +38,7 @@ import numpy as np
 import torch
 
 from bench.common import mnist
-from bench.common.harness import (
-    Goal,
-    at_least,
-    at_most,
-    equal,
-    finish,
-    median_ratio,
-    parser,
-    table,
-)
+from bench.common.harness import Goal, at_least, at_most, equal, finish, median_ratio, parser, table
 from bench.pack.policies import batch_size_packs, nearest_packs, random_packs
 from thrifty.pack import (
     AutoBackend,
@@ -132,9 +123,7 @@ def main() -> None:
     options = parser(__doc__)
     options.set_defaults(repeats=1)
     options.add_argument("--images", type=int, default=1600, help="images to train on")
-    options.add_argument(
-        "--data", type=Path, default=mnist.FOLDER, help="folder of MNIST's files"
-    )
+    options.add_argument("--data", type=Path, default=mnist.FOLDER, help="folder of MNIST's files")
     options.add_argument(
         "--from-scratch", action="store_true", help="no kept states, as in the paper"
     )
@@ -192,9 +181,7 @@ def hyperband(
         first = 0
         for last in bracket.epochs:
             for pack in method.policy([trial.values for trial in trials], rng):
-                train(
-                    backend, [trials[i] for i in pack], epochs=range(first, last), tally=tally
-                )
+                train(backend, [trials[i] for i in pack], epochs=range(first, last), tally=tally)
             alive = [trial for trial in trials if trial.score > -math.inf]
             trials = sorted(alive, key=lambda trial: -trial.score)[: len(trials) // ETA]
             if from_scratch:
@@ -225,9 +212,7 @@ def train(backend: Backend, trials: Sequence[Trial], *, epochs: range, tally: Ta
     note_padding(trials, tally)
     for slot, trial in enumerate(trials):
         state, trial.state = trial.state, None
-        backend.stack(
-            slot, Member(values=trial.values, seed=SEED, epoch=epochs.start, state=state)
-        )
+        backend.stack(slot, Member(values=trial.values, seed=SEED, epoch=epochs.start, state=state))
     at = dict.fromkeys(range(len(trials)), epochs.start)
     waiting = set(at)
     while at:

@@ -190,9 +190,7 @@ def events_of(chain: Chain) -> Iterator[Event]:
 def main() -> None:
     options = parser(__doc__)
     options.set_defaults(repeats=1)
-    options.add_argument(
-        "--one", nargs=2, metavar=("WORKLOAD", "TRIALS"), help="used by itself"
-    )
+    options.add_argument("--one", nargs=2, metavar=("WORKLOAD", "TRIALS"), help="used by itself")
     args = options.parse_args()
     if args.one:
         say_result(measure(args.one[0], int(args.one[1])))

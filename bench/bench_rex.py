@@ -51,9 +51,7 @@ def main() -> None:
     def run(name: str) -> dict[str, Any]:
         quick = ["--quick"] if args.quick else []
         result = in_fresh_process("bench.rex.setting", "--setting", name, *quick)
-        print(
-            f"{name}: {result['studies_seconds'] + result['plateau_seconds']:.0f} s", flush=True
-        )
+        print(f"{name}: {result['studies_seconds'] + result['plateau_seconds']:.0f} s", flush=True)
         return result
 
     with ThreadPoolExecutor(args.workers) as pool:
@@ -75,9 +73,7 @@ def report(results: Results, *, seconds: float, quick: bool) -> None:
     print("\nwhat sharing and packing saved\n")
     table([savings_row(name, result) for name, result in results.items()])
     edge = mean(result["at_edge"] for result in results.values())
-    print(
-        f"\n{edge:.0%} of the chosen rates are at an end of their grid; {seconds:.0f} s in all"
-    )
+    print(f"\n{edge:.0%} of the chosen rates are at an end of their grid; {seconds:.0f} s in all")
     figures = {"seconds": seconds, "standings": standings, "settings": results}
     finish("rex", figures, goals(results, quick=quick))
 

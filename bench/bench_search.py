@@ -36,15 +36,7 @@ from bench.common.harness import Goal, at_least, at_most, finish, parser, table
 from bench.search.curves import Task, load
 from bench.search.methods import Method, boss_variants, methods, pass_epochs, quicken_optuna
 from bench.search.peers import peers
-from bench.search.report import (
-    SETTINGS,
-    SHARES,
-    WORKERS,
-    Measured,
-    halves,
-    rank_rows,
-    setting_rows,
-)
+from bench.search.report import SETTINGS, SHARES, WORKERS, Measured, halves, rank_rows, setting_rows
 from bench.search.simulator import Limit, OurSearch, Outcome, Searcher, simulate, study_seed
 
 
@@ -176,10 +168,7 @@ def main() -> None:
     options = parser(__doc__)
     options.set_defaults(repeats=50)
     options.add_argument(
-        "--slow-repeats",
-        type=int,
-        default=SLOW_REPEATS,
-        help="runs of methods with a slow sampler",
+        "--slow-repeats", type=int, default=SLOW_REPEATS, help="runs of methods with a slow sampler"
     )
     options.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     args = options.parse_args()
@@ -213,9 +202,7 @@ def hold_race(measure_all: MeasureAll, repeats: int) -> tuple[list[dict[str, Any
     """Compare the variants of BOSS on the first half of the tasks, with 8 workers."""
     variants, setting = boss_variants(), SETTINGS[2]
     first = np.flatnonzero(halves(_tasks)).tolist()
-    found = measure_all([
-        Unit(v.name, RACE_WORKERS, t, repeats) for v in variants for t in first
-    ])
+    found = measure_all([Unit(v.name, RACE_WORKERS, t, repeats) for v in variants for t in first])
     names = [v.name for v in variants]
     measured = collect(names, found, workers=(RACE_WORKERS,))
     rows = setting_rows(names, measured, [_tasks[t] for t in first], setting)
@@ -256,9 +243,7 @@ def show(ours: Sequence[Method], found: Sequence[Measurement]) -> dict[str, Any]
     return figures
 
 
-def run_peers(
-    measure_all: MeasureAll, theirs: Sequence[str], effort: Effort
-) -> list[Measurement]:
+def run_peers(measure_all: MeasureAll, theirs: Sequence[str], effort: Effort) -> list[Measurement]:
     return measure_all([
         Unit(name, w, t, effort.repeats)
         for name in theirs
@@ -276,9 +261,7 @@ def show_peers(
     """Compare peers and ours on the same tasks with as many repetitions."""
     tasks = range(0, len(_tasks), effort.every)
     some = [_first(m, effort.repeats) for m in found if m.unit.task in tasks]
-    names = list(
-        dict.fromkeys([*(m.name for m in ours), *(m.unit.method for m in found_peers)])
-    )
+    names = list(dict.fromkeys([*(m.name for m in ours), *(m.unit.method for m in found_peers)]))
     measured = collect(names, [*some, *found_peers])
     rows = rank_rows(names, measured, np.ones(len(tasks), dtype=bool))
     by_name = dict(zip(names, measured, strict=True))

@@ -14,16 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.common.harness import (
-    Goal,
-    at_least,
-    at_most,
-    equal,
-    finish,
-    median_ratio,
-    parser,
-    table,
-)
+from bench.common.harness import Goal, at_least, at_most, equal, finish, median_ratio, parser, table
 from bench.common.long_study import long_row
 from bench.common.processes import in_fresh_process
 
@@ -53,13 +44,7 @@ def main() -> None:
             for algorithm in ("halving", "Hyperband"):
                 # The bare loop trains exactly the epochs that thrifty requested.
                 requests = ["--requests", str(Path(folder) / f"{algorithm}.json")]
-                run(
-                    f"thrifty {algorithm}",
-                    "thrifty",
-                    "--algorithm",
-                    algorithm.lower(),
-                    *requests,
-                )
+                run(f"thrifty {algorithm}", "thrifty", "--algorithm", algorithm.lower(), *requests)
                 run(f"bare {algorithm}", "bare_requests", *requests)
                 run(
                     f"thrifty packed {algorithm}",
@@ -128,9 +113,7 @@ def goals(rows: dict[str, dict[str, Any]], runs: Runs) -> list[Goal]:
         ),
         at_most("halving: thrifty / bare loop", times("thrifty halving", "bare halving"), 1.3),
         at_most(
-            "Hyperband: thrifty / bare loop",
-            times("thrifty Hyperband", "bare Hyperband"),
-            1.3,
+            "Hyperband: thrifty / bare loop", times("thrifty Hyperband", "bare Hyperband"), 1.3
         ),
         *(
             at_least(
@@ -150,18 +133,14 @@ def goals(rows: dict[str, dict[str, Any]], runs: Runs) -> list[Goal]:
         ),
         at_least("Optuna / thrifty", rows["Optuna"]["seconds"] / ours["seconds"], 10),
         at_least(
-            "best accuracy against Optuna",
-            ours["best accuracy"],
-            rows["Optuna"]["best accuracy"],
+            "best accuracy against Optuna", ours["best accuracy"], rows["Optuna"]["best accuracy"]
         ),
     ]
     if "Ray Tune" in rows:
         ray = rows["Ray Tune"]
         out.append(at_least("Ray Tune / thrifty", ray["seconds"] / ours["seconds"], 30))
         out.append(
-            at_least(
-                "best accuracy against Ray Tune", ours["best accuracy"], ray["best accuracy"]
-            )
+            at_least("best accuracy against Ray Tune", ours["best accuracy"], ray["best accuracy"])
         )
     return out
 

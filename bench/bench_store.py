@@ -48,9 +48,7 @@ def reports(plan: int, study: int, *, first: int, num: int) -> list[Record]:
         value = (i * 7919 % 1000) / 1000
         metrics = {"accuracy": value, "train_loss": 1 - value}
         out.append(
-            EpochRecord(
-                plan=plan, node=i, epoch=1, metrics=metrics, seconds=0.01, worker="cpu-0"
-            )
+            EpochRecord(plan=plan, node=i, epoch=1, metrics=metrics, seconds=0.01, worker="cpu-0")
         )
         out.append(TrialReported(study=study, trial=i, epoch=1, value=value))
     return out

@@ -9,10 +9,7 @@ import thrifty as th
 def network():
     """A small network of its own weights."""
     return torch.nn.Sequential(
-        torch.nn.Linear(64, 128),
-        torch.nn.ReLU(),
-        torch.nn.Dropout(0.1),
-        torch.nn.Linear(128, 10),
+        torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(128, 10)
     )
 
 

@@ -174,11 +174,7 @@ def _verdicts(result: Result) -> str:
         f"| {'held' if g.holds else '**missed**'} |"
         for g in result.goals
     ]
-    table = "\n".join([
-        "    | goal | measured | required | |",
-        "    |---|---:|---|---|",
-        *rows,
-    ])
+    table = "\n".join(["    | goal | measured | required | |", "    |---|---:|---|---|", *rows])
     return f'{first}\n??? note "All goals of {result.name}"\n\n{table}\n'
 
 

@@ -35,9 +35,7 @@ def page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _commands(
-    group: click.Group, context: click.Context
-) -> Iterator[tuple[str, click.Command]]:
+def _commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command]]:
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
@@ -60,8 +58,7 @@ def _section(name: str, command: click.Command, context: click.Context) -> str:
     records = [
         record
         for parameter in (*command.params, _help_option(command, context))
-        if isinstance(parameter, click.Option)
-        and (record := parameter.get_help_record(context))
+        if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context))
     ]
     if records:
         lines += ["| option | what it does |", "|---|---|"]

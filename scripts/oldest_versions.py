@@ -11,9 +11,7 @@ import tomllib
 from pathlib import Path
 
 
-HEAD = (
-    "# The oldest supported versions. Do not edit: scripts/oldest_versions.py makes this file."
-)
+HEAD = "# The oldest supported versions. Do not edit: scripts/oldest_versions.py makes this file."
 ROOT = Path(__file__).resolve().parents[1]
 
 

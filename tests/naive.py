@@ -146,9 +146,7 @@ def common_prefix(a: Timeline, b: Timeline, *, steps: int) -> int:
     return min(a.epochs, b.epochs)
 
 
-def epoch_values(
-    timeline: Timeline, epoch: int, steps: int
-) -> dict[str, list[tuple[str, object]]]:
+def epoch_values(timeline: Timeline, epoch: int, steps: int) -> dict[str, list[tuple[str, object]]]:
     out = {}
     for name, value in timeline.config.items():
         values = [value] * steps

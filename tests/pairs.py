@@ -32,6 +32,4 @@ def pairwise(
 
 
 def _case(values: dict[str, Sequence[Any]], places: Sequence[int]) -> dict[str, Any]:
-    return {
-        name: each[place] for (name, each), place in zip(values.items(), places, strict=True)
-    }
+    return {name: each[place] for (name, each), place in zip(values.items(), places, strict=True)}

@@ -42,9 +42,9 @@ lengths = st.sampled_from([None, 2, 3.5, 4, 6])
 periods = st.sampled_from([1.5, 2, 4])
 rates = st.sampled_from(["step", "step", "epoch", 0.25, (0.5, 0.75)])
 shapes = st.sampled_from(["cosine", "linear"])
-milestones = st.lists(
-    st.sampled_from([1, 2, 2.5, 4, 5]), min_size=1, max_size=3, unique=True
-).map(lambda times: tuple(sorted(times)))
+milestones = st.lists(st.sampled_from([1, 2, 2.5, 4, 5]), min_size=1, max_size=3, unique=True).map(
+    lambda times: tuple(sorted(times))
+)
 
 
 @st.composite
@@ -66,9 +66,7 @@ LEAVES = {
         sample=rates,
     ),
     "Cyclic": st.builds(Cyclic, floors, levels, period=periods, sample=rates),
-    "Exponential": st.builds(
-        Exponential, levels, gamma=st.sampled_from([0.5, 1.0]), sample=rates
-    ),
+    "Exponential": st.builds(Exponential, levels, gamma=st.sampled_from([0.5, 1.0]), sample=rates),
     "Linear": st.builds(Linear, levels, floor=floors, epochs=lengths, sample=rates),
     "MultiStep": multi_steps(),
     "OneCycle": st.builds(

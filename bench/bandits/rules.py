@@ -147,9 +147,7 @@ def play(
     return regret.at
 
 
-def sub_samples(
-    pull: Pull, means: Floats, *, horizons: Sequence[int], kind: Threshold
-) -> Floats:
+def sub_samples(pull: Pull, means: Floats, *, horizons: Sequence[int], kind: Threshold) -> Floats:
     """Play SSMC (Chan, Annals of Statistics 2020).
 
     The threshold 1 means no forced exploration.
@@ -218,12 +216,7 @@ def random_blocks(
 
 
 def thompson(
-    family: Family,
-    pull: Pull,
-    means: Floats,
-    *,
-    horizons: Sequence[int],
-    rng: np.random.Generator,
+    family: Family, pull: Pull, means: Floats, *, horizons: Sequence[int], rng: np.random.Generator
 ) -> Floats:
     """Play Thompson sampling.
 

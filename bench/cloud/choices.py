@@ -45,9 +45,7 @@ _GIB = 2**30
 
 def _error_of(profiled: str, accelerator: str) -> float:
     """Return the error factor of ``HardwareEstimates`` for the ratio of two devices' speeds."""
-    offer = Offer(
-        cloud="", region="", instance_type="", accelerator=accelerator, price_usd_h=1.0
-    )
+    offer = Offer(cloud="", region="", instance_type="", accelerator=accelerator, price_usd_h=1.0)
     known = HardwareEstimates(profiled=profiled).compute(offer)
     return known.high / known.median
 
@@ -134,9 +132,7 @@ def _planned(job: Job, view: View, conservative: bool) -> list[Fleet]:
 
 def _nearest(job: Job, view: View) -> Fleet:
     """Return the fastest fleet for a deadline, and the cheapest for a budget."""
-    plan = plan_fleet(
-        _workload(job, view), _offers(job, view), FleetOptions(**_options(job, view))
-    )
+    plan = plan_fleet(_workload(job, view), _offers(job, view), FleetOptions(**_options(job, view)))
     return plan.front[0 if job.deadline_s else -1]
 
 
@@ -274,9 +270,7 @@ class Knowledge:
                 clusters=(cluster,),
                 profile=self._profiles[job.app, job.profiled],
                 estimates=HardwareEstimates(
-                    profiled=here,
-                    measured_compute=factors,
-                    networks=self._priors[cluster],
+                    profiled=here, measured_compute=factors, networks=self._priors[cluster]
                 ),
             )
             for cluster in CLUSTERS
@@ -288,9 +282,7 @@ class Knowledge:
             View(
                 clusters=(cluster,),
                 profile=self._profiles[job.app, cluster],
-                estimates=HardwareEstimates(
-                    profiled=GPUS[cluster], networks=self._priors[cluster]
-                ),
+                estimates=HardwareEstimates(profiled=GPUS[cluster], networks=self._priors[cluster]),
             )
             for cluster in CLUSTERS
         ]
@@ -314,9 +306,7 @@ class Knowledge:
         (seen,) = found.observed.values()
         # A machine of which a job uses some GPUs is a type of its own here, and the same machine.
         types = {_type_of(cluster, num): seen for num in range(1, 17)}
-        return View(
-            clusters=(cluster,), profile=profile, estimates=replace(found, observed=types)
-        )
+        return View(clusters=(cluster,), profile=profile, estimates=replace(found, observed=types))
 
 
 def _factor(here: float, there: float, *, error: float = _SHEET_ERROR) -> Interval:

@@ -105,9 +105,7 @@ class Known:
         mine = [row for row in self._rows if (row.app, row.cluster) == (app, cluster)]
         table = Table(
             key=(cluster, app),
-            setups=tuple(
-                Setup(placement=row.placement, batch=float(row.batch)) for row in mine
-            ),
+            setups=tuple(Setup(placement=row.placement, batch=float(row.batch)) for row in mine),
             step_s=np.array([row.step_s for row in mine]),
             noise=(),
         )
@@ -154,14 +152,10 @@ def _alone_s(profile: StepProfile, batch: int) -> float:
 
 
 def _setup(candidate: Candidate) -> Setup:
-    return Setup(
-        placement=(candidate.per_node,) * candidate.nodes, batch=float(candidate.batch)
-    )
+    return Setup(placement=(candidate.per_node,) * candidate.nodes, batch=float(candidate.batch))
 
 
-def _features(
-    app: str, profiled: str, cluster: str, setup: Setup, alone_s: float
-) -> list[float]:
+def _features(app: str, profiled: str, cluster: str, setup: Setup, alone_s: float) -> list[float]:
     return [
         math.log(setup.batch),
         math.log(alone_s),

@@ -74,9 +74,7 @@ def _ways(
     """
     speeds = fitted_speeds(steps(sia=False))
     known = Knowledge(
-        rows,
-        priors=priors,
-        speeds={_SEEN.get(gpu, gpu): speed for gpu, speed in speeds.items()},
+        rows, priors=priors, speeds={_SEEN.get(gpu, gpu): speed for gpu, speed in speeds.items()}
     )
     learned = Known(rows)
     ways: dict[str, Chooser] = {

@@ -70,9 +70,7 @@ class ShortRuns:
                     profile=self._profiles[job.app, cluster],
                     estimates=HardwareEstimates(
                         profiled=GPUS[cluster],
-                        measured_compute={
-                            GPUS[cluster]: Interval(median=1.0, low=1.0, high=1.0)
-                        },
+                        measured_compute={GPUS[cluster]: Interval(median=1.0, low=1.0, high=1.0)},
                         networks=_with_margin(self._fitted[job.app, cluster], margin),
                     ),
                 )
@@ -101,11 +99,7 @@ def _with_margin(priors: NetworkPriors, margin: float) -> NetworkPriors:
 
 
 def _fitted(
-    runs: Sequence[tuple[Setup, float]],
-    *,
-    cluster: str,
-    profile: StepProfile,
-    prior: NetworkPriors,
+    runs: Sequence[tuple[Setup, float]], *, cluster: str, profile: StepProfile, prior: NetworkPriors
 ) -> NetworkPriors:
     """Return priors with which the forecasts of some runs come close to their times."""
     from scipy.optimize import least_squares  # noqa: PLC0415
@@ -115,9 +109,7 @@ def _fitted(
     def misses(logs: np.ndarray) -> np.ndarray:
         scaled = _scaled(prior, np.exp(logs))
         known = HardwareEstimates(profiled=CLUSTERS[cluster].accelerator, networks=scaled)
-        steps = [
-            _step_s(setup, cluster=cluster, profile=profile, known=known) for setup, _ in runs
-        ]
+        steps = [_step_s(setup, cluster=cluster, profile=profile, known=known) for setup, _ in runs]
         return np.append((np.log(steps) - wanted) / _NOISE, logs / _WIDTHS)
 
     tried = [least_squares(misses, start, diff_step=0.05) for start in product(*_STARTS)]
@@ -140,14 +132,9 @@ def _scaled(prior: NetworkPriors, factors: np.ndarray) -> NetworkPriors:
     )
 
 
-def _step_s(
-    setup: Setup, *, cluster: str, profile: StepProfile, known: HardwareEstimates
-) -> float:
+def _step_s(setup: Setup, *, cluster: str, profile: StepProfile, known: HardwareEstimates) -> float:
     work = Workload(
-        profile=profile,
-        steps=1,
-        global_batch=int(setup.batch) * setup.num_devices,
-        setup_s=0.0,
+        profile=profile, steps=1, global_batch=int(setup.batch) * setup.num_devices, setup_s=0.0
     )
     machines = [(offer_of(cluster, setup.placement[0]), len(setup.placement), False)]
     return estimate(work, machines, estimates=known).step_s.median

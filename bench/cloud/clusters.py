@@ -32,13 +32,7 @@ from thrifty.perf import StepProfile
 
 Placement = tuple[int, ...]
 
-GRADIENT_MB = {
-    "bert": 438.0,
-    "cifar10": 44.7,
-    "deepspeech2": 140.0,
-    "imagenet": 102.0,
-    "ncf": 6.4,
-}
+GRADIENT_MB = {"bert": 438.0, "cifar10": 44.7, "deepspeech2": 140.0, "imagenet": 102.0, "ncf": 6.4}
 """Gradients in single precision.
 
 BERT base has 110 million parameters, ResNet-18 11.2, ResNet-50 25.6, NeuMF on MovieLens-1M 1.6. The
@@ -63,9 +57,7 @@ class Cluster:
 
 CLUSTERS = {
     "aws": Cluster(instance_type="g4dn.12xlarge", accelerator="T4", gbps=50.0, fabric=False),
-    "azure": Cluster(
-        instance_type="ND40rs_v2", accelerator="V100-32GB", gbps=100.0, fabric=True
-    ),
+    "azure": Cluster(instance_type="ND40rs_v2", accelerator="V100-32GB", gbps=100.0, fabric=True),
     "dgx": Cluster(instance_type="DGX A100", accelerator="A100", gbps=1600.0, fabric=True),
     "rtx": Cluster(instance_type="8 x RTX 2080 Ti", accelerator="T4", gbps=100.0, fabric=True),
 }
@@ -101,9 +93,7 @@ def measured() -> list[Row]:
 def profile_of(rows: Sequence[Row], *, cluster: str, app: str) -> StepProfile:
     """Return the profile of one device."""
     alone = {
-        r.batch: r.step_s
-        for r in rows
-        if (r.cluster, r.app, r.placement) == (cluster, app, (1,))
+        r.batch: r.step_s for r in rows if (r.cluster, r.app, r.placement) == (cluster, app, (1,))
     }
     sizes = sorted(alone)
     times = [alone[size] for size in sizes]
@@ -162,10 +152,7 @@ def forecasts(rows: Sequence[Row], known: Known) -> np.ndarray:
         if sum(row.placement) == 1:
             continue
         work = Workload(
-            profile=profiles[key],
-            steps=1,
-            global_batch=row.batch * sum(row.placement),
-            setup_s=0.0,
+            profile=profiles[key], steps=1, global_batch=row.batch * sum(row.placement), setup_s=0.0
         )
         machines = [
             (offer_of(row.cluster, num), row.placement.count(num), False)
@@ -260,9 +247,7 @@ def calibrated(priors: NetworkPriors, rows: Sequence[Row]) -> NetworkPriors:
             ]
             if any(mine):
                 found[kind].append(math.log(np.quantile(needed[mine], _COVERAGE)))
-    widths = {
-        kind: math.exp(np.mean(each)) for kind, each in found.items() if len(each) >= _FEW
-    }
+    widths = {kind: math.exp(np.mean(each)) for kind, each in found.items() if len(each) >= _FEW}
     return replace(priors, widths=widths)
 
 

@@ -182,9 +182,7 @@ def _after(
         ernest.append(float(law.predict([_alone(size)])[0]) / true)
         for other in by_batch[size].keys() - {gpu}:
             ratios = [
-                by_batch[run][gpu] / by_batch[run][other]
-                for run in two
-                if other in by_batch[run]
+                by_batch[run][gpu] / by_batch[run][other] for run in two if other in by_batch[run]
             ]
             if ratios:  # otherwise the other GPU's profile has neither of the two runs
                 here_s = by_batch[size][other]
@@ -245,9 +243,5 @@ def _median(ratios: Sequence[float]) -> float:
 def offer_of(gpu: str) -> Offer:
     """Return an offer with this GPU, of which nothing else is known."""
     return Offer(
-        cloud="measured",
-        region="any",
-        instance_type="any",
-        accelerator=gpu,
-        price_usd_h=1.0,
+        cloud="measured", region="any", instance_type="any", accelerator=gpu, price_usd_h=1.0
     )

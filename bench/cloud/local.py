@@ -148,9 +148,7 @@ def local_prediction(*, quick: bool, rounds: int = 3) -> dict[str, Any]:
             # How far single measurements of the truth are from their median.
             "spread_%": 100 * median(abs(time / measured - 1) for time in times),
         })
-    rows.sort(
-        key=lambda row: (row["processes"], list(batches).index(row["model"]), row["batch"])
-    )
+    rows.sort(key=lambda row: (row["processes"], list(batches).index(row["model"]), row["batch"]))
     table(rows)
     errors = {
         name: median(abs(row["error_%"]) for row in rows if row["processes"] in nums)
@@ -179,9 +177,7 @@ def _round(
         each = [StepProfile.from_json(data) for data in found]
         profiles.setdefault((model, num), []).append(each)
         for batch in sizes:
-            step_s = (
-                each[0].forward_at(batch) + each[0].backward_at(batch) + each[0].optimizer_s
-            )
+            step_s = each[0].forward_at(batch) + each[0].backward_at(batch) + each[0].optimizer_s
             steps = int(min(100, max(10, 0.4 / float(step_s))))
             times = ask(group, "train", model=model, batch=batch, steps=steps)
             truths.setdefault((model, batch, num), []).append(times[0])

@@ -21,12 +21,7 @@ from bench.common.harness import data_folder
 from thrifty.cloud import HardwareEstimates
 
 
-_SAILOR = {
-    "A100-40": "A100",
-    "A100-80": "A100-80GB",
-    "GH-96": "GH200",
-    "V100-16": "V100",
-}
+_SAILOR = {"A100-40": "A100", "A100-80": "A100-80GB", "GH-96": "GH200", "V100-16": "V100"}
 _ZEUS = {"a40": "A40", "p100": "P100", "v100": "V100"}
 
 Times = dict[Hashable, dict[str, float]]

@@ -121,9 +121,7 @@ def by_placement(table: Table, seed: int, *, share: float = 0.2) -> np.ndarray:
     They are the same for all applications on a type of GPU, as nearly as each application has them.
     """
     placements = sorted({setup.placement for setup in table.setups if setup.num_devices > 1})
-    held = {
-        each for each in placements if np.random.default_rng([seed, *each]).random() < share
-    }
+    held = {each for each in placements if np.random.default_rng([seed, *each]).random() < share}
     return np.array([setup.placement in held for setup in table.setups])
 
 
@@ -172,12 +170,7 @@ def of_split(job: tuple[Table, str, int, bool]) -> dict[str, Any]:
     held = SPLITS[split](table, seed)
     models = {name: make() for name, make in BASELINES.items()}
     ours: Any = Intervals(Hybrid) if intervals else Hybrid()
-    row: dict[str, Any] = {
-        "key": table.key,
-        "split": split,
-        "seed": seed,
-        "held": int(held.sum()),
-    }
+    row: dict[str, Any] = {"key": table.key, "split": split, "seed": seed, "held": int(held.sum())}
     for name, model in {**models, OURS: ours}.items():
         row[name] = error(model, table, held)
     if intervals:

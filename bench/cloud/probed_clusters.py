@@ -266,9 +266,7 @@ def new_applications(
     by_pair = [row for pair in pairs for row in rows_of(rows, pair)]
     out = {
         "known cluster": summary(by_pair, forecasts(by_pair, lambda *pair: known[pair])),
-        "known cluster, two probes": summary(
-            *after_probes(rows, known, Runs(), same_cluster=True)
-        ),
+        "known cluster, two probes": summary(*after_probes(rows, known, Runs(), same_cluster=True)),
         "unknown cluster, two probes": summary(
             *after_probes(rows, strange, Runs(), same_cluster=False)
         ),

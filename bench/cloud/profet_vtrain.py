@@ -97,9 +97,7 @@ def on_both(times: Times, network: str, pair: tuple[str, str]) -> PairedSteps:
 def part(steps: PairedSteps, chosen: np.ndarray) -> PairedSteps:
     """Return the steps of a mask."""
     return PairedSteps(
-        setups=steps.setups[chosen],
-        here_s=steps.here_s[chosen],
-        there_s=steps.there_s[chosen],
+        setups=steps.setups[chosen], here_s=steps.here_s[chosen], there_s=steps.there_s[chosen]
     )
 
 
@@ -169,8 +167,7 @@ def by_law(make: Callable[[], StepTimeModel]) -> Callable[[Case], np.ndarray]:
 
 def _pixels(steps: PairedSteps) -> list[Setup]:
     return [
-        Setup(placement=(1,), batch=float(batch * side**2 / 32**2))
-        for batch, side in steps.setups
+        Setup(placement=(1,), batch=float(batch * side**2 / 32**2)) for batch, side in steps.setups
     ]
 
 
@@ -197,11 +194,7 @@ PROFET: Mapping[str, Callable[[Case], np.ndarray]] = {
 def of_case(case: Case) -> dict[str, Any]:
     """Evaluate all models on one network, and the coverage of our interval."""
     true = case.asked.there_s
-    row: dict[str, Any] = {
-        "split": case.split,
-        "pair": " -> ".join(case.pair),
-        "held": len(true),
-    }
+    row: dict[str, Any] = {"split": case.split, "pair": " -> ".join(case.pair), "held": len(true)}
     for name, forecast in PROFET.items():
         row[name] = percentage(forecast(case), true)
     model = OtherDevice(case.others)
@@ -223,9 +216,7 @@ def profet(*, quick: bool) -> dict[str, Any]:
     networks = sorted({name for _, name in times})
     if quick:
         networks = networks[::5]
-    jobs = [
-        each for pair in PAIRS[: 1 if quick else None] for each in cases(times, pair, networks)
-    ]
+    jobs = [each for pair in PAIRS[: 1 if quick else None] for each in cases(times, pair, networks)]
     with ProcessPoolExecutor(2, initializer=one_thread) as pool:
         found = list(pool.map(of_case, jobs))
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)

@@ -71,9 +71,7 @@ def repeated_profiles(*, quick: bool) -> dict[str, Any]:
     return {
         "rows": rows,
         "unsaid": {
-            what: sum(
-                row["differ unsaid"] for row in rows if (row["beside"] == "quiet") == quiet
-            )
+            what: sum(row["differ unsaid"] for row in rows if (row["beside"] == "quiet") == quiet)
             for what, quiet in (("beside a loop", False), ("quiet", True))
         },
     }
@@ -99,9 +97,7 @@ def _busy(core: int | None) -> Iterator[None]:
         loop.wait()
 
 
-def _lines(
-    model: str, runs: Sequence[Run], offers: Sequence[Offer]
-) -> Iterator[dict[str, Any]]:
+def _lines(model: str, runs: Sequence[Run], offers: Sequence[Offer]) -> Iterator[dict[str, Any]]:
     mine = [run for run in runs if run.model == model]
     quiet = [run for run in mine if run.beside == "quiet"]
     calm = [run for run in quiet if not run.profile.is_noisy] or quiet
@@ -131,9 +127,7 @@ def _lines(
             "choices": sum(map(len, same)),
             "agree": sum(map(sum, same)),
             "differ unsaid": sum(
-                len(each) - sum(each)
-                for each, said in zip(same, noisy, strict=True)
-                if not said
+                len(each) - sum(each) for each, said in zip(same, noisy, strict=True) if not said
             ),
         }
 

@@ -16,14 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bench.cloud.spot_replay import (
-    ByExpectedCost,
-    Cheapest,
-    Replayed,
-    SpotJob,
-    SpotPlace,
-    replay,
-)
+from bench.cloud.spot_replay import ByExpectedCost, Cheapest, Replayed, SpotJob, SpotPlace, replay
 from bench.common.harness import data_folder, table
 from thrifty.cloud._market import ObservedLifetime, PriceSeries, SpotMarket
 from thrifty.cloud._offer import Offer
@@ -332,9 +325,7 @@ class Logged:
         else:
             offer = _offer("aws", kind, zone, _on_demand(LOGGED[kind], zone[:-1]))
             prices = self._prices.prices[LOGGED[kind], zone]
-        up = tuple(
-            (life.begin_s, life.end_s if life.evicted else math.inf) for life in lifetimes
-        )
+        up = tuple((life.begin_s, life.end_s if life.evicted else math.inf) for life in lifetimes)
         return SpotPlace(offer=offer, prices=prices, up=up)
 
 
@@ -416,12 +407,7 @@ def replay_spot(starts: int, quick: bool) -> dict[str, Any]:
             cases = [world.draw(rng, hours * HOUR_S) for _ in range(starts)]
             for name, policy in POLICIES.items():
                 runs = [(case, policy(case)) for case in cases]
-                rows.append({
-                    "world": world.name,
-                    "work, h": hours,
-                    "policy": name,
-                    **_row(runs),
-                })
+                rows.append({"world": world.name, "work, h": hours, "policy": name, **_row(runs)})
     return {"assumptions": list(ASSUMPTIONS), "starts": starts, "rows": rows}
 
 
@@ -451,8 +437,7 @@ def _row(runs: Sequence[tuple[Case, Replayed]]) -> dict[str, float]:
         "missed, %": 100 * float(np.mean(took > DEADLINE + 1e-6)),
         "evictions": float(np.mean([run.evictions for _, run in runs])),
         "checkpoints": float(np.mean([run.checkpoints for _, run in runs])),
-        "on demand at the end, %": 100
-        * float(np.mean([run.on_demand_s > 0 for _, run in runs])),
+        "on demand at the end, %": 100 * float(np.mean([run.on_demand_s > 0 for _, run in runs])),
     }
 
 

@@ -205,9 +205,7 @@ def replay(job: SpotJob, places: Sequence[SpotPlace], policy: SpotPolicy) -> Rep
     >>> prices = PriceSeries(times_s=(0.0,), usd_h=(1.0,))
     >>> offer = Offer(cloud="aws", region="a", instance_type="p2.xlarge", price_usd_h=3.0)
     >>> place = SpotPlace(offer=offer, prices=prices, up=((0.0, 5400.0), (9000.0, 99999.0)))
-    >>> job = SpotJob(
-    ...     start_s=0.0, work_s=7200.0, save_s=0.0, restart_s=0.0, on_demand_usd_h=3.0
-    ... )
+    >>> job = SpotJob(start_s=0.0, work_s=7200.0, save_s=0.0, restart_s=0.0, on_demand_usd_h=3.0)
     >>> run = replay(job, [place], Cheapest(interval_s=3600.0))
     >>> run.finish_s, run.cost_usd, run.evictions
     (12600.0, 2.5, 1)

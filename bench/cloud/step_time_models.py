@@ -47,8 +47,7 @@ class Ernest:
 def _terms(setups: Sequence[Setup]) -> np.ndarray:
     columns = Columns.of(setups)
     return np.stack(
-        [np.ones_like(columns.batch), columns.batch, np.log(columns.devices), columns.devices],
-        1,
+        [np.ones_like(columns.batch), columns.batch, np.log(columns.devices), columns.devices], 1
     )
 
 
@@ -118,9 +117,7 @@ class Pollux:
             params = scaled * units
             errors = np.log(_seconds(params, columns)) - np.log(times)
             spread = (params[_B_N] / params[_A_N]) ** 2 + (params[_B_R] / params[_A_R]) ** 2
-            return float(
-                np.sqrt(np.mean(errors**2)) + 1e-3 * (params[-1] - 1) ** 2 + 1e-2 * spread
-            )
+            return float(np.sqrt(np.mean(errors**2)) + 1e-3 * (params[-1] - 1) ** 2 + 1e-2 * spread)
 
         start, bounds = _start(columns, times / step, size)
         self._params = minimize(loss, start, method="L-BFGS-B", bounds=bounds).x * units

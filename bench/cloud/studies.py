@@ -57,9 +57,7 @@ def studies() -> list[dict[str, Any]]:
     timelines = trials()
     for trial, timeline in enumerate(timelines):
         plan.request(trial, plan.insert(timeline), _EPOCHS)
-    phases = parallelism_phases_of(
-        stage_forest(plan, ends={}), steps_per_epoch=_STEPS_PER_EPOCH
-    )
+    phases = parallelism_phases_of(stage_forest(plan, ends={}), steps_per_epoch=_STEPS_PER_EPOCH)
     alone = Workload(
         profile=profile_of(measured(), cluster="aws", app="cifar10"),
         steps=_EPOCHS * _STEPS_PER_EPOCH,

@@ -138,11 +138,5 @@ def claimer(
 
 def _epoch(plan: int, node: int, study: int) -> EpochRecord:
     return EpochRecord(
-        plan=plan,
-        node=node,
-        epoch=1,
-        metrics={"m": 0.5},
-        seconds=0.1,
-        worker="w",
-        study=study,
+        plan=plan, node=node, epoch=1, metrics={"m": 0.5}, seconds=0.1, worker="w", study=study
     )

@@ -38,9 +38,7 @@ def algorithms(*, quick: bool) -> dict[str, th.Algorithm]:
     epochs = 9 if quick else 27
     return {
         "hyperband": th.Hyperband(max_epochs=epochs, eta=3),
-        "halving": th.SuccessiveHalving(
-            max_epochs=epochs, num_trials=12 if quick else 48, eta=3
-        ),
+        "halving": th.SuccessiveHalving(max_epochs=epochs, num_trials=12 if quick else 48, eta=3),
     }
 
 
@@ -50,9 +48,7 @@ def drivers(args: argparse.Namespace) -> Part:
     table([figures])
     goals = [
         equal(
-            "epochs beyond the least",
-            figures["epochs together"] - figures["epochs at least"],
-            0,
+            "epochs beyond the least", figures["epochs together"] - figures["epochs at least"], 0
         ),
         equal("epochs trained twice", figures["epochs trained twice"], 0),
         equal("answers are those alone", float(figures["same answers"]), 1),

@@ -59,9 +59,7 @@ def cost(args: argparse.Namespace) -> Part:
     print(f"an epoch: {source}; a new assignment: {START_S:g} s (assumed)\n", flush=True)
     workers = (1, 20) if args.quick else COST_WORKERS
     rows = [
-        _row(workload, num, epoch_s)
-        for workload in studies(quick=args.quick)
-        for num in workers
+        _row(workload, num, epoch_s) for workload in studies(quick=args.quick) for num in workers
     ]
     table(rows)
     print(
@@ -188,9 +186,7 @@ def main() -> None:
     options.add_argument("name")
     options.add_argument("--quick", action="store_true")
     args = options.parse_args()
-    workers, trials = (
-        (QUICK_WORKERS, QUICK_TRIALS) if args.quick else (SCALE_WORKERS, SCALE_TRIALS)
-    )
+    workers, trials = (QUICK_WORKERS, QUICK_TRIALS) if args.quick else (SCALE_WORKERS, SCALE_TRIALS)
     workload = next(w for w in _workloads(trials) if w.name == args.name)
     found = play(workload, workers, epoch_seconds()[0])
     times = found.decision_s

@@ -111,11 +111,7 @@ def studies(*, quick: bool) -> list[Workload]:
             name="one study, ASHA",
             algorithms=(
                 ASHA(
-                    max_epochs=EPOCHS,
-                    num_trials=few,
-                    min_epochs=15,
-                    eta=2,
-                    sampler=GridSampler(),
+                    max_epochs=EPOCHS, num_trials=few, min_epochs=15, eta=2, sampler=GridSampler()
                 ),
             ),
             space=whole,

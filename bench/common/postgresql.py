@@ -30,9 +30,7 @@ class PrivatePostgreSQL:
         StoreError: PostgreSQL is not installed, or does not start.
     """
 
-    def __init__(
-        self, *, durable: bool = False, settings: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, *, durable: bool = False, settings: Mapping[str, str] | None = None) -> None:
         programs = postgresql_programs()
         if programs is None:
             raise StoreError(
@@ -111,11 +109,7 @@ class PrivatePostgreSQL:
     def _as_user(self) -> dict[str, Any]:
         if self._user is None:
             return {}
-        return {
-            "user": self._user,
-            "group": pwd.getpwnam(self._user).pw_gid,
-            "extra_groups": [],
-        }
+        return {"user": self._user, "group": pwd.getpwnam(self._user).pw_gid, "extra_groups": []}
 
 
 def postgresql_programs() -> Path | None:

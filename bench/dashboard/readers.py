@@ -82,9 +82,7 @@ async def watch(address: str, *, number: int) -> Tally:
             await asyncio.sleep(0.1)
         pages = []
         for _ in range(number):
-            pages.append(
-                asyncio.create_task(Page(client=client, tally=tally).live(stop, awake))
-            )
+            pages.append(asyncio.create_task(Page(client=client, tally=tally).live(stop, awake)))
             await asyncio.sleep(POLL_S / number)  # spread the readers over a poll
         while (line := await asyncio.to_thread(sys.stdin.readline)) in {"on\n", "off\n"}:
             awake.set() if line == "on\n" else awake.clear()

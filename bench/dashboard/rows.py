@@ -76,9 +76,7 @@ def _trials(rng: np.random.Generator, num: int) -> Iterator[dict[str, Any]]:
             "gamma": round(float(rng.uniform(0.01, 0.9)), 6),
             "reached": reached,
             "value": round(best * (1 - 0.5 / (reached + 1)) + float(rng.normal(0, 0.01)), 6),
-            "state": "failed"
-            if rng.uniform() < 0.002
-            else ("waiting", "stopped")[reached < 81],
+            "state": "failed" if rng.uniform() < 0.002 else ("waiting", "stopped")[reached < 81],
         }
 
 

@@ -58,10 +58,7 @@ class DGL:
     def __init__(self, graph: Graph, fanouts: Sequence[int]) -> None:
         self.library = dgl()
         self.graph = self.library.graph(
-            (
-                "csc",
-                (torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices).long(), []),
-            ),
+            ("csc", (torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices).long(), [])),
             num_nodes=graph.num_nodes,
         )
         self.x, self.y = graph.x, graph.y
@@ -102,10 +99,7 @@ class DGL:
     def sage(self, sizes: Sequence[int], *, dropout: float) -> nn.Module:
         """Return a stack of DGL's SAGEConv."""
         conv = importlib.import_module("dgl.nn.pytorch").SAGEConv
-        return _DGLSage(
-            [conv(a, b, "mean") for a, b in itertools.pairwise(sizes)],
-            dropout=dropout,
-        )
+        return _DGLSage([conv(a, b, "mean") for a, b in itertools.pairwise(sizes)], dropout=dropout)
 
 
 class _DGLSage(nn.Module):
@@ -122,15 +116,10 @@ class _DGLSage(nn.Module):
         return x
 
 
-def pyg_loader(
-    graph: Graph, fanouts: Sequence[int], seeds: np.ndarray, *, batch_size: int
-) -> Any:
+def pyg_loader(graph: Graph, fanouts: Sequence[int], seeds: np.ndarray, *, batch_size: int) -> Any:
     """Return PyG's NeighborLoader over the same graph."""
     data = importlib.import_module("torch_geometric.data").Data(
-        x=graph.x,
-        y=graph.y,
-        edge_index=_edge_index(graph),
-        num_nodes=graph.num_nodes,
+        x=graph.x, y=graph.y, edge_index=_edge_index(graph), num_nodes=graph.num_nodes
     )
     return importlib.import_module("torch_geometric.loader").NeighborLoader(
         data,

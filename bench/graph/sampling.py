@@ -23,9 +23,7 @@ def sampling(
     graph: Graph, seeds: np.ndarray, *, fanouts: list[int], batch_size: int, rounds: int
 ) -> list[dict[str, Any]]:
     """Return milliseconds a batch, with one thread each."""
-    parts = [
-        seeds[i : i + batch_size] for i in range(0, len(seeds) - batch_size + 1, batch_size)
-    ]
+    parts = [seeds[i : i + batch_size] for i in range(0, len(seeds) - batch_size + 1, batch_size)]
     edges: dict[str, int] = {}
 
     def contender(name: str, sample: Callable[[np.ndarray, int], int]) -> Callable[[], float]:
@@ -96,12 +94,7 @@ def preparation(
     for mode in ("frontier", "full"):
         for threads in (2, 1):
             loader = NeighborLoader(
-                graph,
-                fanouts,
-                seeds=seeds,
-                batch_size=batch_size,
-                num_threads=threads,
-                mode=mode,
+                graph, fanouts, seeds=seeds, batch_size=batch_size, num_threads=threads, mode=mode
             )
             contenders[f"ours, {mode}, {threads} thread{'s' * (threads > 1)}"] = contender(
                 loader.__iter__

@@ -81,9 +81,7 @@ def inference(
     for seed in range(seeds):
         train, _, test = split(graph.num_nodes, seed=seed)
         torch.manual_seed(seed)
-        model = sage(
-            [graph.num_features, hidden, hidden, int(graph.y.max()) + 1], dropout=DROPOUT
-        )
+        model = sage([graph.num_features, hidden, hidden, int(graph.y.max()) + 1], dropout=DROPOUT)
         optimizer = torch.optim.Adam(model.parameters(), lr=LR)
         loader = NeighborLoader(
             graph, [15, 10, 5], seeds=train, batch_size=1024, num_threads=1, seed=seed

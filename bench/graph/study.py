@@ -45,9 +45,7 @@ class Products(th.Task):
     def data(self, hp: th.HyperParameters) -> GraphData:
         graph = real(self.graph)
         train, valid, _ = split(graph.num_nodes, seed=0)
-        return GraphData(
-            graph, train=train, valid=valid[: self.num_valid], fanouts=self.fanouts
-        )
+        return GraphData(graph, train=train, valid=valid[: self.num_valid], fanouts=self.fanouts)
 
     def model(self, hp: th.HyperParameters) -> nn.Module:
         graph = real(self.graph)

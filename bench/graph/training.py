@@ -126,9 +126,7 @@ def loss_difference(graph: Graph, *, steps: int, hidden: int) -> float:
     batches = (batch for epoch in range(steps) for batch in loader.epoch(epoch))
     for batch in islice(batches, steps):
         losses = []
-        for optimizer, scores in zip(
-            optimizers, (fast(batch), _dense(slow, batch)), strict=True
-        ):
+        for optimizer, scores in zip(optimizers, (fast(batch), _dense(slow, batch)), strict=True):
             loss = F.cross_entropy(scores, batch.y)
             optimizer.zero_grad()
             loss.backward()

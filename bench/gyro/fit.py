@@ -78,9 +78,7 @@ def measured(rounds: int) -> Iterator[Measured]:
             yield Measured(product, share)
 
 
-def timed(
-    call: Callable[[], torch.Tensor], leaves: Sequence[torch.Tensor]
-) -> Callable[[], float]:
+def timed(call: Callable[[], torch.Tensor], leaves: Sequence[torch.Tensor]) -> Callable[[], float]:
     """Return a function that runs a product forward and backward and returns its seconds."""
 
     def run() -> float:

@@ -86,9 +86,7 @@ def numbers(setting: Setting, folder: str, *, seeds: Sequence[int]) -> dict[str,
         method = name.partition(" ")[0]
         if method not in best or mean(valid[name]) < mean(valid[best[method]]):
             best[method] = name
-    tuned = min(
-        (name for m, name in best.items() if m != "dropout"), key=lambda n: mean(valid[n])
-    )
+    tuned = min((name for m, name in best.items() if m != "dropout"), key=lambda n: mean(valid[n]))
     chosen = {**best, "gyro, numbers tuned": tuned}
     return {
         "methods": {

@@ -97,9 +97,7 @@ def contenders(
             if isinstance(module, GyroSchedule):
                 module.follow(optimizer)
 
-        def step(
-            model: nn.Module = model, optimizer: torch.optim.Optimizer = optimizer
-        ) -> None:
+        def step(model: nn.Module = model, optimizer: torch.optim.Optimizer = optimizer) -> None:
             optimizer.zero_grad()
             out = model(x)
             loss = F.cross_entropy(out, y) if network == "MLP" else F.mse_loss(x + out, y)

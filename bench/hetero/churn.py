@@ -79,9 +79,7 @@ def drawn(seed: int) -> Schedule:
         name: rng.randrange(1, steps - 4) for name in [*names[1:], *late] if rng.random() < 0.6
     }
     return Schedule(
-        sample_ms=speed,
-        kills=kills,
-        joins={name: rng.randrange(1, steps // 2) for name in late},
+        sample_ms=speed, kills=kills, joins={name: rng.randrange(1, steps // 2) for name in late}
     )
 
 
@@ -158,9 +156,7 @@ def exact(outcome: Outcome) -> bool:
                 return False
         seen[epoch] = begin + sum(sizes)
     steps = sorted(by_step)
-    return steps == list(range(1, len(steps) + 1)) and seen == dict.fromkeys(
-        range(EPOCHS), SAMPLES
-    )
+    return steps == list(range(1, len(steps) + 1)) and seen == dict.fromkeys(range(EPOCHS), SAMPLES)
 
 
 def distance(outcome: Outcome) -> tuple[float, float]:

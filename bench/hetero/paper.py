@@ -19,8 +19,7 @@ ASSUMPTIONS = {
         "unit): 435 GFLOP/s at best"
     ),
     "device": (
-        "four Cortex-A53 at 1.5 GHz, 8 FLOP a cycle each: 48 GFLOP/s at best, so 0.11 of the "
-        "host"
+        "four Cortex-A53 at 1.5 GHz, 8 FLOP a cycle each: 48 GFLOP/s at best, so 0.11 of the host"
     ),
     "efficiency": "the same share of its peak on both",
     "model": (
@@ -58,16 +57,12 @@ class Cluster:
 
     def workers(self) -> list[SimulatedWorker]:
         host = SimulatedWorker(
-            name="host",
-            curve=StepCurve(fixed_s=0.05, sample_s=HOST_SAMPLE_S),
-            power=HOST_POWER,
+            name="host", curve=StepCurve(fixed_s=0.05, sample_s=HOST_SAMPLE_S), power=HOST_POWER
         )
         drives = [
             SimulatedWorker(
                 name=f"drive{at}",
-                curve=StepCurve(
-                    fixed_s=0.15, sample_s=HOST_SAMPLE_S / self.ratio, max_samples=64
-                ),
+                curve=StepCurve(fixed_s=0.15, sample_s=HOST_SAMPLE_S / self.ratio, max_samples=64),
                 power=DEVICE_POWER,
             )
             for at in range(self.devices)
@@ -80,19 +75,14 @@ def gain(cluster: Cluster, *, steps: int) -> dict[str, Any]:
     workers = cluster.workers()
     alone = simulate_job(workers[:1], batch=IMAGES, num_steps=steps)
     together = simulate_job(
-        workers,
-        batch=IMAGES,
-        num_steps=steps,
-        link=LINK,
-        gradient_bytes=GRADIENT_BYTES,
+        workers, batch=IMAGES, num_steps=steps, link=LINK, gradient_bytes=GRADIENT_BYTES
     )
     waiting = cluster.devices * DEVICE_POWER.idle_w * alone.seconds / alone.samples
     return {
         "devices": cluster.devices,
         "speed of a device": cluster.ratio,
         "split": (
-            f"{together.steps[-1].sizes[0]} + {cluster.devices} x "
-            f"{together.steps[-1].sizes[-1]}"
+            f"{together.steps[-1].sizes[0]} + {cluster.devices} x {together.steps[-1].sizes[-1]}"
         )
         if cluster.devices
         else f"{together.steps[-1].sizes[0]}",

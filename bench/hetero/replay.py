@@ -74,15 +74,11 @@ class LastSpeed:
     def observe(self, seconds: Sequence[float]) -> SplitChange | None:
         for worker, (time_s, size) in enumerate(zip(seconds, self.split, strict=True)):
             if size:
-                self._sample_s[worker] += self._weight * (
-                    time_s / size - self._sample_s[worker]
-                )
+                self._sample_s[worker] += self._weight * (time_s / size - self._sample_s[worker])
         self._resplit()
 
     def _resplit(self) -> None:
-        self.split = split_batch(
-            [StepCurve(sample_s=each) for each in self._sample_s], self._batch
-        )
+        self.split = split_batch([StepCurve(sample_s=each) for each in self._sample_s], self._batch)
 
 
 class Proportional:
@@ -110,9 +106,7 @@ class Proportional:
         total = sum(self._want)
         self._want = [want * self._batch / total for want in self._want]
         # Round the controller's wishes to whole numbers that sum to the batch.
-        self.split = split_batch(
-            [StepCurve(sample_s=1 / want) for want in self._want], self._batch
-        )
+        self.split = split_batch([StepCurve(sample_s=1 / want) for want in self._want], self._batch)
 
 
 RULES: dict[str, Callable[[Sequence[StepCurve], int], Any]] = {
@@ -190,9 +184,7 @@ def _is_false(slowness: np.ndarray, at: int, change: SplitChange) -> bool:
     for worker in change.workers:
         before = np.median(slowness[max(0, at - 54) : max(1, at - 4), worker])
         alarm = np.median(slowness[max(0, at - 4) : at + 1, worker])
-        after = (
-            np.median(slowness[at + 1 : at + 11, worker]) if at + 1 < len(slowness) else alarm
-        )
+        after = np.median(slowness[at + 1 : at + 11, worker]) if at + 1 < len(slowness) else alarm
         if abs(after - before) < abs(after - alarm):
             return True
     return False

@@ -144,10 +144,7 @@ def recovery(result: Run, scenario: Scenario) -> list[int]:
     Steps have settled when they are within 15 % of the level they settle at.
     """
     ends = sorted({
-        t
-        for begin, end, _ in scenario.periods
-        for t in (begin, end)
-        if 0 < t < scenario.seconds
+        t for begin, end, _ in scenario.periods for t in (begin, end) if 0 < t < scenario.seconds
     })
     marks = [*ends, scenario.seconds]
     out = []
@@ -157,9 +154,7 @@ def recovery(result: Run, scenario: Scenario) -> list[int]:
         ]
         settled = median(steps[len(steps) // 2 :])
         good = [step_s <= 1.15 * settled for step_s in steps]
-        out.append(
-            next((at for at in range(len(good) - 2) if all(good[at : at + 3])), len(good))
-        )
+        out.append(next((at for at in range(len(good) - 2) if all(good[at : at + 3])), len(good)))
     return out
 
 

@@ -90,11 +90,7 @@ def by_ddp(model: nn.Module, options: dict[str, Any]) -> Iterator[dict[str, Any]
             value.backward()
             optimizer.step()
             value.item()
-            yield {
-                "sizes": [part] * size,
-                "step_s": time.perf_counter() - began,
-                "changed": "",
-            }
+            yield {"sizes": [part] * size, "step_s": time.perf_counter() - began, "changed": ""}
 
 
 def main() -> None:

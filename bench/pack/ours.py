@@ -121,9 +121,7 @@ def auto(
     }
 
 
-def _part(
-    name: str, k: int, share: range, *, steps: int, sizes: Sequence[int]
-) -> dict[str, Any]:
+def _part(name: str, k: int, share: range, *, steps: int, sizes: Sequence[int]) -> dict[str, Any]:
     """Train one process's trials; clocks of processes agree."""
     try:
         SIZES["cpu"] = tuple(sizes)

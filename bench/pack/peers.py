@@ -70,9 +70,7 @@ def processes(
     return Measured(k * steps / (max(ended) - min(began)))
 
 
-def mps(
-    workload: Workload, k: int, steps: int, device: str, num_processes: int = 2
-) -> Measured:
+def mps(workload: Workload, k: int, steps: int, device: str, num_processes: int = 2) -> Measured:
     """Train in processes whose kernels share the GPU by NVIDIA's multi-process service."""
     if not device.startswith("cuda") or shutil.which(MPS) is None:
         return Measured(None, f"needs --device cuda and {MPS}")
@@ -173,9 +171,7 @@ def _adamw(params: Tensors, rates: torch.Tensor) -> Step:
         count += 1
         for name, p in params.items():
             mean = means[name].lerp_(grads[name], 1 - beta1)
-            square = (
-                squares[name].mul_(beta2).addcmul_(grads[name], grads[name], value=1 - beta2)
-            )
+            square = squares[name].mul_(beta2).addcmul_(grads[name], grads[name], value=1 - beta2)
             root = square.div(1 - beta2**count).sqrt_().add_(eps)
             p.mul_(keep[name])
             p.addcdiv_(mean * lr[name], root, value=-1 / (1 - beta1**count))

@@ -109,9 +109,7 @@ def compare(name: str, *, quick: bool) -> dict[str, Any]:
     runs = ((short, 1), (single, many), (double, some))
     one, long, precise = (solo(task, members, steps) for task, steps in runs)
     moved_one = solo(task_of(name, 1, nudge=math.inf), members, 1)
-    moved = [
-        solo(task_of(name, many, nudge=way), members, many) for way in (math.inf, -math.inf)
-    ]
+    moved = [solo(task_of(name, many, nudge=way), members, many) for way in (math.inf, -math.inf)]
     ways = [list(map(_relative, each, long)) for each in moved]
     control = [mean(pair) for pair in zip(*ways, strict=True)]
     laid_out = (
@@ -249,9 +247,7 @@ def digits(*, quick: bool) -> dict[str, Any]:
     """Return the final accuracy over seeds, packed minus solo."""
     seeds, epochs = (3, 2) if quick else (NUM_SEEDS, 10)
     task = Digits()
-    packed = accuracies(
-        FusedBackend(task, block=BlockOptions(size=seeds)), range(seeds), epochs
-    )
+    packed = accuracies(FusedBackend(task, block=BlockOptions(size=seeds)), range(seeds), epochs)
     alone = [accuracies(SoloBackend(task), [seed], epochs)[0] for seed in range(seeds)]
     differences = [p - a for p, a in zip(packed, alone, strict=True)]
     return {

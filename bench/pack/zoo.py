@@ -44,9 +44,7 @@ def trials(workload: Workload, k: int) -> list[Trial]:
     The rates go from ``lr`` down to half of it.
     """
     lr = workload.values["lr"]
-    return [
-        Trial(seed=i, values={**workload.values, "lr": lr * 2 ** (-i / k)}) for i in range(k)
-    ]
+    return [Trial(seed=i, values={**workload.values, "lr": lr * 2 ** (-i / k)}) for i in range(k)]
 
 
 class Classification(th.Task):

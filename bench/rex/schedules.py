@@ -27,9 +27,7 @@ SCHEDULES: Mapping[str, Make] = {
     "cosine": lambda lr, _: th.Cosine(lr),
     "step": lambda lr, epochs: th.Step(lr, [epochs / 2, 3 * epochs / 4]),
     "exponential": lambda lr, epochs: th.Exponential(lr, gamma=math.exp(-3 / epochs)),
-    "OneCycle": lambda lr, _: th.OneCycle(
-        lr, warmup=0.5, div=10.0, final_div=10.0, shape="linear"
-    ),
+    "OneCycle": lambda lr, _: th.OneCycle(lr, warmup=0.5, div=10.0, final_div=10.0, shape="linear"),
     "WSD": lambda lr, epochs: th.WSD(lr, cooldown=0.2 * epochs),
     "constant": lambda lr, _: th.Constant(lr),
 }
@@ -159,9 +157,7 @@ def plateau(
         for rate, patience in dict.fromkeys(chosen.values())
         for seed in test_seeds
     ]
-    curves = dict(
-        zip(((r.rate, r.patience, r.seed) for r in runs), train(task, runs), strict=True)
-    )
+    curves = dict(zip(((r.rate, r.patience, r.seed) for r in runs), train(task, runs), strict=True))
     return {
         epochs: (option[0], [_at(curves[*option, seed], epochs, "test") for seed in test_seeds])
         for epochs, option in chosen.items()

@@ -159,12 +159,7 @@ def measure(setting: Setting, folder: str) -> dict[str, Any]:
     for percent, epochs in setting.budgets().items():
 
         def values(
-            named: Named,
-            *,
-            seed: int,
-            metric: str,
-            percent: int = percent,
-            epochs: int = epochs,
+            named: Named, *, seed: int, metric: str, percent: int = percent, epochs: int = epochs
         ) -> list[float]:
             study = th.Study(
                 task,
@@ -184,12 +179,9 @@ def measure(setting: Setting, folder: str) -> dict[str, Any]:
         tuned = values(everything, seed=TUNING_SEED, metric="valid")
         chosen = best_rates(everything, tuned)
         reported = [
-            values(list(chosen.items()), seed=seed, metric="test")
-            for seed in setting.test_seeds
+            values(list(chosen.items()), seed=seed, metric="test") for seed in setting.test_seeds
         ]
-        results[percent] = dict(
-            zip(chosen, map(list, zip(*reported, strict=True)), strict=True)
-        )
+        results[percent] = dict(zip(chosen, map(list, zip(*reported, strict=True)), strict=True))
         for name, rate in chosen.items():
             books.rates.setdefault(name, {})[percent] = rate
     studies_seconds = time.perf_counter() - began
@@ -199,9 +191,7 @@ def measure(setting: Setting, folder: str) -> dict[str, Any]:
     return {
         "metric": setting.metric,
         "means": {p: {n: _plain(mean(v)) for n, v in c.items()} for p, c in results.items()},
-        "seeds": {
-            p: {n: list(map(_plain, v)) for n, v in c.items()} for p, c in results.items()
-        },
+        "seeds": {p: {n: list(map(_plain, v)) for n, v in c.items()} for p, c in results.items()},
         "rates": books.rates,
         "at_edge": mean(rate in edges for rate in all_rates),
         "studies": books.studies,

@@ -134,9 +134,7 @@ def taskset() -> list[Task]:
 
     The score is minus the validation loss.
     """
-    return [
-        _taskset(path) for path in sorted((data_folder() / "curves" / "taskset").glob("*.npz"))
-    ]
+    return [_taskset(path) for path in sorted((data_folder() / "curves" / "taskset").glob("*.npz"))]
 
 
 def _taskset(path: Path) -> Task:
@@ -255,16 +253,10 @@ def _ask_surrogate(model: Path, code: int, values: np.ndarray) -> tuple[np.ndarr
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(model), options)
     epochs = np.arange(2, MAX_EPOCHS + 2)  # the surrogate's epoch 1 is untrained
-    inputs = np.column_stack([
-        np.tile(epochs, len(values)),
-        np.repeat(values, len(epochs), axis=0),
-    ])
+    inputs = np.column_stack([np.tile(epochs, len(values)), np.repeat(values, len(epochs), axis=0)])
     (answers,) = session.run(
         None,
-        {
-            "x_cat": np.full((len(inputs), 1), code, np.int32),
-            "x_cont": inputs.astype(np.float32),
-        },
+        {"x_cat": np.full((len(inputs), 1), code, np.int32), "x_cont": inputs.astype(np.float32)},
     )
     seconds, accuracy = answers[:, 0].astype(float), answers[:, 1].astype(float)
     last = seconds.reshape(len(values), -1)[:, -1]

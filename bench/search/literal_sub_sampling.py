@@ -16,14 +16,7 @@ import numpy as np
 from thrifty.search import Algorithm, Decision, History, RandomSampler, Sampler
 from thrifty.search._algorithm import draw
 from thrifty.search._halving import rungs_between
-from thrifty.search._sub_sampling import (
-    Rounds,
-    Threshold,
-    _Replay,
-    _worst_total,
-    threshold,
-    total,
-)
+from thrifty.search._sub_sampling import Rounds, Threshold, _Replay, _worst_total, threshold, total
 from thrifty.space import Space
 
 
@@ -35,9 +28,7 @@ def leader(scores: Mapping[int, Sequence[float]], *, previous: int | None = None
     Exploration", NeurIPS 2020, which draws lots where this takes the lowest number.
     """
     # For equally many observations, totals compare as means do.
-    return max(
-        scores, key=lambda k: (len(scores[k]), total(tuple(scores[k])), k == previous, -k)
-    )
+    return max(scores, key=lambda k: (len(scores[k]), total(tuple(scores[k])), k == previous, -k))
 
 
 def is_good(challenger: Sequence[float], leader: Sequence[float], *, c: float) -> bool:

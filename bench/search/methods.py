@@ -72,9 +72,7 @@ class TopAfterFirst(Algorithm):
             return []
         kept = {number for _, number in history.leaderboard(1)[: self.num_kept]}
         return [
-            Proposal(target=self.max_epochs, trial=number)
-            if number in kept
-            else Stop(trial=number)
+            Proposal(target=self.max_epochs, trial=number) if number in kept else Stop(trial=number)
             for _, number in history.waiting(1)
         ]
 
@@ -141,9 +139,7 @@ def methods() -> list[Method]:
         Method("BOHB", lambda n: BOHB(max_epochs=R, num_trials=TRIALS_OF_A_PASS * n)),
         Method("SS", lambda n: SubSampling(max_epochs=R, num_trials=K * n)),
         Method("SS literal", lambda n: LiteralSubSampling(max_epochs=R, num_trials=K * n)),
-        Method(
-            "SS asynchronous", lambda n: AsyncSubSampling(max_epochs=R, num_trials=3 * K * n)
-        ),
+        Method("SS asynchronous", lambda n: AsyncSubSampling(max_epochs=R, num_trials=3 * K * n)),
     ]
 
 

@@ -117,9 +117,7 @@ def halves(tasks: Sequence[Task]) -> np.ndarray:
     rng = np.random.default_rng(0)
     order: list[int] = []
     for family in dict.fromkeys(task.family for task in tasks):
-        order += rng.permutation([
-            i for i, t in enumerate(tasks) if t.family == family
-        ]).tolist()
+        order += rng.permutation([i for i, t in enumerate(tasks) if t.family == family]).tolist()
     out = np.zeros(len(tasks), dtype=bool)
     out[order[::2]] = True
     return out

@@ -219,9 +219,7 @@ def ray(args: argparse.Namespace) -> dict[str, Any]:
                 metric="accuracy",
                 mode="max",
                 max_concurrent_trials=2,
-                scheduler=ASHAScheduler(
-                    max_t=args.max_epochs, grace_period=1, reduction_factor=3
-                ),
+                scheduler=ASHAScheduler(max_t=args.max_epochs, grace_period=1, reduction_factor=3),
             ),
             run_config=tune.RunConfig(storage_path=folder, verbose=0),
         )

@@ -69,11 +69,7 @@ CORPUS: dict[str, Named] = {}
 
 
 def case(
-    section: str,
-    *,
-    adversarial: bool = False,
-    fuses: bool | None = None,
-    in_study: bool = True,
+    section: str, *, adversarial: bool = False, fuses: bool | None = None, in_study: bool = True
 ) -> Callable[[Callable[[], Case]], Callable[[], Case]]:
     """Add a function that makes a case to the corpus, under its own name."""
 

@@ -93,11 +93,7 @@ MOVING: dict[str, Moving] = {}
 
 
 def moving(
-    section: str,
-    *,
-    loop: Loop | None = None,
-    refused: str | None = None,
-    **space: Any,
+    section: str, *, loop: Loop | None = None, refused: str | None = None, **space: Any
 ) -> Callable[[Callable[[], type[th.Task]]], Callable[[], type[th.Task]]]:
     """Add a function that makes a task's class, under its own name."""
 
@@ -139,9 +135,9 @@ def train_plainly(one: Moving, config: At) -> Trained:
 
     def at(epoch: int, step: int = 0, num_steps: int = 1) -> At:
         return {
-            name: value.values(
-                epoch, epoch + 1, epochs=EPOCHS, steps_per_epoch=num_steps
-            ).tolist()[step]
+            name: value.values(epoch, epoch + 1, epochs=EPOCHS, steps_per_epoch=num_steps).tolist()[
+                step
+            ]
             if hasattr(value, "segments")
             else value
             for name, value in config.items()
@@ -172,9 +168,7 @@ def train_plainly(one: Moving, config: At) -> Trained:
         model.eval()
         everything(derive_seed(0, "evaluate", epoch))
         with torch.no_grad():
-            curve.append(
-                float(task.metrics(model, tuple(t.clone() for t in data.valid))["value"])
-            )
+            curve.append(float(task.metrics(model, tuple(t.clone() for t in data.valid))["value"]))
     return Trained(model=model.eval(), curve=curve)
 
 

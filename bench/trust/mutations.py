@@ -268,10 +268,7 @@ class Edit:
 
 
 def run(
-    *,
-    edits: int = 200,
-    seed: int = 0,
-    identify: Callable[[Task], TaskIdentity] = task_identity,
+    *, edits: int = 200, seed: int = 0, identify: Callable[[Task], TaskIdentity] = task_identity
 ) -> dict[str, object]:
     """Edit the project at random, one edit at a time, and count how the identity reacts.
 
@@ -350,19 +347,13 @@ def _meaningful(module: str, text: str) -> Iterator[Edit]:
             changed = lines[line - 1][:start] + new + lines[line - 1][stop:]
             edited = [*lines[: line - 1], changed, *lines[line:]]
             what = f"line {line}, {segment} becomes {new}"
-            yield Edit(
-                module=module, text="\n".join(edited) + "\n", kind=KINDS[mark], what=what
-            )
+            yield Edit(module=module, text="\n".join(edited) + "\n", kind=KINDS[mark], what=what)
 
 
 def _replacements(node: ast.AST, segment: str) -> Iterator[str]:
     if isinstance(node, ast.Constant):
         if isinstance(node.value, int | float):
-            yield from (
-                f"{node.value + 1}",
-                f"({node.value} + 1e-3)",
-                f"{node.value * 3 + 0.5}",
-            )
+            yield from (f"{node.value + 1}", f"({node.value} + 1e-3)", f"{node.value * 3 + 0.5}")
         elif isinstance(node.value, str):
             yield f"{node.value + 'x'!r}"
     elif isinstance(node, ast.BinOp):
@@ -423,16 +414,12 @@ def _parentheses(lines: list[str], rng: random.Random) -> list[str]:
     at = rng.choice(found)
     head, _, value = lines[at].partition("return ")
     value, _, mark = value.partition("  # ")
-    lines[at] = f"{head}return (\n{head}        {value}\n{head})" + (
-        f"  # {mark}" if mark else ""
-    )
+    lines[at] = f"{head}return (\n{head}        {value}\n{head})" + (f"  # {mark}" if mark else "")
     return lines
 
 
 def _annotated(lines: list[str], rng: random.Random) -> list[str]:
-    found = [
-        n for n, line in enumerate(lines) if line.lstrip().startswith("def ") and ")" in line
-    ]
+    found = [n for n, line in enumerate(lines) if line.lstrip().startswith("def ") and ")" in line]
     found = [n for n in found if not lines[n - 1].lstrip().startswith("@")]
     if not found:
         return _blank(lines, rng)

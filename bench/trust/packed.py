@@ -190,8 +190,7 @@ def relative(one: torch.Tensor, other: torch.Tensor) -> float:
     if not other.numel():
         return 0.0
     one, other = (
-        t.to_dense().to(torch.complex128 if t.is_complex() else torch.float64)
-        for t in (one, other)
+        t.to_dense().to(torch.complex128 if t.is_complex() else torch.float64) for t in (one, other)
     )
     both_nan = torch.isnan(one) & torch.isnan(other)
     difference = torch.where(both_nan | (one == other), 0.0, (one - other).abs().double())

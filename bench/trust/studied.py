@@ -134,11 +134,7 @@ def run_studied(named: Named, *, pack: str) -> Verdict:
         how = "refused" if is_clear else "CRASH"
         return Verdict(name=named.name, how=how, deviation=0.0, why=failed[0])
     return Verdict(
-        name=named.name,
-        how="trained",
-        deviation=deviation,
-        control=control,
-        tolerance=TOLERANCE,
+        name=named.name, how="trained", deviation=deviation, control=control, tolerance=TOLERANCE
     )
 
 
@@ -151,9 +147,7 @@ def _apart(found: Trained, wanted: Trained) -> float:
     if mine.keys() != theirs.keys() or len(found.curve) != len(wanted.curve):
         return math.inf
     curve = relative(torch.tensor(found.curve), torch.tensor(wanted.curve))
-    states = [
-        relative(mine[n], theirs[n]) for n in theirs if isinstance(theirs[n], torch.Tensor)
-    ]
+    states = [relative(mine[n], theirs[n]) for n in theirs if isinstance(theirs[n], torch.Tensor)]
     return max([curve, *states])
 
 
@@ -230,9 +224,7 @@ def _batches(data: Any, epoch: int) -> list[Any]:
         return list(batches_of(data.train, epoch, size=CaseTask.batch_size))
     train = data[0]
     numbers = batches_of([torch.arange(len(train))], epoch, size=CaseTask.batch_size)
-    return [
-        torch.utils.data.default_collate([train[int(i)] for i in part]) for (part,) in numbers
-    ]
+    return [torch.utils.data.default_collate([train[int(i)] for i in part]) for (part,) in numbers]
 
 
 def _valid(data: Any) -> Any:
@@ -261,9 +253,7 @@ def run_moving(one: Moving, *, pack: str) -> Verdict:
         how = "refused" if is_clear else "CRASH"
         return Verdict(name=one.name, how=how, deviation=0.0, why=texts[0].split("\n")[0])
     if one.refused is not None:
-        return Verdict(
-            name=one.name, how="trained", deviation=float("inf"), why="must be refused"
-        )
+        return Verdict(name=one.name, how="trained", deviation=float("inf"), why="must be refused")
     deviation = 0.0
     for trial in study.trials:
         wanted = train_plainly(one, trial.config)

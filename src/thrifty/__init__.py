@@ -45,10 +45,7 @@ if TYPE_CHECKING:
         UsageError as UsageError,
         WorkerLostError as WorkerLostError,
     )
-    from thrifty.integrations import (
-        LRScheduler as LRScheduler,
-        optuna_storage as optuna_storage,
-    )
+    from thrifty.integrations import LRScheduler as LRScheduler, optuna_storage as optuna_storage
     from thrifty.pack import (
         SGD as SGD,
         Adagrad as Adagrad,

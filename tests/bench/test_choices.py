@@ -30,9 +30,7 @@ def rows():
             batch=batch,
             step_s=0.01 * batch / SPEED[cluster],
         )
-        for cluster, per_node, nodes, batch in product(
-            CLUSTERS, (1, 2, 4), (1, 2, 4), (4, 8, 16)
-        )
+        for cluster, per_node, nodes, batch in product(CLUSTERS, (1, 2, 4), (1, 2, 4), (4, 8, 16))
     ]
 
 

@@ -20,9 +20,7 @@ def test_ranks_are_of_means_and_ties_share():
 
 
 def test_rank_rows_look_at_some_tasks_only():
-    rows = rank_rows(
-        ["a", "b"], [measured(0.1, 0.5), measured(0.2, 0.1)], np.array([False, True])
-    )
+    rows = rank_rows(["a", "b"], [measured(0.1, 0.5), measured(0.2, 0.1)], np.array([False, True]))
     assert [(row["method"], row["mean rank"]) for row in rows] == [("b", 1), ("a", 2)]
     assert rows[0]["mean regret"] == pytest.approx(0.1)
 

@@ -4,14 +4,7 @@ import pytest
 from bench.search.curves import MAX_EPOCHS
 from bench.search.methods import TopAfterFirst, methods, pass_epochs
 from bench.search.simulator import Found, Job, Limit, OurSearch, simulate
-from thrifty.search import (
-    ASHA,
-    BOHB,
-    History,
-    MedianStopping,
-    RandomSearch,
-    SuccessiveHalving,
-)
+from thrifty.search import ASHA, BOHB, History, MedianStopping, RandomSearch, SuccessiveHalving
 
 from ._toy import toy_task
 
@@ -163,9 +156,7 @@ def test_before_anything_is_known_regret_is_the_medians():
 
 def test_a_study_that_ends_is_followed_by_another():
     search = SuccessiveHalving(max_epochs=R, num_trials=3)
-    outcome, log = jobs_of(
-        search, toy_task(), num_workers=1, limit=Limit(seconds=0, epochs=200)
-    )
+    outcome, log = jobs_of(search, toy_task(), num_workers=1, limit=Limit(seconds=0, epochs=200))
     assert outcome.epochs >= 200
     assert max(job.trial for job, _, _ in log) == 2
     assert len({job.row for job, _, _ in log}) > 3

@@ -7,13 +7,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from bench.cloud.spot_replay import (
-    ByExpectedCost,
-    Cheapest,
-    SpotJob,
-    SpotPlace,
-    replay,
-)
+from bench.cloud.spot_replay import ByExpectedCost, Cheapest, SpotJob, SpotPlace, replay
 from thrifty.cloud import Offer
 from thrifty.cloud._market import ObservedLifetime, PriceSeries, SpotMarket
 from thrifty.cloud._spot import spot_seconds
@@ -114,10 +108,7 @@ def test_the_deadline_holds_if_it_can(zones, work, save, restart, interval, slac
     ]
     deadline = (restart + work + slack) * MINUTE
     todo = job(
-        work_s=work * MINUTE,
-        save_s=save * MINUTE,
-        restart_s=restart * MINUTE,
-        deadline_s=deadline,
+        work_s=work * MINUTE, save_s=save * MINUTE, restart_s=restart * MINUTE, deadline_s=deadline
     )
     run = replay(todo, places, Cheapest(interval_s=interval * MINUTE))
     assert (restart + work) * MINUTE - 1e-6 <= run.finish_s <= deadline + 1e-6

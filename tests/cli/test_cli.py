@@ -152,9 +152,7 @@ def test_a_run_in_which_all_trials_fail_has_exit_code_2(folder, monkeypatch, cap
         assert "error: all 7 trials of study 'line' failed; trial 0: ValueError" in said
         assert "in model" in said, "the traceback"
     thrifty("status", *STORAGE, monkeypatch=monkeypatch)
-    assert (
-        "best        none, because all trials that ended have failed" in capsys.readouterr().out
-    )
+    assert "best        none, because all trials that ended have failed" in capsys.readouterr().out
     thrifty("best", "line", *STORAGE, monkeypatch=monkeypatch, fails=True)
     assert "trials 0, 1, 2 and 4 more failed" in capsys.readouterr().err
 
@@ -172,9 +170,7 @@ def test_status_says_each_error_once(folder, monkeypatch, capsys):
     assert "trial 2: Traceback" in capsys.readouterr().out
 
 
-def test_status_and_best_name_the_epoch_at_which_trials_are_compared(
-    folder, monkeypatch, capsys
-):
+def test_status_and_best_name_the_epoch_at_which_trials_are_compared(folder, monkeypatch, capsys):
     thrifty("run", "line_study.py", "--quiet", monkeypatch=monkeypatch)
     capsys.readouterr()
     thrifty("status", *STORAGE, monkeypatch=monkeypatch)
@@ -235,14 +231,8 @@ def test_a_study_is_deleted_after_a_question(folder, monkeypatch, capsys, answer
         (("resume", "fresh", "--storage", "sqlite:///t.db"), "is not known or gone"),
         (("run", "missing.py"), "does not exist"),
         (("dance",), "No such command"),
-        (
-            ("plan", "bracket.py"),
-            "bracket.py cannot be loaded: SyntaxError: '(' was never closed",
-        ),
-        (
-            ("plan", "raises.py"),
-            "raises.py cannot be loaded: line 2: ValueError: mine; mend it",
-        ),
+        (("plan", "bracket.py"), "bracket.py cannot be loaded: SyntaxError: '(' was never closed"),
+        (("plan", "raises.py"), "raises.py cannot be loaded: line 2: ValueError: mine; mend it"),
         (("plan", "refused.py"), "a whole number"),
     ],
 )
@@ -254,9 +244,7 @@ def test_errors_are_one_message(folder, monkeypatch, capsys, args, message):
     Path("bracket.py").write_text("x = (")
     Path("raises.py").write_text("import sys\nraise ValueError('mine')")
     Path("refused.py").write_text("import thrifty as th\nth.StopWhen(epochs=-1)")
-    Path("two.py").write_text(
-        STUDY + STUDY.replace("study =", "other =").replace('"line"', '"b"')
-    )
+    Path("two.py").write_text(STUDY + STUDY.replace("study =", "other =").replace('"line"', '"b"'))
     with Store.open("sqlite:///t.db") as store:
         store.studies.create("fresh", plan=store.plans.open("x", task="T").id, spec={})
     thrifty(*args, monkeypatch=monkeypatch, fails=True)
@@ -315,9 +303,7 @@ try:
 finally:
     assert not {"torch", "sqlalchemy", "numpy"} & set(sys.modules), sorted(sys.modules)
 """
-    run = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True
-    )
+    run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "dashboard" in run.stdout
 

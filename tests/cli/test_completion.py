@@ -35,16 +35,12 @@ def folder(tmp_path, monkeypatch):
 def studies(incomplete="", **params):
     ctx = click.Context(completion_command)
     ctx.params = params
-    return [
-        item.value for item in complete_study(ctx, completion_command.params[0], incomplete)
-    ]
+    return [item.value for item in complete_study(ctx, completion_command.params[0], incomplete)]
 
 
 def storages(incomplete):
     ctx = click.Context(completion_command)
-    return [
-        item.value for item in complete_storage(ctx, completion_command.params[0], incomplete)
-    ]
+    return [item.value for item in complete_storage(ctx, completion_command.params[0], incomplete)]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -91,11 +87,7 @@ def test_files_of_databases(folder):
     (folder / "deep" / "x.sqlite").touch()
     (folder / ".hidden.db").touch()
     (folder / "notes.txt").touch()
-    assert storages("sqlite:///") == [
-        "sqlite:///a b.db",
-        "sqlite:///deep/",
-        "sqlite:///thrifty.db",
-    ]
+    assert storages("sqlite:///") == ["sqlite:///a b.db", "sqlite:///deep/", "sqlite:///thrifty.db"]
     assert storages("sqlite:///th") == ["sqlite:///thrifty.db"]
     assert storages("sqlite:///deep/") == ["sqlite:///deep/x.sqlite"]
     assert storages("sqlite:///.h") == ["sqlite:///.hidden.db"]

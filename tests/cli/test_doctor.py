@@ -72,11 +72,7 @@ def test_what_there_is():
     assert "numba" in found["extras", "graph"]["detail"]
     assert ("extras", "test") not in found
     assert found["kernels", "numba"]["state"] in ("ok", "warning")
-    for name, trials in (
-        ("solo", "1 trial "),
-        ("concatenated", "2 trials"),
-        ("fused", "2 trials"),
-    ):
+    for name, trials in (("solo", "1 trial "), ("concatenated", "2 trials"), ("fused", "2 trials")):
         backend = found["back-ends", name]
         assert backend["state"] == "ok"
         assert trials in backend["detail"]
@@ -110,10 +106,7 @@ def test_a_database_that_cannot_be_written(tmp_path, monkeypatch):
     ("url", "message"),
     [
         ("sqlite:///{folder}/none.db", "there is no file"),
-        (
-            "sqlite:///{folder}/other.db",
-            "cannot be read as a database of thrifty: no such table",
-        ),
+        ("sqlite:///{folder}/other.db", "cannot be read as a database of thrifty: no such table"),
         ("sqlite:///{folder}/text.db", "file is not a database"),
         ("nonsense", "not a database address"),
         ("oracle+none://x", "NoSuchModuleError"),
@@ -156,9 +149,7 @@ def test_little_disk_is_a_warning(tmp_path, monkeypatch):
 
 def test_an_extra_that_was_asked_for_has_to_be_there(monkeypatch):
     assert doctor("--extra", "graph")["extras", "graph"]["needed"]
-    assert (
-        "there is no such extra" in doctor("--extra", "tea", code=1)["extras", "tea"]["detail"]
-    )
+    assert "there is no such extra" in doctor("--extra", "tea", code=1)["extras", "tea"]["detail"]
 
 
 def test_extras_that_are_absent_or_old(monkeypatch):
@@ -282,9 +273,7 @@ def test_what_killed_runs_left_is_counted(tmp_path):
     assert "2 more files (2.9 MiB) that no study knows" in found["detail"]
 
 
-@pytest.mark.parametrize(
-    "url", ["sqlite://", "sqlite:///nowhere.db", "sqlite:///{folder}/text.db"]
-)
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///nowhere.db", "sqlite:///{folder}/text.db"])
 def test_where_there_are_no_checkpoints(tmp_path, url):
     (tmp_path / "text.db").write_text("this is a text and not a database" * 100)
     found = doctor("--storage", url.format(folder=tmp_path), code=None)

@@ -18,11 +18,7 @@ STUDIES = {
     "metrics": ("q", task({"function f": "#1", "attribute x": "1"}, {"function m": "#6"}), 0),
     "training": ("r", task({"function f": "#2", "attribute x": "2", "class C": "#3"}), 0),
     "seed": ("s", task({"function f": "#1", "attribute x": "1"}, {"function m": "#5"}), 1),
-    "version": (
-        "t",
-        task({"function f": "#1", "attribute x": "1"}, {"function m": "#5"}, 4),
-        0,
-    ),
+    "version": ("t", task({"function f": "#1", "attribute x": "1"}, {"function m": "#5"}, 4), 0),
     "old": ("u", {"class": "A", "source": "1"}, 0),
     "older": ("v", {"class": "A", "source": "2"}, 0),
 }

@@ -111,9 +111,7 @@ def test_all_say_the_same(export):
     for name in ("number", "state", "epochs", "value"):
         told = [trial[name] for trial in trials]
         assert table[name].to_list() == told
-        assert [row[name] for row in rows] == [
-            "" if each is None else str(each) for each in told
-        ]
+        assert [row[name] for row in rows] == ["" if each is None else str(each) for each in told]
 
 
 def test_a_format_outvotes_an_ending(export):
@@ -183,12 +181,7 @@ def test_whole_numbers_and_others_are_numbers_together():
 
 
 def test_json_has_no_number_that_is_none():
-    assert [_finite(value) for value in (math.inf, math.nan, None, 1.5)] == [
-        None,
-        None,
-        None,
-        1.5,
-    ]
+    assert [_finite(value) for value in (math.inf, math.nan, None, 1.5)] == [None, None, None, 1.5]
 
 
 def test_a_frame_of_each_library():

@@ -67,9 +67,7 @@ study = th.Study(Task(), th.Space(**space),
 
 NAMES = {
     "markup": ODD["markup"] + ODD["closing"] + ODD["emoji"],
-    "escapes": "".join(
-        ODD[n] for n in ("colour", "title", "clear", "right to left", "separators")
-    ),
+    "escapes": "".join(ODD[n] for n in ("colour", "title", "clear", "right to left", "separators")),
     "line": ODD["line"] + ODD["backslash"],
 }
 """Names of a study, its metric and a hyper-parameter.
@@ -167,9 +165,7 @@ def test_errors_are_printed_as_plain_text(capsys, done, odd, url):
     assert_plain(run(capsys, "best", f"{odd}x", "--storage", url, code=2))
     assert_plain(run(capsys, "plan", str(done), "--name", odd[::-1], code=2))
     assert_plain(run(capsys, "export", odd, "--format", odd, code=2))
-    done.write_text(
-        done.read_text(encoding="utf-8") + "raise RuntimeError(ODD)", encoding="utf-8"
-    )
+    done.write_text(done.read_text(encoding="utf-8") + "raise RuntimeError(ODD)", encoding="utf-8")
     assert "RuntimeError" in run(capsys, "plan", str(done), code=2)
 
 

@@ -80,9 +80,7 @@ def test_skypilots_lists_count_where_there_are_some(stored):
 
 
 def test_a_list_of_ones_own_replaces_offers_of_skypilots(stored):
-    found, source = chosen_offers(
-        ["sky", Path("mine.csv")], cloud=(), region=(), accelerator=()
-    )
+    found, source = chosen_offers(["sky", Path("mine.csv")], cloud=(), region=(), accelerator=())
     assert source == "SkyPilot's catalogue, mine.csv"
     prices = {offer.instance_type: offer.price_usd_h for offer in found}
     assert prices == {"t4.one": 0.5, "l4.four": 3.2, "cpu.one": 0.3}

@@ -113,25 +113,13 @@ def test_a_table_and_what_it_rests_on(folder):
 
 def test_micro_batches_where_samples_do_not_fit(folder):
     # 21.1 GiB of the L4 are usable, and a sample needs 0.13 GiB at most.
-    large = (
-        *KNOWN,
-        "--steps",
-        "1000",
-        "--batch",
-        "256",
-        "--deadline",
-        "2d",
-        "--max-nodes",
-        "1",
-    )
+    large = (*KNOWN, "--steps", "1000", "--batch", "256", "--deadline", "2d", "--max-nodes", "1")
     machines = best(*large)
     assert (machines["device_batch"], machines["micro_batches"]) == (256, 2)
     said = rent(*large).stdout
     assert "batch 2 x 128" in said
     assert "the script has to accumulate gradients" in said
-    with pytest.raises(
-        CloudError, match=r"256 samples need 29.8 GiB .*, allow accumulation, or"
-    ):
+    with pytest.raises(CloudError, match=r"256 samples need 29.8 GiB .*, allow accumulation, or"):
         rent(*large, "--no-accumulation")
 
 
@@ -200,9 +188,7 @@ def test_probes_are_proposed_in_order(folder):
     gpus = ("--accelerator", "L4", "--accelerator", "T4")
     asked = (*LONG, *gpus, "--deadline", "20d", "--steps", "1000000")
     found = data(*asked, "--probe", "2")
-    assert [(p["instance_type"], p["finds"]) for p in found["probes"]] == [
-        ("l4.one", ["compute"])
-    ]
+    assert [(p["instance_type"], p["finds"]) for p in found["probes"]] == [("l4.one", ["compute"])]
     assert found["probes"][0]["gain"] > found["probes"][0]["usd"]
     assert found["probes_ended"] == "no probe is worth its price"
     said = rent(*asked, "--probe", "2").stdout

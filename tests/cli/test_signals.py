@@ -143,9 +143,7 @@ def test_dashboard_exits_with_130_after_ctrl_c(folder):
     Store.open(f"sqlite:///{folder / 't.db'}").close()
     with command(folder, "dashboard", "sqlite:///t.db", "--port", "0") as child:
         address = child.stdout.readline().split()[-1]
-        with urllib.request.urlopen(
-            address
-        ) as answer:  # it serves: not its start is interrupted
+        with urllib.request.urlopen(address) as answer:  # it serves: not its start is interrupted
             assert answer.status == 200
         os.killpg(child.pid, signal.SIGINT)
         assert "Traceback" not in child.communicate()[1]

@@ -116,9 +116,7 @@ profiles = st.builds(
     overhead_s=st.sampled_from([0.0, 0.5]),
 )
 
-PACKS = PackCurve(
-    backend="fused", step_s={1: 0.5, 2: 0.625, 3: 1.0}, memory_bytes={1: 2e9, 2: 3e9}
-)
+PACKS = PackCurve(backend="fused", step_s={1: 0.5, 2: 0.625, 3: 1.0}, memory_bytes={1: 2e9, 2: 3e9})
 
 workloads = st.builds(
     a_workload,

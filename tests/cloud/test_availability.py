@@ -30,21 +30,14 @@ def said(cloud, kind, *, num=2, spot=False, quotas=None, **changes):
         ("azure", "Standard_ND96isr_H100_v5", False, "384 vCPUs of the quota of its VM family"),
         ("azure", "Standard_ND96isr_H100_v5", True, "384 vCPUs of the quota for spot machines"),
         ("gcp", "a3-highgpu-8g", False, "16 H100 of the quota of GPUs"),
-        (
-            "gcp",
-            "a3-highgpu-8g",
-            True,
-            "16 H100 of the quota of preemptible GPUs, or else of GPUs",
-        ),
+        ("gcp", "a3-highgpu-8g", True, "16 H100 of the quota of preemptible GPUs, or else of GPUs"),
         ("nebius", "gpu-h100-sxm_8gpu", False, "16 of the quota of GPUs"),
     ],
 )
 def test_a_quota_is_named_with_what_the_fleet_takes_of_it(cloud, kind, spot, quota):
     first, last = said(cloud, kind, spot=spot)
     assert first.startswith(f"quota: 2 x {kind} in east take {quota}; check it")
-    assert last.startswith(
-        f"capacity: whether 2 x {kind} (8 H100 each{', spot' * spot}) can be"
-    )
+    assert last.startswith(f"capacity: whether 2 x {kind} (8 H100 each{', spot' * spot}) can be")
 
 
 def test_processors_that_are_not_known_have_no_number():

@@ -22,11 +22,7 @@ def rows():
     [
         ("aws", "g5.xlarge", Bandwidth(baseline_gbps=2.5, peak_gbps=10.0)),
         ("azure", "Standard_NC24ads_A100_v4", Bandwidth(peak_gbps=20.0, fabric=False)),
-        (
-            "gcp",
-            "a4-highgpu-8g",
-            Bandwidth(baseline_gbps=3200.0, peak_gbps=3200.0, fabric=True),
-        ),
+        ("gcp", "a4-highgpu-8g", Bandwidth(baseline_gbps=3200.0, peak_gbps=3200.0, fabric=True)),
         ("gcp", "a2-highgpu-1g", Bandwidth()),
         ("lambda", "gpu_8x_h100_sxm5", Bandwidth()),
     ],
@@ -49,12 +45,7 @@ def test_every_row_is_possible_and_its_only_one():
 def test_an_unknown_network_has_the_widest_interval():
     def spread(**network):
         offer = Offer(
-            cloud="c",
-            region="r",
-            instance_type="t",
-            accelerator="L4",
-            price_usd_h=1.0,
-            **network,
+            cloud="c", region="r", instance_type="t", accelerator="L4", price_usd_h=1.0, **network
         )
         return NetworkPriors().spread(offer)
 

@@ -90,9 +90,7 @@ def test_two_runs_find_both_sums_of_which_one_is_slow():
 
 
 def test_a_run_on_one_machine_says_nothing_of_sums_between_machines():
-    found = calibrate(
-        PROFILE, runs((1, 4), (1, 16), world=actual(inner=3.0)), estimates=GUESSED
-    )
+    found = calibrate(PROFILE, runs((1, 4), (1, 16), world=actual(inner=3.0)), estimates=GUESSED)
     assert found.inner(OFFER).median > 2
     assert found.network(OFFER).median == pytest.approx(GUESSED.network(OFFER).median)
     assert width(found.network(OFFER)) == pytest.approx(width(GUESSED.network(OFFER)))
@@ -144,12 +142,9 @@ def test_steps_that_contradict_each_other_widen_the_interval():
         for place, each in enumerate(runs(*TWO_RUNS))
     ]
     smooth, rough = (
-        calibrate(PROFILE, timings, estimates=GUESSED)
-        for timings in (runs(*TWO_RUNS), scattered)
+        calibrate(PROFILE, timings, estimates=GUESSED) for timings in (runs(*TWO_RUNS), scattered)
     )
-    assert width(step_on(OFFER, 2, 8, known=rough)) > 2 * width(
-        step_on(OFFER, 2, 8, known=smooth)
-    )
+    assert width(step_on(OFFER, 2, 8, known=rough)) > 2 * width(step_on(OFFER, 2, 8, known=smooth))
 
 
 def test_the_interval_after_measurements_is_as_wide_as_asked():
@@ -181,9 +176,7 @@ def test_other_machines_with_the_device_profit_and_keep_their_networks():
 
 def test_several_types_are_corrected_apart():
     one = an_offer("v1", accelerator_memory_gib=None)
-    world = replace(
-        actual(inner=4.0), measured_network={"v4": exactly(1.0), "v1": exactly(2.0)}
-    )
+    world = replace(actual(inner=4.0), measured_network={"v4": exactly(1.0), "v1": exactly(2.0)})
     both = [*runs(*TWO_RUNS, world=world), *runs((2, 4), (2, 16), offer=one, world=world)]
     found = calibrate(PROFILE, both, estimates=GUESSED)
     alone = calibrate(PROFILE, both[:6], estimates=GUESSED)
@@ -197,9 +190,7 @@ def test_a_later_probe_replaces_what_steps_have_shown(what):
     subject = "V100" if what == "compute" else "v4"
     probed = found.probed(**{what: {subject: exactly(2.0)}})
     assert getattr(probed, what)(OFFER) == exactly(2.0)
-    assert found.probed(network={"another": exactly(2.0)}).network(OFFER) == found.network(
-        OFFER
-    )
+    assert found.probed(network={"another": exactly(2.0)}).network(OFFER) == found.network(OFFER)
 
 
 def test_the_planner_uses_the_measured_steps():
@@ -215,9 +206,7 @@ def test_machines_that_lend_some_of_their_devices_use_the_measured_steps():
     work = a_workload(profile=PROFILE, global_batch=6 * 16)
     lends = replace(OFFER, accelerator_count=2)
     machines = [(OFFER, 1, False), (lends, 1, False)]
-    before, after = (
-        estimate(work, machines, estimates=each).step_s for each in (GUESSED, found)
-    )
+    before, after = (estimate(work, machines, estimates=each).step_s for each in (GUESSED, found))
     true = estimate(work, machines, estimates=actual(inner=4.0)).step_s.median
     assert width(after) < width(before)
     assert after.low < true < after.high
@@ -245,9 +234,7 @@ def test_the_posterior_is_that_of_the_joint_distribution():
     ])
     away = np.array([0.1, 0.05, 0.2])
     timings = tuple(
-        StepTiming(
-            offer=replace(OFFER, accelerator_count=d), num=n, batch=b, seconds=math.exp(by)
-        )
+        StepTiming(offer=replace(OFFER, accelerator_count=d), num=n, batch=b, seconds=math.exp(by))
         for (n, d, b), by in zip(places, away, strict=False)
     )
     seen = ObservedSteps.of(timings, prior=prior, slopes=slopes[:3], residuals=away)

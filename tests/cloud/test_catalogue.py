@@ -243,9 +243,7 @@ def test_columns_that_lack(vms, tmp_path):
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(
-        CloudError, match=r"cannot read the catalogue .*none\.csv: No such file"
-    ):
+    with pytest.raises(CloudError, match=r"cannot read the catalogue .*none\.csv: No such file"):
         Catalogue.load(tmp_path / "none.csv")
     path = tmp_path / "mine.csv"
     path.write_text("# nothing\n")
@@ -299,12 +297,7 @@ def test_a_machine_that_can_be_rented_without_gpus_is_offered_so_too(vms):
 
 def test_a_machine_that_cannot_be_rented_without_gpus_needs_those_of_its_zone(vms):
     plain = ("n1-standard-8", "", 0.375, 0.125)
-    for other in (
-        gpu(zone="us-central1-b"),
-        gpu(count=2),
-        gpu("A100-80GB"),
-        gpu("T4", count=2),
-    ):
+    for other in (gpu(zone="us-central1-b"), gpu(count=2), gpu("A100-80GB"), gpu("T4", count=2)):
         assert google(vms, N1, A2, other) == [plain]
 
 
@@ -439,9 +432,7 @@ def test_prices_grow_stale(vms):
 
 # writing
 
-words = st.text(st.sampled_from("aZ9-_. ,\"'#"), min_size=1).map(
-    lambda text: f"x{text}".strip()
-)
+words = st.text(st.sampled_from("aZ9-_. ,\"'#"), min_size=1).map(lambda text: f"x{text}".strip())
 sizes = st.floats(0, 1e6, allow_subnormal=False)
 some = st.none() | sizes
 offers = st.builds(
@@ -463,9 +454,7 @@ offers = st.builds(
 )
 
 
-@given(
-    st.lists(offers, min_size=1, max_size=4), st.integers(1, 16), st.none() | st.floats(1, 1e4)
-)
+@given(st.lists(offers, min_size=1, max_size=4), st.integers(1, 16), st.none() | st.floats(1, 1e4))
 @settings(max_examples=60)
 def test_what_is_saved_is_loaded(tmp_path_factory, rows, count, gib):
     rows = [

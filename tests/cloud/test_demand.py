@@ -37,8 +37,7 @@ def shortest(step_s, machines, trainings, ratio=(1.0,)):
         if not some:
             return 0.0
         ways = [
-            (wave, min(step_s[: machines // wave]))
-            for wave in range(1, min(some, machines) + 1)
+            (wave, min(step_s[: machines // wave])) for wave in range(1, min(some, machines) + 1)
         ]
         ways += [(machines * k, step_s[0] * ratio[k - 1]) for k in range(2, len(ratio) + 1)]
         return min(seconds + left(max(0, some - wave)) for wave, seconds in ways)
@@ -234,7 +233,5 @@ def test_nothing_is_left(stages):
 
 
 def test_an_epoch_without_steps():
-    with pytest.raises(
-        CloudError, match="an epoch has at least one step, not steps_per_epoch=0"
-    ):
+    with pytest.raises(CloudError, match="an epoch has at least one step, not steps_per_epoch=0"):
         parallelism_phases_of([stage(0, None, 3)], steps_per_epoch=0)

@@ -96,9 +96,7 @@ def rest(devices):
     return dict(zip(ENDS, ESTIMATES.networks.rest(devices).tolist(), strict=True))
 
 
-@given(
-    workloads.filter(lambda some: some.parallelism_phases is None), offers, st.integers(1, 8)
-)
+@given(workloads.filter(lambda some: some.parallelism_phases is None), offers, st.integers(1, 8))
 @drawn
 def test_equal_machines_take_what_the_replay_says(workload, offer, num):
     expected = [step_s(workload, offer, num, end) for end in ENDS]
@@ -153,21 +151,13 @@ def test_neither_place_nor_price_changes_the_step():
 
 
 @pytest.mark.parametrize("num", [2, 16])
-@pytest.mark.parametrize(
-    ("changes", "why"), [({}, "compute"), ({"sample_input_s": 5.0}, "input")]
-)
+@pytest.mark.parametrize(("changes", "why"), [({}, "compute"), ({"sample_input_s": 5.0}, "input")])
 def test_waiting_for_stragglers_is_not_waiting_for_sums(changes, why, num):
-    workload = a_workload(
-        profile=a_profile(bucket_bytes=(0.0, 0.0), **changes), global_batch=512
-    )
-    estimates = HardwareEstimates(
-        profiled="V100", networks=NetworkPriors(straggling=exactly(0.3))
-    )
+    workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0), **changes), global_batch=512)
+    estimates = HardwareEstimates(profiled="V100", networks=NetworkPriors(straggling=exactly(0.3)))
     offers = [an_offer(name, accelerator_memory_gib=None) for name in ("v1", "v2")]
     equal = estimate(workload, [(offers[0], num, False)], estimates=estimates)
-    unequal = estimate(
-        workload, [(each, num // 2, False) for each in offers], estimates=estimates
-    )
+    unequal = estimate(workload, [(each, num // 2, False) for each in offers], estimates=estimates)
     assert (equal.why, unequal.why) == (why, why)
 
 
@@ -194,10 +184,7 @@ def test_the_width_of_an_interval_spares_the_speed_of_the_devices():
     wide = replace(ESTIMATES, networks=replace(AS_NAMED, widths={"tcp": 2.0}))
     offer = an_offer(baseline_gbps=10.0)
     alone, sums = (
-        [
-            estimate(work, [(offer, num, False)], estimates=each).step_s
-            for each in (ESTIMATES, wide)
-        ]
+        [estimate(work, [(offer, num, False)], estimates=each).step_s for each in (ESTIMATES, wide)]
         for work, num in ((replace(heavy, global_batch=8), 1), (heavy, 4))
     )
     assert alone[0] == alone[1]
@@ -253,8 +240,7 @@ def test_no_split_computes_sooner(nums, global_batch):
     ]
     quickest = forecast_split(curves, split_batch(curves, global_batch)).step_s
     ends = [
-        0.1875 * factor * each.batch
-        for factor, each in zip(factors, fleet.machines, strict=False)
+        0.1875 * factor * each.batch for factor, each in zip(factors, fleet.machines, strict=False)
     ]
     assert max(ends) == pytest.approx(quickest)
     assert sum(2 * each.num * each.batch for each in fleet.machines) >= global_batch
@@ -270,9 +256,7 @@ def test_memory_limits_the_share_of_a_fast_device():
     machines = [(small, 1, False), (slow, 1, False)]
     whole, micro = (
         estimate(
-            a_workload(global_batch=16, accumulation=accumulation),
-            machines,
-            estimates=estimates,
+            a_workload(global_batch=16, accumulation=accumulation), machines, estimates=estimates
         )
         for accumulation in ("never", "allowed")
     )
@@ -308,10 +292,7 @@ def test_the_exchange_overlaps_with_the_last_micro_batch_only():
 
 def test_machines_that_hold_too_little_together_accumulate_at_one_pace():
     estimates = HardwareEstimates(
-        profiled="V100",
-        networks=AS_NAMED,
-        measured_compute={"T4": exactly(3.0)},
-        usable_memory=1.0,
+        profiled="V100", networks=AS_NAMED, measured_compute={"T4": exactly(3.0)}, usable_memory=1.0
     )
     workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), global_batch=32)
     # 4 samples need 2 GiB on each.
@@ -434,12 +415,8 @@ def test_a_study_in_packs():
 
 
 def test_packs_of_measured_memory():
-    packs = PackCurve(
-        backend="fused", step_s={1: 1.0, 2: 1.0}, memory_bytes={1: 1e9, 2: 1.25e9}
-    )
-    workload = a_workload(
-        parallelism_phases=((2, 10),), packs=packs, global_batch=8, setup_s=0.0
-    )
+    packs = PackCurve(backend="fused", step_s={1: 1.0, 2: 1.0}, memory_bytes={1: 1e9, 2: 1.25e9})
+    workload = a_workload(parallelism_phases=((2, 10),), packs=packs, global_batch=8, setup_s=0.0)
     offer = an_offer(accelerator_memory_gib=4.25)
     fleet = estimate(workload, [(offer, 1, False)], estimates=ESTIMATES)
     assert fleet.time_s.median == pytest.approx(10 * fleet.step_s.median)
@@ -511,9 +488,7 @@ def test_fleets_that_cannot_train(machines, message):
 def test_without_room_for_a_sample_accumulation_does_not_help():
     small = an_offer(accelerator_memory_gib=1.0)
     other = an_offer("t4", accelerator="T4")
-    with pytest.raises(
-        CloudError, match=r"one sample needs .*: rent more of them or others, or"
-    ):
+    with pytest.raises(CloudError, match=r"one sample needs .*: rent more of them or others, or"):
         estimate(a_workload(), [(small, 1, False)], estimates=ESTIMATES)
     with pytest.raises(CloudError, match=r"one sample needs .*: leave it out"):
         estimate(a_workload(), [(small, 1, False), (other, 1, False)], estimates=ESTIMATES)
@@ -534,9 +509,7 @@ def test_a_batch_that_may_not_fit_is_refused():
     workload = a_workload(profile=profile, global_batch=16, accumulation="never")
     roomy, tight = (an_offer(accelerator_memory_gib=gib) for gib in (6.5, 6.25))
     assert estimate(workload, [(roomy, 1, False)], estimates=ESTIMATES).machines[0].batch == 16
-    message = (
-        r"16 samples need 5.0 GiB \(at most 6.0 GiB\), .* 6.2 GiB \(at least 5.9 GiB usable"
-    )
+    message = r"16 samples need 5.0 GiB \(at most 6.0 GiB\), .* 6.2 GiB \(at least 5.9 GiB usable"
     with pytest.raises(CloudError, match=message):
         estimate(workload, [(tight, 1, False)], estimates=ESTIMATES)
 

@@ -53,9 +53,7 @@ def test_where_a_speed_comes_from():
     estimates = HardwareEstimates(profiled="T4").probed(
         compute={"L4": Interval(median=0.5, low=0.4, high=0.6)}
     )
-    found = {
-        name: estimates.speed_from(machine(name, vcpus=8)) for name in ("T4", "L4", "V100")
-    }
+    found = {name: estimates.speed_from(machine(name, vcpus=8)) for name in ("T4", "L4", "V100")}
     assert found == {"T4": "profile", "L4": "probe", "V100": "measured pairs"}
     for name in ("H100", ""):
         assert estimates.speed_from(machine(name, vcpus=8)) == "data sheets"
@@ -66,9 +64,7 @@ def test_measured_devices_are_known_better_and_processors_worse():
         factor = HardwareEstimates(profiled=profiled).compute(machine(accelerator, vcpus=8))
         return factor.high / factor.median
 
-    assert HardwareEstimates(profiled="T4").compute(machine("V100")).median == pytest.approx(
-        0.44
-    )
+    assert HardwareEstimates(profiled="T4").compute(machine("V100")).median == pytest.approx(0.44)
     assert width("T4", "V100") == pytest.approx(2.1)
     assert width("T4", "L4") == width("L4", "T4") == pytest.approx(2.4)
     assert [width("", "V100"), width("V100", "")] == pytest.approx([5.0, 5.0])
@@ -124,10 +120,7 @@ def test_a_network_is_as_fast_as_it_always_is():
             lambda: NetworkPriors(straggling=Interval(median=0.1, low=0.2, high=0.3)),
             "0 <= low <= median <= high",
         ),
-        (
-            lambda: UncertaintyFactor(faster=0.5, slower=2.0),
-            "factors of 1 or more, not faster=0.5",
-        ),
+        (lambda: UncertaintyFactor(faster=0.5, slower=2.0), "factors of 1 or more, not faster=0.5"),
         (lambda: UncertaintyFactor(faster=1.0, slower=math.nan), "not faster=1.0, slower=nan"),
     ],
 )
@@ -215,9 +208,7 @@ def test_a_network_is_the_less_known_the_less_its_name_says(gbps, low, high):
     [(HardwareEstimates(), "V1000"), (HardwareEstimates(profiled="V1000"), "V100")],
 )
 def test_devices_that_nobody_knows(estimates, accelerator):
-    with pytest.raises(
-        CloudError, match=r"how fast 'V1000' is, is not known: measure it.*A100"
-    ):
+    with pytest.raises(CloudError, match=r"how fast 'V1000' is, is not known: measure it.*A100"):
         estimates.compute(machine(accelerator))
 
 

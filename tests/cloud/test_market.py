@@ -23,22 +23,13 @@ HOUR, DAY = 3600.0, 86400.0
 
 def offer(zone="us-east-1a", kind="p2.xlarge", **options):
     return Offer(
-        cloud="aws",
-        region="us-east-1",
-        zone=zone,
-        instance_type=kind,
-        price_usd_h=0.9,
-        **options,
+        cloud="aws", region="us-east-1", zone=zone, instance_type=kind, price_usd_h=0.9, **options
     )
 
 
 def life(begin_h, end_h, *, evicted, zone="us-east-1a", kind="p2.xlarge"):
     return ObservedLifetime(
-        instance_type=kind,
-        zone=zone,
-        begin_s=begin_h * HOUR,
-        end_s=end_h * HOUR,
-        evicted=evicted,
+        instance_type=kind, zone=zone, begin_s=begin_h * HOUR, end_s=end_h * HOUR, evicted=evicted
     )
 
 
@@ -198,9 +189,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_a_price_is_the_median_of_the_last_days():
-    prices = series(
-        (0, 9.0), (10 * DAY, 1.0), (13 * DAY, 2.0), (16 * DAY, 3.0), (17 * DAY, 7.0)
-    )
+    prices = series((0, 9.0), (10 * DAY, 1.0), (13 * DAY, 2.0), (16 * DAY, 3.0), (17 * DAY, 7.0))
     market = SpotMarket(prices={("p2.xlarge", "us-east-1a"): prices}, days=7.0)
     assert market.at(17 * DAY).spot_usd_h(offer()) == 2.0
     assert market.at(17 * DAY).price_quantile(offer(), 1.0) == 3.0
@@ -240,9 +229,7 @@ def test_without_history_the_catalogue_counts():
 
 def test_machines_that_were_not_taken_away_count_with_their_time():
     lifetimes = [life(0, 4, evicted=True), life(0, 6, evicted=False)]
-    assert SpotMarket.from_lifetimes(lifetimes).evictions_per_h(offer()) == pytest.approx(
-        1.5 / 10
-    )
+    assert SpotMarket.from_lifetimes(lifetimes).evictions_per_h(offer()) == pytest.approx(1.5 / 10)
     # As known after 3 h, both machines still run.
     early = SpotMarket.from_lifetimes(lifetimes).at(3 * HOUR)
     assert early.evictions_per_h(offer()) == pytest.approx(0.5 / 6)
@@ -265,8 +252,7 @@ def test_few_lives_are_helped_out_by_those_elsewhere():
 def test_what_was_never_seen_has_to_be_said():
     market = SpotMarket.from_lifetimes([life(0, 3, evicted=True, kind="p3.2xlarge")])
     with pytest.raises(
-        CloudError,
-        match=r"p2.xlarge in us-east-1a: its eviction rate .* unknown_evictions_per_h",
+        CloudError, match=r"p2.xlarge in us-east-1a: its eviction rate .* unknown_evictions_per_h"
     ):
         market.evictions_per_h(offer())
     said = SpotMarket(unknown_evictions_per_h=0.2)
@@ -294,12 +280,8 @@ def test_what_comes_after_a_moment_changes_nothing(drawn, moment_h):
 @given(histories, histories, st.integers(1, 50))
 def test_prices_after_a_moment_change_nothing(past, future, moment):
     begin = past.times_s[0] + moment
-    known = [
-        (at, price) for at, price in zip(past.times_s, past.usd_h, strict=True) if at < begin
-    ]
-    later = [
-        (begin + at, price) for at, price in zip(future.times_s, future.usd_h, strict=True)
-    ]
+    known = [(at, price) for at, price in zip(past.times_s, past.usd_h, strict=True) if at < begin]
+    later = [(begin + at, price) for at, price in zip(future.times_s, future.usd_h, strict=True)]
     place = ("p2.xlarge", "us-east-1a")
 
     def median(*changes):

@@ -44,8 +44,7 @@ def test_memory_that_nobody_knows():
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["price_usd_h", "spot_usd_h", "baseline_gbps", "peak_gbps", "accelerator_memory_gib"],
+    "name", ["price_usd_h", "spot_usd_h", "baseline_gbps", "peak_gbps", "accelerator_memory_gib"]
 )
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
 def test_prices_and_sizes_that_make_no_sense(name, value):

@@ -145,14 +145,10 @@ def test_quotas_hold_for_types_and_for_accelerators():
     catalogue = [an_offer("v1"), an_offer("v2", accelerator_count=2)]
     tight = {"estimates": ESTIMATES, "deadline_s": 600.0, "conservative": False}
     with pytest.raises(CloudError, match=r"\(3 x v2 \(2 V100 each\)\)"):
-        plan_fleet(
-            a_workload(), catalogue, FleetOptions(quotas={"v2": 3}, max_nodes=4, **tight)
-        )
+        plan_fleet(a_workload(), catalogue, FleetOptions(quotas={"v2": 3}, max_nodes=4, **tight))
     with pytest.raises(CloudError, match=r"\(2 x v2 \(2 V100 each\)\)"):
         plan_fleet(
-            a_workload(),
-            catalogue,
-            FleetOptions(quotas={"V100": 2, "v2": 3}, max_nodes=4, **tight),
+            a_workload(), catalogue, FleetOptions(quotas={"V100": 2, "v2": 3}, max_nodes=4, **tight)
         )
 
 
@@ -160,18 +156,13 @@ def test_quotas_hold_for_types_and_for_accelerators():
     ("slow", "fast"),
     [
         ({"baseline_gbps": 1.0}, {"baseline_gbps": 100.0}),
-        (
-            {"baseline_gbps": None, "peak_gbps": 1.0},
-            {"baseline_gbps": None, "peak_gbps": 100.0},
-        ),
+        ({"baseline_gbps": None, "peak_gbps": 1.0}, {"baseline_gbps": None, "peak_gbps": 100.0}),
     ],
 )
 def test_one_type_with_two_networks_is_two_kinds(slow, fast):
     catalogue = [an_offer(**slow, price_usd_h=1.0), an_offer(**fast, price_usd_h=2.0)]
     workload = a_workload(profile=a_profile(bucket_bytes=(1e9, 1e9)))
-    front = plan_fleet(
-        workload, catalogue, FleetOptions(estimates=ESTIMATES, max_nodes=8)
-    ).front
+    front = plan_fleet(workload, catalogue, FleetOptions(estimates=ESTIMATES, max_nodes=8)).front
     assert front[0].machines[0].offer == catalogue[1]
     assert front[-1].machines[0].offer == catalogue[0]
 
@@ -223,9 +214,7 @@ def test_all_devices_together_do_not_hold_the_batch():
     message = refused(small, workload=a_workload(accumulation="never"))
     assert "on 2 machines 16 samples need 5.0 GiB (at most 5.0 GiB), " in message
     assert "a device of aws v1 in east has 2.5 GiB (at least 2.3 GiB usable)" in message
-    assert message.endswith(
-        "allow more machines, allow accumulation, or lower the global batch"
-    )
+    assert message.endswith("allow more machines, allow accumulation, or lower the global batch")
 
 
 def test_machines_that_the_batch_cannot_feed():
@@ -258,10 +247,7 @@ def test_speeds_that_nobody_knows():
     [
         ({"deadline_s": 1.0, "budget_usd": 1.0}, "give a deadline or a budget, not both"),
         ({"deadline_s": 0.0}, "a deadline or a budget is positive and finite, not 0.0"),
-        (
-            {"budget_usd": float("inf")},
-            "a deadline or a budget is positive and finite, not inf",
-        ),
+        ({"budget_usd": float("inf")}, "a deadline or a budget is positive and finite, not inf"),
         ({"max_nodes": 0}, "a fleet has at least one machine, not max_nodes=0"),
         ({"quotas": {"V100": -1}}, "a quota is 0 or more, not -1 for 'V100'"),
     ],
@@ -328,17 +314,14 @@ def test_memory_that_is_not_known():
     )
     unknown = an_offer(accelerator_memory_gib=None)
     assert any(
-        "the memory of aws v1 in east is not known: whether 32" in note
-        for note in notes([unknown])
+        "the memory of aws v1 in east is not known: whether 32" in note for note in notes([unknown])
     )
 
 
 def test_accumulation_is_named():
     # 5 samples fit, of 32.
     found = notes([an_offer(accelerator_memory_gib=2.5)])
-    assert any(
-        "is 7 micro-batches of up to 5 samples: the script has to" in note for note in found
-    )
+    assert any("is 7 micro-batches of up to 5 samples: the script has to" in note for note in found)
 
 
 def test_spot_rests_on_assumptions():

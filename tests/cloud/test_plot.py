@@ -21,10 +21,7 @@ def a_fleet(num, hours, usd, spread=1.25):
 
     machines = (MachineGroup(offer=an_offer(), num=num, batch=8),)
     return Fleet(
-        machines=machines,
-        step_s=about(1.0),
-        time_s=about(hours * 3600.0),
-        cost_usd=about(usd),
+        machines=machines, step_s=about(1.0), time_s=about(hours * 3600.0), cost_usd=about(usd)
     )
 
 

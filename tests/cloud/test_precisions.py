@@ -97,10 +97,7 @@ def test_a_step_by_hand():
 
 def test_the_table_chooses_as_the_estimate_does():
     workload = a_workload(precisions=("float32", "bfloat16"))
-    catalogue = [
-        an_offer(price_usd_h=1.5),
-        an_offer("a100", accelerator="A100", price_usd_h=4.0),
-    ]
+    catalogue = [an_offer(price_usd_h=1.5), an_offer("a100", accelerator="A100", price_usd_h=4.0)]
     plan = plan_fleet(workload, catalogue, FleetOptions(estimates=KNOWN, max_nodes=4))
     assert {each.machines[0].precision for each in plan.front} == {"float32", "bfloat16"}
     for fleet in plan.front:
@@ -115,9 +112,7 @@ def test_a_plan_says_that_results_differ():
         plan_fleet(a_workload(precisions=precisions), [an_offer()], options).notes
         for precisions in (ALL, None)
     )
-    assert any(
-        "V100 trains in float16, and the step was measured in float32" in n for n in mixed
-    )
+    assert any("V100 trains in float16, and the step was measured in float32" in n for n in mixed)
     assert not any("float" in note for note in plain)
 
 
@@ -154,7 +149,5 @@ def test_what_a_probe_would_tell_keeps_the_gain():
 
 @pytest.mark.parametrize("precisions", [(), ("bfloat16",), ("float32", "float8")])
 def test_precisions_that_cannot_be(precisions):
-    with pytest.raises(
-        CloudError, match="precisions are some of float32, bfloat16, float16, and"
-    ):
+    with pytest.raises(CloudError, match="precisions are some of float32, bfloat16, float16, and"):
         a_workload(precisions=precisions)

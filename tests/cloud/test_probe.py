@@ -53,9 +53,7 @@ UNSURE = HardwareEstimates(
 
 
 def probes_of(catalogue, workload=WORKLOAD, *, cap_usd=100.0, cap_s=10 * HOUR, **changes):
-    probing = {
-        name: changes.pop(name) for name in ("probe_s", "draws", "seed") if name in changes
-    }
+    probing = {name: changes.pop(name) for name in ("probe_s", "draws", "seed") if name in changes}
     goal = {} if "budget_usd" in changes else {"deadline_s": 1000 * HOUR}
     options = FleetOptions(**{"estimates": UNSURE, "max_nodes": 4, **goal, **changes})
     return Probes(workload, catalogue, options, cap_usd=cap_usd, cap_s=cap_s, **probing)
@@ -92,9 +90,7 @@ def test_what_cannot_change_the_choice_is_not_measured():
     assert probes.next() is None
     assert probes.ended == "no probe is worth its price"
     arena = probes._arena()
-    judged = {
-        probe.offer: probes._judged(probe, arena).gain for probe in probes._possible(arena)
-    }
+    judged = {probe.offer: probes._judged(probe, arena).gain for probe in probes._possible(arena)}
     assert judged[HOPELESS] == 0.0
 
 
@@ -117,10 +113,7 @@ def test_what_costs_more_is_a_rival_of_a_choice_that_may_miss_the_deadline():
     """
     known = replace(
         UNSURE,
-        measured_compute={
-            "V100": exactly(1.0),
-            "A10": Interval(median=0.9, low=0.85, high=1.8),
-        },
+        measured_compute={"V100": exactly(1.0), "A10": Interval(median=0.9, low=0.85, high=1.8)},
     )
     dear = replace(SURE, instance_type="dear", price_usd_h=40.0)
     probes = probes_of([RIVAL, dear], estimates=known)
@@ -181,8 +174,7 @@ def test_of_two_probes_the_one_that_brings_more_for_a_dollar_is_first():
     probes = probes_of([SURE, RIVAL, large], estimates=known)
     arena = probes._arena()
     gains = {
-        probe.offer.device: probes._judged(probe, arena).gain
-        for probe in probes._possible(arena)
+        probe.offer.device: probes._judged(probe, arena).gain for probe in probes._possible(arena)
     }
     assert gains["L4"] > gains["A10"] > gains["L4"] / 8
     assert probes.next().offer == RIVAL
@@ -195,8 +187,7 @@ def test_a_device_is_not_measured_where_the_quota_is_used_up():
 
 def test_of_very_many_rivals_the_most_promising_are_compared():
     many = [
-        replace(RIVAL, instance_type=f"rival{at}", price_usd_h=3.0 + at / 100)
-        for at in range(90)
+        replace(RIVAL, instance_type=f"rival{at}", price_usd_h=3.0 + at / 100) for at in range(90)
     ]
     arena = probes_of([SURE, *many[::-1]])._arena()
     assert set(arena.rivals) == {SURE, *many[:60]}
@@ -237,10 +228,7 @@ def test_networks_are_measured_on_four_machines_or_on_as_many_as_are_allowed():
     heavy = a_workload(steps=100_000, profile=a_profile(bucket_bytes=(2e9, 2e9)))
     known = replace(
         UNSURE,
-        measured_network={
-            "sure": exactly(1.0),
-            "rival": Interval(median=1.0, low=0.05, high=5.0),
-        },
+        measured_network={"sure": exactly(1.0), "rival": Interval(median=1.0, low=0.05, high=5.0)},
         measured_compute={"V100": exactly(1.0), "A10": exactly(1.05)},
     )
     cheap = replace(RIVAL, price_usd_h=2.0)
@@ -262,10 +250,7 @@ def unsure_of_a_network():
     heavy = a_workload(steps=100_000, profile=a_profile(bucket_bytes=(2e9, 2e9)))
     known = replace(
         UNSURE,
-        measured_network={
-            "sure": exactly(1.0),
-            "rival": Interval(median=1.0, low=0.05, high=5.0),
-        },
+        measured_network={"sure": exactly(1.0), "rival": Interval(median=1.0, low=0.05, high=5.0)},
         measured_compute={"V100": exactly(1.0), "A10": exactly(1.05)},
     )
     cheap = replace(RIVAL, price_usd_h=2.0)
@@ -444,8 +429,7 @@ def test_other_offers_do_not_change_the_draws():
 
 
 @pytest.mark.parametrize(
-    "interval",
-    [Interval(median=2.0, low=1.0, high=3.0), Interval(median=1.0, low=0.1, high=1.5)],
+    "interval", [Interval(median=2.0, low=1.0, high=3.0), Interval(median=1.0, low=0.1, high=1.5)]
 )
 def test_outcomes_lie_in_the_interval_nine_times_of_ten(interval):
     values = outcomes(interval, 1000, rng=np.random.default_rng(0))
@@ -458,17 +442,12 @@ def test_outcomes_lie_in_the_interval_nine_times_of_ten(interval):
 
 def slow_gain(probe, workload, catalogue, *, goal, seed, draws, **options):
     """Compute the gain with a whole plan for each outcome and both fleets under it."""
-    before = plan_fleet(
-        workload, catalogue, FleetOptions(estimates=ESTIMATES, **goal, **options)
-    )
+    before = plan_fleet(workload, catalogue, FleetOptions(estimates=ESTIMATES, **goal, **options))
     rng = np.random.default_rng(derive_seed(seed, "probe", str(probe)))
     name = probe.offer.instance_type
     subjects = {"compute": probe.offer.device, "inner": name, "network": name}
     cases = zip(
-        *(
-            outcomes(getattr(ESTIMATES, what)(probe.offer), draws, rng=rng)
-            for what in probe.finds
-        ),
+        *(outcomes(getattr(ESTIMATES, what)(probe.offer), draws, rng=rng) for what in probe.finds),
         strict=True,
     )
     market = options.get("market")
@@ -514,9 +493,7 @@ def test_gains_are_those_of_whole_plans(
     workload = replace(workload, steps=100_000)
     options = {"spot": spot, "market": market, "max_nodes": 4, "conservative": conservative}
     try:
-        front = plan_fleet(
-            workload, catalogue, FleetOptions(estimates=ESTIMATES, **options)
-        ).front
+        front = plan_fleet(workload, catalogue, FleetOptions(estimates=ESTIMATES, **options)).front
     except CloudError:
         assume(False)
     some = front[len(front) // 2]
@@ -552,9 +529,7 @@ def test_the_caps_are_never_passed(catalogue, cap_usd, cap_s, seed):
         for name, interval in ESTIMATES.measured_compute.items()
     }
     try:
-        probes = probes_of(
-            catalogue, estimates=ESTIMATES, spot=True, cap_usd=cap_usd, cap_s=cap_s
-        )
+        probes = probes_of(catalogue, estimates=ESTIMATES, spot=True, cap_usd=cap_usd, cap_s=cap_s)
     except CloudError:
         assume(False)
     done = run_all(probes, truth)
@@ -571,17 +546,12 @@ def test_probes_lead_to_the_truly_best(seed):
     rng = np.random.default_rng(seed)
     names = ["K80", "T4", "A10", "L4", "A100"]
     catalogue = [
-        an_offer(
-            name.lower(),
-            accelerator=name,
-            price_usd_h=price * float(rng.uniform(0.8, 1.2)),
-        )
+        an_offer(name.lower(), accelerator=name, price_usd_h=price * float(rng.uniform(0.8, 1.2)))
         for name, price in zip(names, [0.9, 0.8, 2.2, 1.6, 6.0], strict=True)
     ]
     believed = HardwareEstimates(profiled="V100")
     truth = {
-        offer.device: float(outcomes(believed.compute(offer), 1, rng=rng)[0])
-        for offer in catalogue
+        offer.device: float(outcomes(believed.compute(offer), 1, rng=rng)[0]) for offer in catalogue
     }
     network = {offer.instance_type: exactly(1.0) for offer in catalogue}
     believed = believed.probed(network=network)

@@ -59,11 +59,7 @@ def test_the_present_fleet_needs_no_setup():
 def test_it_is_left_where_another_saves_more_than_its_setup():
     little, much = (
         replan(
-            a_fleet(DEAR),
-            WORKLOAD,
-            [CHEAP, DEAR],
-            options=FleetOptions(**GIVEN),
-            done_steps=done,
+            a_fleet(DEAR), WORKLOAD, [CHEAP, DEAR], options=FleetOptions(**GIVEN), done_steps=done
         ).best
         for done in (950, 0)
     )
@@ -107,13 +103,8 @@ def test_an_evicted_spot_machine_may_be_had_on_demand(market):
     both = (MachineGroup(offer=CHEAP, num=1, batch=32), *fleet.machines)
     for gone in (both, both[::-1]):
         assert str(
-            replan(
-                fleet, WORKLOAD, [CHEAP, DEAR], options=options, done_steps=0, gone=gone
-            ).best
-        ) in {
-            "1 x dear (2 V100)",
-            "1 x dear (2 V100, spot)",
-        }
+            replan(fleet, WORKLOAD, [CHEAP, DEAR], options=options, done_steps=0, gone=gone).best
+        ) in {"1 x dear (2 V100)", "1 x dear (2 V100, spot)"}
 
 
 def test_other_spot_machines_may_be_had():
@@ -147,12 +138,7 @@ def test_an_offer_of_spot_only_is_gone_with_its_spot_machines():
 def test_spot_machines_that_are_gone_do_not_end_those_on_demand():
     gone = a_fleet(CHEAP, spot=True).machines
     plan = replan(
-        a_fleet(CHEAP),
-        WORKLOAD,
-        [CHEAP],
-        options=FleetOptions(**GIVEN),
-        done_steps=0,
-        gone=gone,
+        a_fleet(CHEAP), WORKLOAD, [CHEAP], options=FleetOptions(**GIVEN), done_steps=0, gone=gone
     )
     assert (
         plan.best.time_s.median
@@ -179,12 +165,7 @@ def test_a_machine_is_known_by_its_place_not_by_its_price():
     now = replace(CHEAP, price_usd_h=2.0)
     with pytest.raises(CloudError, match="there are no offers"):
         replan(
-            fleet,
-            WORKLOAD,
-            [now],
-            options=FleetOptions(**GIVEN),
-            done_steps=0,
-            gone=fleet.machines,
+            fleet, WORKLOAD, [now], options=FleetOptions(**GIVEN), done_steps=0, gone=fleet.machines
         )
 
 
@@ -220,9 +201,7 @@ def test_drift_changes_the_estimates():
     )
     assert plan.best.num_devices > 1
     assert (
-        str(
-            replan(fleet, WORKLOAD, [CHEAP], options=FleetOptions(**given), done_steps=500).best
-        )
+        str(replan(fleet, WORKLOAD, [CHEAP], options=FleetOptions(**given), done_steps=500).best)
         == "1 x cheap (1 V100)"
     )
 
@@ -237,12 +216,7 @@ def test_of_a_study_the_first_phases_are_done():
     ]:
         gone = a_fleet(CHEAP).machines
         plan = replan(
-            a_fleet(CHEAP),
-            study,
-            [DEAR],
-            options=FleetOptions(**GIVEN),
-            done_steps=done,
-            gone=gone,
+            a_fleet(CHEAP), study, [DEAR], options=FleetOptions(**GIVEN), done_steps=done, gone=gone
         )
         assert plan == plan_fleet(
             replace(study, parallelism_phases=left), [DEAR], FleetOptions(**GIVEN)
@@ -256,9 +230,7 @@ def test_of_a_study_the_first_phases_are_done():
 )
 def test_something_is_left(done, message):
     with pytest.raises(CloudError, match=message):
-        replan(
-            a_fleet(CHEAP), WORKLOAD, [CHEAP], options=FleetOptions(**GIVEN), done_steps=done
-        )
+        replan(a_fleet(CHEAP), WORKLOAD, [CHEAP], options=FleetOptions(**GIVEN), done_steps=done)
 
 
 def test_without_a_goal_there_is_a_front():
@@ -291,11 +263,7 @@ def test_going_on_is_never_worse_than_a_plan_for_the_rest(workload, catalogue, p
         else sum(steps for _, steps in workload.parallelism_phases)
     )
     plan = replan(
-        fleet,
-        workload,
-        catalogue,
-        options=FleetOptions(**options),
-        done_steps=whole * part // 5,
+        fleet, workload, catalogue, options=FleetOptions(**options), done_steps=whole * part // 5
     )
     assert plan.best.cost_usd.median <= fleet.cost_usd.median * (1 + 1e-9)
     if part == 0:

@@ -182,9 +182,7 @@ def test_names_that_it_does_not_take(name):
     ],
 )
 def test_machines_that_are_not_equal(other):
-    with pytest.raises(
-        CloudError, match=r"SkyPilot rents one VM type.* and this fleet is 2 x p3"
-    ):
+    with pytest.raises(CloudError, match=r"SkyPilot rents one VM type.* and this fleet is 2 x p3"):
         task(rented(), other)
 
 
@@ -206,17 +204,13 @@ def test_what_computes_alike_needs_as_many_machines():
     ):
         task(rented(), rented(spot=True))
     odd = replace(P3, accelerator="unknown", instance_type="odd", price_usd_h=10.0)
-    with pytest.raises(
-        CloudError, match=r"fast is 4 x odd \(4 unknown each\) at \$40\.00 an hour"
-    ):
+    with pytest.raises(CloudError, match=r"fast is 4 x odd \(4 unknown each\) at \$40\.00 an hour"):
         task(rented(), rented(odd))
 
 
 @given(st.integers(1, 200), st.integers(1, 200))
 def test_machines_of_one_type_are_as_fast_as_so_many_of_them(one, other):
-    with pytest.raises(
-        CloudError, match=rf"fast is {one + other} x g4dn\.xlarge \(1 T4 each\) at"
-    ):
+    with pytest.raises(CloudError, match=rf"fast is {one + other} x g4dn\.xlarge \(1 T4 each\) at"):
         task(rented(G4, num=one), rented(G4, num=other, batch=16))
 
 
@@ -310,8 +304,7 @@ def sky(monkeypatch):
             calls.append(("fetch", *self.asked))
 
     modules = {
-        name: ModuleType(name)
-        for name in ("sky", "sky.jobs", "sky.catalog", "sky.catalog.common")
+        name: ModuleType(name) for name in ("sky", "sky.jobs", "sky.catalog", "sky.catalog.common")
     }
     # SkyPilot's from_yaml_config takes entries out of its argument, so this does too.
     from_config = SimpleNamespace(

@@ -43,9 +43,7 @@ def expected(work_s, pieces, evictions_per_h, save_s, restart_s):
     mtbf = 3600 / evictions_per_h
     piece = work_s / pieces
     spans = [piece + save_s] * (pieces - 1) + [piece]
-    return sum(
-        mtbf * math.exp(restart_s / mtbf) * (math.exp(span / mtbf) - 1) for span in spans
-    )
+    return sum(mtbf * math.exp(restart_s / mtbf) * (math.exp(span / mtbf) - 1) for span in spans)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +56,7 @@ def test_expected_seconds_are_the_mean_of_many_runs(work_s, evictions_per_h, sav
     )
     rng = np.random.default_rng(1)
     runs = [
-        simulated(rng, work_s, interval, evictions_per_h, save_s, restart_s)
-        for _ in range(3000)
+        simulated(rng, work_s, interval, evictions_per_h, save_s, restart_s) for _ in range(3000)
     ]
     error = np.std(runs) / math.sqrt(len(runs))
     assert abs(seconds - np.mean(runs)) < 4 * error
@@ -87,10 +84,7 @@ def test_evictions_only_cost_time(work, rate, save, restart):
 
 
 def test_without_evictions_nothing_is_saved():
-    assert spot_seconds(100.0, evictions_per_h=0.0, save_s=9.0, restart_s=9.0) == (
-        100.0,
-        math.inf,
-    )
+    assert spot_seconds(100.0, evictions_per_h=0.0, save_s=9.0, restart_s=9.0) == (100.0, math.inf)
     assert spot_seconds(0.0, evictions_per_h=3.0, save_s=9.0, restart_s=9.0) == (0.0, math.inf)
 
 
@@ -150,12 +144,7 @@ def test_times_that_make_no_sense(rule, save, mtbf):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"work_s": -1.0},
-        {"evictions_per_h": math.inf},
-        {"save_s": math.nan},
-        {"restart_s": -1.0},
-    ],
+    [{"work_s": -1.0}, {"evictions_per_h": math.inf}, {"save_s": math.nan}, {"restart_s": -1.0}],
 )
 def test_numbers_that_make_no_sense(wrong):
     right = {"work_s": 1.0, "evictions_per_h": 1.0, "save_s": 1.0, "restart_s": 1.0}

@@ -25,9 +25,7 @@ LONG_S = 60.0
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
     """Return a function that makes a program for a child to run."""
-    monkeypatch.setenv(
-        "PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     started: list[Child] = []
 
     def start(code: str, **options) -> Child:
@@ -148,12 +146,8 @@ BUSY = "c.send('up')\nimport threading\n{}\n"
 )
 def test_children_end_with_their_parent(tmp_path, monkeypatch, work):
     """Children end even if their parent is killed, whatever they are doing."""
-    monkeypatch.setenv(
-        "PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    )
-    begin = (
-        "import sys\nfrom thrifty.core._child import parent_of\nc = parent_of(sys.argv[1:])\n"
-    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    begin = "import sys\nfrom thrifty.core._child import parent_of\nc = parent_of(sys.argv[1:])\n"
     (tmp_path / "busy.py").write_text(begin + BUSY.format(work))
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, "busy"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -171,12 +165,8 @@ def test_the_watching_thread_is_enough(tmp_path, monkeypatch):
 
     A parent that starts children in another thread cannot use the kernel's way.
     """
-    monkeypatch.setenv(
-        "PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    )
-    begin = (
-        "import sys\nfrom thrifty.core._child import parent_of\nc = parent_of(sys.argv[1:])\n"
-    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    begin = "import sys\nfrom thrifty.core._child import parent_of\nc = parent_of(sys.argv[1:])\n"
     (tmp_path / "busy.py").write_text(begin + BUSY.format("while True: pass"))
     in_thread = PARENT.replace(
         "children = [Child(name) for name in sys.argv[1:]]",
@@ -185,9 +175,7 @@ def test_the_watching_thread_is_enough(tmp_path, monkeypatch):
         "children.append(Child(sys.argv[1])))\nt.start()\nt.join()",
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", in_thread, "busy"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", in_thread, "busy"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
@@ -293,9 +281,7 @@ def test_the_environment_and_cores_are_those_of_now(programs, monkeypatch):
 
 def test_children_draw_other_numbers_than_each_other(programs, tmp_path):
     """Unseeded children draw different numbers, as processes that are started from scratch."""
-    program = SAYS.format(
-        "(__import__('random').random(), __import__('numpy').random.random())"
-    )
+    program = SAYS.format("(__import__('random').random(), __import__('numpy').random.random())")
     drawn = [answer(programs(program, preload=["numpy", "random"])) for _ in range(2)]
     assert len({number for pair in drawn for number in pair}) == 4
 
@@ -345,9 +331,7 @@ def test_without_a_safe_fork_children_are_started_from_scratch(programs, monkeyp
     )
     monkeypatch.setattr(_child, "_SERVER", ("-c", code))
     (tmp_path / "heavy.py").write_text("import os\nmade_in = os.getpid()\n")
-    child = programs(
-        SAYS.format("(os.getpid(), __import__('heavy').made_in)"), preload=["heavy"]
-    )
+    child = programs(SAYS.format("(os.getpid(), __import__('heavy').made_in)"), preload=["heavy"])
     assert answer(child) == (child.pid, child.pid)
     os.kill(child.pid, signal.SIGKILL)
     assert all_said(child) == ([], "killed by signal 9")
@@ -361,12 +345,8 @@ def test_a_driver_of_accelerators_forbids_forks(monkeypatch, tmp_path):
 
 
 def test_no_server_is_left_when_the_interpreter_ends(tmp_path, monkeypatch):
-    monkeypatch.setenv(
-        "PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    )
-    begin = (
-        "import sys\nfrom thrifty.core._child import parent_of\nc = parent_of(sys.argv[1:])\n"
-    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    begin = "import sys\nfrom thrifty.core._child import parent_of\nc = parent_of(sys.argv[1:])\n"
     (tmp_path / "busy.py").write_text(begin + BUSY.format("while True: pass"))
     code = PARENT.replace("child.pid", "child.pid, child._server._process.pid")
     parent = subprocess.Popen(

@@ -75,9 +75,7 @@ def test_an_error_comes_back_from_another_process_as_itself():
 def test_a_broken_installation_is_not_taken_for_a_missing_one(tmp_path, monkeypatch):
     (tmp_path / "half_installed.py").write_text("import a_module_that_nobody_has")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        MissingExtraError, match=r"cannot be imported .*a_module_that_nobody_has"
-    ):
+    with pytest.raises(MissingExtraError, match=r"cannot be imported .*a_module_that_nobody_has"):
         require("half_installed", extra="none")
     with pytest.raises(MissingExtraError, match="another_one is not installed; run: pip"):
         require("another_one.part", extra="none")

@@ -135,6 +135,4 @@ def commands(text: str) -> list[tuple[str, str]]:
     """Return each command of a console block and its expected output (empty: any)."""
     parts = re.split(r"^\$ ", text, flags=re.MULTILINE)
     assert not parts[0].strip(), f"a console block begins with a command, not with {parts[0]!r}"
-    return [
-        (command, out.strip()) for command, _, out in (p.partition("\n") for p in parts[1:])
-    ]
+    return [(command, out.strip()) for command, _, out in (p.partition("\n") for p in parts[1:])]

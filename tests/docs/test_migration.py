@@ -82,9 +82,7 @@ def test_ray_tunes(tmp_path):
 
     It runs two trials rather than seventeen, since each starts a process.
     """
-    code = "\n".join(
-        b.text for b in sides("ray-tune") if b.title == "Ray Tune" and not b.not_run
-    )
+    code = "\n".join(b.text for b in sides("ray-tune") if b.title == "Ray Tune" and not b.not_run)
     assert "num_samples=17" in code
     script = tmp_path / "theirs.py"
     script.write_text(

@@ -16,11 +16,7 @@ from ._pages import DOCS
 
 
 PAGES = DOCS / "reference"
-BELOW = {
-    "perf.steptime": "perf",
-    "testing.graph": "testing",
-    "testing.nn": "testing",
-}
+BELOW = {"perf.steptime": "perf", "testing.graph": "testing", "testing.nn": "testing"}
 """Public modules whose reference is on the page of the package above them."""
 PACKAGES = sorted(
     module.name

@@ -73,15 +73,7 @@ class _Addresses(HTMLParser):
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mkdocs",
-            "build",
-            "--strict",
-            "--site-dir",
-            str(folder),
-        ],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -120,9 +112,7 @@ def test_search_works_from_a_folder_and_nothing_is_fetched(site):
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
         outside = []
-        page.on(
-            "request", lambda r: r.url.startswith(("file:", "data:")) or outside.append(r.url)
-        )
+        page.on("request", lambda r: r.url.startswith(("file:", "data:")) or outside.append(r.url))
         page.goto((site / "reference" / "space.html").as_uri())
         page.fill(".md-search__input", "Hyperband")
         page.locator(".md-search-result__item").first.wait_for(timeout=600_000)

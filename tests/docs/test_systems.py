@@ -47,9 +47,7 @@ def test_figures_have_a_command_and_a_section(page):
 
 def figures(text: str) -> list[str]:
     """Return all numbers of a text, without the commas between thousands."""
-    return re.findall(
-        r"(?<![\w.])\d+(?:\.\d+)?(?![\w])", re.sub(r"(?<=\d),(?=\d{3})", "", text)
-    )
+    return re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w])", re.sub(r"(?<=\d),(?=\d{3})", "", text))
 
 
 def cells(text: str) -> list[str]:
@@ -69,13 +67,9 @@ def test_figures_of_tables_are_those_of_the_results(page):
     """
     text = page.read_text(encoding="utf-8")
     names = set(re.findall(r"benchmarks\.md#bench_(\w+)\)", text))
-    files = [
-        file for name in names for file in (ROOT / "bench" / "results").glob(f"{name}_*.md")
-    ]
+    files = [file for name in names for file in (ROOT / "bench" / "results").glob(f"{name}_*.md")]
     results = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    known = [
-        float(value) for value in figures(re.sub(r"^\{.*$", "", results, flags=re.MULTILINE))
-    ]
+    known = [float(value) for value in figures(re.sub(r"^\{.*$", "", results, flags=re.MULTILINE))]
     found = [value for cell in cells(text) for value in figures(cell)]
     assert len(found) >= 8
     for value in found:

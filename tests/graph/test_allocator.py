@@ -33,10 +33,7 @@ again = libc.malloc(2**26)
 assert again == block and ctypes.string_at(again + 2**25, 1) == b"\\x07"
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, _memory.__file__],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", code, _memory.__file__], capture_output=True, text=True, check=False
     )
     if done.returncode == 3:
         pytest.skip("not glibc")

@@ -36,12 +36,7 @@ def random_graph(**parts):
 
 
 def data(**options):
-    options = {
-        "train": np.arange(40),
-        "valid": np.arange(40, 60),
-        "fanouts": [4, 3],
-        **options,
-    }
+    options = {"train": np.arange(40), "valid": np.arange(40, 60), "fanouts": [4, 3], **options}
     return GraphData(random_graph(), **options)
 
 

@@ -32,11 +32,7 @@ def every_half(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(deadline=None)
-@given(
-    width=st.integers(0, 70),
-    nodes=st.lists(st.integers(0, 8), max_size=50),
-    wide=st.booleans(),
-)
+@given(width=st.integers(0, 70), nodes=st.lists(st.integers(0, 8), max_size=50), wide=st.booleans())
 def test_gathering_is_indexing(dtype, width, nodes, wide):
     x = features(9, width, dtype=dtype)
     rows = torch.tensor(nodes, dtype=torch.int64)

@@ -61,9 +61,7 @@ def test_norm_activation_dropout_in_this_order(batch):
 
 def test_nothing_follows_the_last_layer(batch):
     model = GNN([SAGE(5, 3)], dropout=1.0)
-    block = (
-        NeighborSampler(Graph([0, 1], np.zeros(1, dtype=np.int32)), [1]).sample([0]).blocks[0]
-    )
+    block = NeighborSampler(Graph([0, 1], np.zeros(1, dtype=np.int32)), [1]).sample([0]).blocks[0]
     x = torch.randn(1, 5)
     assert torch.equal(model.layer(0, x, block), model.layers[0](x, block))
 

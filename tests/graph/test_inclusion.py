@@ -53,9 +53,7 @@ def enumerated(graph, seed_sets, fanouts):
     return [float(chance) for chance in found]
 
 
-@pytest.mark.parametrize(
-    "fanouts", [[1], [2], [-1], [0], [2, 1], [1, 1], [-1, -1], [5, 1], [0, 2]]
-)
+@pytest.mark.parametrize("fanouts", [[1], [2], [-1], [0], [2, 1], [1, 1], [-1, -1], [5, 1], [0, 2]])
 def test_exact_on_a_tree_from_its_root(fanouts):
     found = inclusion_probabilities(TREE, [0], fanouts, batch_size=1)
     assert found == pytest.approx(enumerated(TREE, [[0]], fanouts))

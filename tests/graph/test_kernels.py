@@ -115,9 +115,7 @@ def test_edges_beyond_32_bits_can_be_picked():
     picks, starts = np.empty(80, dtype=np.int64), np.zeros(3, dtype=np.int32)
     for fanout in (40, 10):
         with wrapping():
-            choose(
-                indptr, np.zeros(2, dtype=np.int64), fanout, False, np.uint64(3), starts, picks
-            )
+            choose(indptr, np.zeros(2, dtype=np.int64), fanout, False, np.uint64(3), starts, picks)
         expected = [
             2**40 + p for row in (0, 1) for p in twin.floyd(fanout, 100, twin.Draws(3, row))
         ]
@@ -162,12 +160,7 @@ def test_unsigned_numbers_wrap_around_silently():
 @pytest.mark.skipif(not COMPILED, reason="is nothing without a compiler")
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_prefetch_is_an_instruction(dtype):
-    instruction = {
-        "x86_64": "prefetch",
-        "AMD64": "prefetch",
-        "aarch64": "prfm",
-        "arm64": "prfm",
-    }
+    instruction = {"x86_64": "prefetch", "AMD64": "prefetch", "aarch64": "prfm", "arm64": "prfm"}
     expected = instruction.get(platform.machine())
     if expected is None:
         pytest.skip("a processor whose instructions are not known here")

@@ -326,10 +326,7 @@ next(batches)
 
 def test_the_interpreter_ends_in_the_midst_of_an_epoch():
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", EXIT],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-W", "error", "-c", EXIT], capture_output=True, text=True, check=False
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
@@ -339,10 +336,7 @@ def test_the_interpreter_ends_in_the_midst_of_an_epoch():
     [
         ({"seeds": []}, "there are no seeds"),
         ({"seeds": np.zeros(NUM_NODES, dtype=bool)}, "there are no seeds"),
-        (
-            {"seeds": [1, 2, 1, 2, 2]},
-            "3 of 5 seeds are there already, such as node 2.*np.unique",
-        ),
+        ({"seeds": [1, 2, 1, 2, 2]}, "3 of 5 seeds are there already, such as node 2.*np.unique"),
         ({"seeds": [1, NUM_NODES]}, f"seed {NUM_NODES} does not exist"),
         ({"seeds": [-1]}, "seed -1 does not exist"),
         ({"seeds": [0.5]}, "dtype float64"),
@@ -386,9 +380,7 @@ def test_a_device_that_is_not_there():
 
 def test_other_devices_get_batches_too():
     batch = next(loader(device="meta").epoch(0))
-    assert {batch.x.device.type, batch.nodes.device.type, batch.blocks[0].device.type} == {
-        "meta"
-    }
+    assert {batch.x.device.type, batch.nodes.device.type, batch.blocks[0].device.type} == {"meta"}
 
 
 def test_making_one_batch_follows_the_distinct_seeds():

@@ -101,8 +101,7 @@ def test_a_little_more_or_less_meets_in_one_size():
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.bool],
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.bool]
 )
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (3,), (7, 5), (2, 3, 4)])
 def test_arrays_are_as_asked_for(shape, dtype):
@@ -139,8 +138,7 @@ def test_threads_may_borrow_at_once():
         rng = np.random.default_rng(number)
         for _ in range(200):
             held = [
-                memory.array((int(n),), torch.int64).fill_(number)
-                for n in rng.integers(1, 40, 3)
+                memory.array((int(n),), torch.int64).fill_(number) for n in rng.integers(1, 40, 3)
             ]
             wrong.extend(a for a in held if not bool((a == number).all()))
 

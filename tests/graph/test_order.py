@@ -12,9 +12,7 @@ from thrifty.pack import epoch_order
 
 
 def of_ranks(world_size, **options):
-    return [
-        SeedOrder(rank=rank, world_size=world_size, **options) for rank in range(world_size)
-    ]
+    return [SeedOrder(rank=rank, world_size=world_size, **options) for rank in range(world_size)]
 
 
 def batches(order, epoch=0):
@@ -42,9 +40,7 @@ def test_all_ranks_have_equally_many_batches_of_nearly_equal_size(
     num_seeds, batch_size, world_size, drop_last
 ):
     assume(num_seeds >= (batch_size * world_size if drop_last else world_size))
-    orders = of_ranks(
-        world_size, num_seeds=num_seeds, batch_size=batch_size, drop_last=drop_last
-    )
+    orders = of_ranks(world_size, num_seeds=num_seeds, batch_size=batch_size, drop_last=drop_last)
     for parts in zip(*map(batches, orders), strict=True):
         lengths = {len(part) for part in parts}
         assert max(lengths) - min(lengths) <= 1
@@ -69,9 +65,7 @@ def test_dropping_the_last_leaves_full_batches_only(num_seeds, batch_size, world
 
 
 @given(**sizes)
-def test_ranks_together_have_the_global_batches_of_one_process(
-    num_seeds, batch_size, world_size
-):
+def test_ranks_together_have_the_global_batches_of_one_process(num_seeds, batch_size, world_size):
     assume(num_seeds % (batch_size * world_size) >= world_size)
     alone = SeedOrder(num_seeds=num_seeds, batch_size=batch_size * world_size)
     orders = of_ranks(world_size, num_seeds=num_seeds, batch_size=batch_size)

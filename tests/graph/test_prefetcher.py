@@ -244,10 +244,7 @@ def test_a_forked_child_is_told_that_it_has_no_threads():
 
 def run_python(code):
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
     )
 
 

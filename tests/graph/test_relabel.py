@@ -38,9 +38,7 @@ class Numbering:
         out = np.empty(len(found), dtype=np.int32)
         with wrapping():
             num = self.relabeler.number(found, nodes, num_nodes=num_nodes, out=out)
-        assert out.tolist() == [
-            self.known.setdefault(n, len(self.known)) for n in found.tolist()
-        ]
+        assert out.tolist() == [self.known.setdefault(n, len(self.known)) for n in found.tolist()]
         assert nodes[:num].tolist() == list(self.known)
         self.nodes = nodes
 
@@ -87,9 +85,7 @@ def test_the_last_stamp_before_stamps_begin_again():
     assert relabeler._stamp == 2
 
 
-@pytest.mark.parametrize(
-    ("num_nodes", "bits"), [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2), (5, 3)]
-)
+@pytest.mark.parametrize(("num_nodes", "bits"), [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
 def test_local_numbers_have_the_bits_they_need(num_nodes, bits):
     relabeler = DenseRelabeler(num_nodes)
     assert relabeler._bits == bits

@@ -39,12 +39,7 @@ def assert_same(batch, expected):
 
 @settings(max_examples=EXAMPLES)
 @example(
-    case=(graph_of([]), []),
-    fan=[2, -1],
-    mode="full",
-    replace=True,
-    relabel="hash",
-    place=(0, 0),
+    case=(graph_of([]), []), fan=[2, -1], mode="full", replace=True, relabel="hash", place=(0, 0)
 )
 @example(
     case=(graph_of([[], []]), [1, 1]),
@@ -168,9 +163,7 @@ def test_blocks_of_a_frontier_are_prefixes_of_the_first():
 
 def test_a_block_is_int32_and_begins_at_zero():
     for mode in ("frontier", "full"):
-        for block in (
-            NeighborSampler(random_graph(40, 400), [3, 2], mode=mode).sample([5]).blocks
-        ):
+        for block in NeighborSampler(random_graph(40, 400), [3, 2], mode=mode).sample([5]).blocks:
             assert block.indptr.dtype == block.indices.dtype == torch.int32
             assert block.indptr[0] == 0
 
@@ -228,9 +221,7 @@ def test_a_batch_does_not_change_when_others_are_sampled():
 def test_seed_epoch_and_batch_all_matter():
     graph = random_graph(50, 800)
     drawn = [
-        as_lists(
-            NeighborSampler(graph, [4, 4], seed=seed).sample([1, 2], epoch=epoch, batch=batch)
-        )
+        as_lists(NeighborSampler(graph, [4, 4], seed=seed).sample([1, 2], epoch=epoch, batch=batch))
         for seed, epoch, batch in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     ]
     assert all(a != b for i, a in enumerate(drawn) for b in drawn[:i])

@@ -94,9 +94,7 @@ def test_fanouts_that_are_no_numbers_of_neighbors(fan):
         NeighborSampler(random_graph(9, 40), fan)
 
 
-@pytest.mark.parametrize(
-    "fan", [(2, 1), np.array([2, 1]), torch.tensor([2, 1]), [np.int8(2), 1]]
-)
+@pytest.mark.parametrize("fan", [(2, 1), np.array([2, 1]), torch.tensor([2, 1]), [np.int8(2), 1]])
 def test_fanouts_of_any_sequence(fan):
     assert NeighborSampler(random_graph(9, 40), fan).fanouts == (2, 1)
 

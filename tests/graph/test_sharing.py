@@ -25,9 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def loader(**options):
-    return NeighborLoader(
-        random_graph(), [4, 3], batch_size=16, seed=1, num_threads=0, **options
-    )
+    return NeighborLoader(random_graph(), [4, 3], batch_size=16, seed=1, num_threads=0, **options)
 
 
 def arrays(batch):

@@ -33,13 +33,7 @@ def draws(degree, fanout, *, num=ROWS, replace=False, key=12345):
     picks = np.empty(num * fanout, dtype=np.int64)
     with wrapping():
         choose(
-            indptr,
-            np.zeros(num, dtype=np.int64),
-            fanout,
-            replace,
-            np.uint64(key),
-            starts,
-            picks,
+            indptr, np.zeros(num, dtype=np.int64), fanout, replace, np.uint64(key), starts, picks
         )
     return picks.reshape(num, fanout) - 7
 
@@ -218,10 +212,7 @@ def test_draws_of_rows_are_independent(shift):
 
 
 NODES = ROWS // 4
-EIGHT = Graph(
-    np.arange(NODES + 1) * 8,
-    np.tile(np.arange(8, dtype=np.int32), NODES),
-)
+EIGHT = Graph(np.arange(NODES + 1) * 8, np.tile(np.arange(8, dtype=np.int32), NODES))
 """Graph in which all nodes have the same eight neighbours."""
 
 

@@ -11,9 +11,7 @@ import pytest
 
 @pytest.fixture
 def lighthouse(request):
-    coordination = pytest.importorskip(
-        "torchft.coordination", reason="torchft is not installed"
-    )
+    coordination = pytest.importorskip("torchft.coordination", reason="torchft is not installed")
     server = coordination.LighthouseServer(
         bind="127.0.0.1:0",
         min_replicas=getattr(request, "param", 1),

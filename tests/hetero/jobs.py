@@ -107,9 +107,7 @@ def distance(one, other):
     a, b = one.state_dict(), other.state_dict()
     assert a.keys() == b.keys()
     return max(
-        float(
-            (a[k].double() - b[k].double()).abs().max() / (b[k].double().abs().max() + 1e-300)
-        )
+        float((a[k].double() - b[k].double()).abs().max() / (b[k].double().abs().max() + 1e-300))
         for k in a
         if a[k].is_floating_point()
     )

@@ -88,8 +88,7 @@ class ThreadCluster:
         members = {name: self.member(name) for name in jobs}
         with ThreadPoolExecutor(len(jobs)) as pool:
             futures: dict[str, Future[Any]] = {
-                name: pool.submit(_until_killed, job, members[name])
-                for name, job in jobs.items()
+                name: pool.submit(_until_killed, job, members[name]) for name, job in jobs.items()
             }
             done = {name: future.result() for name, future in futures.items()}
         return {name: result for name, result in done.items() if result is not WorkerKilled}

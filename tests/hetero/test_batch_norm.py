@@ -119,12 +119,8 @@ def test_parts_are_the_whole_batch(kind, options, parts):
     layer.zero_grad()
     for step, (x, weight) in enumerate(batches):
         out, grad = alone(layer, x, weight)
-        torch.testing.assert_close(
-            torch.cat([done[step][0] for done, _ in workers]), out, **exact
-        )
-        torch.testing.assert_close(
-            torch.cat([done[step][1] for done, _ in workers]), grad, **exact
-        )
+        torch.testing.assert_close(torch.cat([done[step][0] for done, _ in workers]), out, **exact)
+        torch.testing.assert_close(torch.cat([done[step][1] for done, _ in workers]), grad, **exact)
     assert_same_layers(workers, layer)
 
 
@@ -417,10 +413,7 @@ def patched():
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
-        (
-            lambda: Activated(3),
-            r"layer '1.0' \(Activated\) is batch .* `forward` of its own",
-        ),
+        (lambda: Activated(3), r"layer '1.0' \(Activated\) is batch .* `forward` of its own"),
         (lambda: Called(3), r"\(Called\) is batch normalisation with a `__call__` of its own"),
         (patched, r"\(BatchNorm1d\) is .* `forward` of its own.* or pass .*batch_norm='local'"),
         (nn.LazyBatchNorm1d, r"\(LazyBatchNorm1d\) has no shape yet; run the model on a batch"),

@@ -51,14 +51,7 @@ def plain(change, *, net=model, optimizer=decayed, criterion=loss, epochs=3):
 
 
 def together(
-    change,
-    *,
-    net=model,
-    optimizer=decayed,
-    criterion=loss,
-    epochs=3,
-    cluster=None,
-    **options,
+    change, *, net=model, optimizer=decayed, criterion=loss, epochs=3, cluster=None, **options
 ):
     """Train two workers alike and return their models; ``change`` may depend on the worker."""
 
@@ -212,9 +205,7 @@ class Regrouping(ThreadCluster):
 def test_workers_build_the_same_model():
     def job(width):
         def run(members):
-            net = nn.Sequential(
-                nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, 3)
-            ).double()
+            net = nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, 3)).double()
             trainer = HeteroTrainer(
                 net, sgd(net), data(), loss=loss, global_batch=16, members=members,
                 options=HeteroOptions(curve=StepCurve(sample_s=1.0)),
@@ -257,9 +248,7 @@ def test_a_newcomer_trains_what_the_others_train():
         thawing_late(report.step, first, None)
         if report.step == 7 and not threads:
             member = cluster.member("x")
-            threads.append(
-                threading.Thread(target=lambda: late.update(net=job(newcomer)(member)))
-            )
+            threads.append(threading.Thread(target=lambda: late.update(net=job(newcomer)(member))))
             threads[0].start()
             cluster.wait_for("x")
 

@@ -72,9 +72,7 @@ def test_the_first_sums_warm_up():
 def test_all_hear_the_mean_over_the_workers():
     heard, _ = measured({"a": 1.0, "b": 3.0})
     assert heard["a"] == heard["b"]
-    assert heard["a"][1].seconds == pytest.approx(
-        2 * LINK.all_reduce_s(num_bytes=4000, nodes=2)
-    )
+    assert heard["a"][1].seconds == pytest.approx(2 * LINK.all_reduce_s(num_bytes=4000, nodes=2))
 
 
 def test_workers_of_one_machine_count_as_devices_of_it():

@@ -29,10 +29,7 @@ class Counter:
 
 def info(speed=1.0, new=True):
     return WorkerInfo(
-        curve=StepCurve(sample_s=speed),
-        num_private=0,
-        power=Power(idle_w=0.0, busy_w=0.0),
-        new=new,
+        curve=StepCurve(sample_s=speed), num_private=0, power=Power(idle_w=0.0, busy_w=0.0), new=new
     )
 
 

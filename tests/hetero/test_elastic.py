@@ -46,9 +46,7 @@ def member(lighthouse):
     made = []
 
     def make(name, **options):
-        made.append(
-            ElasticMembership(lighthouse, name=name, **{"timeout_s": LIMIT_S, **options})
-        )
+        made.append(ElasticMembership(lighthouse, name=name, **{"timeout_s": LIMIT_S, **options}))
         return made[-1]
 
     yield make
@@ -132,9 +130,7 @@ def test_workers_that_cannot_be_reached_at_all_are_named(member, monkeypatch):
         raise RuntimeError("no route to host")
 
     monkeypatch.setattr(mine, "_join", refused)
-    with pytest.raises(
-        TooFewWorkersError, match="the workers b could not be reached, in 10 tries"
-    ):
+    with pytest.raises(TooFewWorkersError, match="the workers b could not be reached, in 10 tries"):
         mine.agree(step=0)
 
 

@@ -40,9 +40,7 @@ def labels(*, ignored=0, tokens=None):
     return TensorDataset(x, y)
 
 
-def trained(
-    loss, dataset, *, net=model, epochs=2, speeds=SPEEDS, dtype=torch.double, **options
-):
+def trained(loss, dataset, *, net=model, epochs=2, speeds=SPEEDS, dtype=torch.double, **options):
     """Return each worker's model and its reports after training together."""
     some = HeteroOptions.__dataclass_fields__.keys() & options.keys()
     hetero = {name: options.pop(name) for name in some}
@@ -212,9 +210,7 @@ def test_single_precision_hides_no_such_loss(name):
     if name == "class weights":
         loss = partial(cross_entropy, weight=CLASS_WEIGHTS.float())
     dataset = TensorDataset(dataset.tensors[0].float(), dataset.tensors[1])
-    assert any(
-        "differs" in text for text in refused(loss, dataset, dtype=torch.float32).values()
-    )
+    assert any("differs" in text for text in refused(loss, dataset, dtype=torch.float32).values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -234,9 +230,7 @@ def test_a_small_difference_is_seen_in_double_precision(dtype):
 
 def test_weights_that_are_not_those_of_the_loss_are_refused():
     said = refused(weighted, labels(), weight=num_labels)
-    assert any(
-        "`weight` returned 12, 4, 8 for the 12, 4, 8 samples" in t for t in said.values()
-    )
+    assert any("`weight` returned 12, 4, 8 for the 12, 4, 8 samples" in t for t in said.values())
 
 
 def test_a_mean_that_is_said_to_be_a_sum_is_refused():
@@ -326,9 +320,7 @@ def with_layer(layer):
 
 
 @pytest.mark.parametrize(
-    "net",
-    [partial(with_layer, OwnBatchNorm), Balanced],
-    ids=["own batch norm", "balanced"],
+    "net", [partial(with_layer, OwnBatchNorm), Balanced], ids=["own batch norm", "balanced"]
 )
 def test_layers_that_mix_samples_are_refused(net):
     assert any("differs" in text for text in refused(cross_entropy, labels(), net=net).values())
@@ -392,14 +384,7 @@ class ByRow(nn.Module):
 
 @pytest.mark.parametrize(
     "layer",
-    [
-        partial(nn.Dropout, 0.5),
-        partial(nn.AlphaDropout, 0.5),
-        nn.RReLU,
-        Noisy,
-        NoisyByNumPy,
-        ByRow,
-    ],
+    [partial(nn.Dropout, 0.5), partial(nn.AlphaDropout, 0.5), nn.RReLU, Noisy, NoisyByNumPy, ByRow],
     ids=["dropout", "alpha dropout", "rrelu", "noise", "numpy", "rows"],
 )
 def test_draws_are_no_difference(layer):
@@ -523,17 +508,13 @@ def of_criterion(made):
 )
 def test_what_follows_the_samples_is_refused(layer, name):
     said = refused(cross_entropy, labels(), net=partial(with_layer, layer))
-    assert any(
-        f"'{name}' in the model or the loss follows the samples" in t for t in said.values()
-    )
+    assert any(f"'{name}' in the model or the loss follows the samples" in t for t in said.values())
 
 
 def test_a_criterion_that_follows_the_samples_is_refused():
     criterion = Criterion()
     trainer = alone(model(), of_criterion(criterion))
-    with pytest.raises(
-        HeteroError, match=r"'Criterion.centre' in the model or the loss follows"
-    ):
+    with pytest.raises(HeteroError, match=r"'Criterion.centre' in the model or the loss follows"):
         next(trainer.run(epochs=1))
 
 
@@ -626,9 +607,7 @@ def test_normalised_weights_are_trained_as_by_one_process(kind):
 def test_a_weight_is_a_finite_number(value):
     net = model()
     trainer = alone(net, cross_entropy, weight=lambda batch: value)
-    with pytest.raises(
-        HeteroError, match=f"`weight` returned {value} for a batch of 16 samples"
-    ):
+    with pytest.raises(HeteroError, match=f"`weight` returned {value} for a batch of 16 samples"):
         next(trainer.run(epochs=1))
 
 
@@ -662,9 +641,7 @@ def test_a_share_without_weight_adds_nothing():
 
 def test_a_batch_without_weight_diverges_as_in_one_process():
     with pytest.raises(DivergedError, match="the loss of step 1 is nan"):
-        trained(
-            masked_mean, sparse_labels(at=slice(0, 0)), weight=num_labels, speeds={"a": 1.0}
-        )
+        trained(masked_mean, sparse_labels(at=slice(0, 0)), weight=num_labels, speeds={"a": 1.0})
 
 
 def test_a_share_without_weight_cannot_take_part_in_batch_normalisation():

@@ -64,11 +64,7 @@ def test_windows_follow_each_other():
 
 @pytest.mark.parametrize(
     ("parts", "source"),
-    [
-        ({"gpus": [0]}, "NVML"),
-        ({"cpus": [0]}, "RAPL"),
-        ({"gpus": [1], "cpus": [0]}, "NVML+RAPL"),
-    ],
+    [({"gpus": [0]}, "NVML"), ({"cpus": [0]}, "RAPL"), ({"gpus": [1], "cpus": [0]}, "NVML+RAPL")],
 )
 def test_counters_are_named(parts, source):
     assert ZeusMeter(monitor=Monitor(), **parts).source == source

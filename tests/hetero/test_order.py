@@ -64,9 +64,7 @@ def test_no_worker_gets_more_than_its_part(team, num_public):
     names, private, splits = team
     assume(num_public or any(private.values()))
     order = SampleOrder(num_public, seed=1, private=private)
-    for step, shares in enumerate(
-        epoch_of(order, lambda step: splits[step % len(splits)], names)
-    ):
+    for step, shares in enumerate(epoch_of(order, lambda step: splits[step % len(splits)], names)):
         for share, size in zip(shares, splits[step % len(splits)], strict=True):
             assert len(share) <= size
 
@@ -160,9 +158,7 @@ def test_subsampling_gets_round_to_all_samples_in_time():
     order = SampleOrder(20, seed=0, private={"a": 60}, subsample=True)
     seen = set()
     for epoch in range(12):
-        seen.update(
-            private_of(epoch_of(order, lambda step: (5, 5), ("a", "b"), epoch=epoch), 0)
-        )
+        seen.update(private_of(epoch_of(order, lambda step: (5, 5), ("a", "b"), epoch=epoch), 0))
     assert seen == set(range(60))
 
 

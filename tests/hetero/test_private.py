@@ -48,8 +48,7 @@ class Team:
 
     def __init__(self, private=PRIVATE, public=PUBLIC, epochs=3, cluster=None, **options):
         self.private = {
-            name: Recorded(samples(num, seed))
-            for seed, (name, num) in enumerate(private.items())
+            name: Recorded(samples(num, seed)) for seed, (name, num) in enumerate(private.items())
         }
         self.batches = {name: [] for name in private}
         self.read = {name: {} for name in private}
@@ -177,9 +176,7 @@ def test_resuming_trains_what_was_left():
     def both(**options):
         workers = {
             name: Worker(
-                lambda size, step: float(size),
-                dataset=samples(PUBLIC, 99),
-                private=samples(num, 1),
+                lambda size, step: float(size), dataset=samples(PUBLIC, 99), private=samples(num, 1)
             )
             for name, num in {"a": 30, "b": 10}.items()
         }

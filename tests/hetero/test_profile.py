@@ -183,12 +183,7 @@ def test_a_machine_that_is_busy_at_every_step_is_noticed_where_steps_run_on_its_
 
     net = nn.Linear(4, 2, device=device)
     profile = profile_step(
-        net,
-        sgd(net),
-        lambda num: torch.zeros(num, 4),
-        loss=waiting,
-        batches=(2, 4),
-        budget_s=0.05,
+        net, sgd(net), lambda num: torch.zeros(num, 4), loss=waiting, batches=(2, 4), budget_s=0.05
     )
     # Real steps may be noisy by themselves, so only waiting that is told makes sure that they are.
     assert profile.noise > 1000 if noisy else profile.noise < 1000
@@ -389,13 +384,7 @@ def test_more_budget_buys_more_repeats():
 def test_a_data_set_gives_the_batches_that_it_can_fill():
     net = model()
     profile = profile_step(
-        net,
-        sgd(net),
-        data(),
-        loss=loss,
-        batches=(20, 60, 61),
-        budget_s=100.0,
-        clock=VirtualClock(),
+        net, sgd(net), data(), loss=loss, batches=(20, 60, 61), budget_s=100.0, clock=VirtualClock()
     )
     assert profile.batches == (20, 60)
 

@@ -137,9 +137,7 @@ def test_a_step_that_is_trained_again_is_tracked_once(after):
     """Running statistics of a failed pass are discarded."""
     cluster = ThreadCluster()
     cluster.kill("b", after=after)
-    team = {
-        name: Worker(constant(1.0 + at), net=model(norm=True)) for at, name in enumerate("abc")
-    }
+    team = {name: Worker(constant(1.0 + at), net=model(norm=True)) for at, name in enumerate("abc")}
     done = cluster.run({name: worker.job(2) for name, worker in team.items()})
     net, _ = plain(2, net=model(norm=True))
     assert all(distance(worker.net, net) < 1e-12 for worker in done.values())

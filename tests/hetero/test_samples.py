@@ -211,9 +211,7 @@ class Rows(Dataset):
 def changing(net, batch):
     """Return the loss after centring the samples in place."""
     out = [net(x.sub_(x.mean())) for x, _ in batch]
-    return torch.nn.functional.cross_entropy(
-        torch.stack(out), torch.stack([y for _, y in batch])
-    )
+    return torch.nn.functional.cross_entropy(torch.stack(out), torch.stack([y for _, y in batch]))
 
 
 def unchanging(net, batch):

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from thrifty.core import HeteroError, TooFewWorkersError
-from thrifty.hetero import (
-    Link,
-    Load,
-    Power,
-    SimulatedWorker,
-    StepCurve,
-    simulate_job,
-)
+from thrifty.hetero import Link, Load, Power, SimulatedWorker, StepCurve, simulate_job
 from thrifty.hetero.balance._simulator import _pass, _stretch
 
 
@@ -110,9 +103,7 @@ def test_a_death_costs_its_step_and_a_newcomer_its_state():
 def test_energy_is_of_waiting_and_of_working():
     watts = Power(idle_w=1.0, busy_w=3.0)
     fast = SimulatedWorker(name="fast", curve=StepCurve(sample_s=1.0), power=watts)
-    slow = SimulatedWorker(
-        name="slow", curve=StepCurve(sample_s=1.0, fixed_s=100.0), power=watts
-    )
+    slow = SimulatedWorker(name="slow", curve=StepCurve(sample_s=1.0, fixed_s=100.0), power=watts)
     run = simulate_job([fast, slow], batch=10, num_steps=2)
     assert run.steps[0].sizes == (10, 0)
     assert run.joules == 2 * (10 * 3.0 + 10 * 1.0)

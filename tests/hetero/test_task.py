@@ -26,9 +26,7 @@ class Line(th.Task):
         return th.ArrayData(train=(x[:70], x[:70].sin()), valid=(x[70:], x[70:].sin()))
 
     def model(self, hp):
-        return torch.nn.Sequential(
-            torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)
-        )
+        return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
 
     def loss(self, model, batch):
         x, y = batch
@@ -222,17 +220,9 @@ LOST, ERROR = ("lost", "PeerLostError: gone"), ("error", "ValueError: mine")
         (([LOST], [GONE]), WorkerLostError, "worker 1 of 2 of this trial ended without a word"),
         (([LOST], [ERROR]), TrainingError, "worker 1 of 2: ValueError: mine"),
         (([ERROR], [LOST]), TrainingError, "worker 0 of 2: ValueError: mine"),
-        (
-            ([ERROR], [GONE]),
-            WorkerLostError,
-            "worker 1 of 2 of this trial ended without a word",
-        ),
+        (([ERROR], [GONE]), WorkerLostError, "worker 1 of 2 of this trial ended without a word"),
         # No process is gone: a network fails, or a time runs out.
-        (
-            ([LOST], [LOST]),
-            WorkerLostError,
-            "workers of this trial have lost each other; worker 0",
-        ),
+        (([LOST], [LOST]), WorkerLostError, "workers of this trial have lost each other; worker 0"),
         (([("done", {})], [LOST]), WorkerLostError, "lost each other; worker 1 of 2: PeerLost"),
         (([LOST], [("done", {})]), WorkerLostError, "lost each other; worker 0 of 2: PeerLost"),
     ],

@@ -190,10 +190,7 @@ def test_the_gradient_of_the_global_batch_is_clipped():
         (BatchScaling(max_batch=30), lambda step: 0.1 * 30 / 10),
         (BatchScaling(max_batch=30, rule="none"), lambda step: 0.1),
         (BatchScaling(max_batch=30, rule="sqrt"), lambda step: 0.1 * 3**0.5),
-        (
-            BatchScaling(max_batch=30, warmup_steps=4),
-            lambda step: 0.1 * (1 + 2 * min(1, step / 4)),
-        ),
+        (BatchScaling(max_batch=30, warmup_steps=4), lambda step: 0.1 * (1 + 2 * min(1, step / 4))),
     ],
     ids=["linear", "none", "sqrt", "warm"],
 )
@@ -404,10 +401,7 @@ def test_a_finished_state_stays_finished():
 def test_a_worker_that_makes_steps_slower_is_left_out_until_it_is_fast_again(caplog):
     """With the slow worker a step would take at least 31 s; without it 16 s."""
     slow = range(8, 40)
-    workers = [
-        Worker(by_sample),
-        Worker(lambda size, step: size + (30.0 if step in slow else 0.0)),
-    ]
+    workers = [Worker(by_sample), Worker(lambda size, step: size + (30.0 if step in slow else 0.0))]
     with caplog.at_level(logging.WARNING, logger="thrifty.hetero"):
         one, two = together(*workers, epochs=30)
     sizes = [report.sizes for report in one.reports if sum(report.sizes) == 16]
@@ -446,9 +440,7 @@ def test_who_stays_left_out_is_not_said_again(caplog):
             epochs=5,
         )
     assert [one.reports[0].sizes, one.reports[-2].sizes] == [(8, 8, 0), (12, 4, 0)]
-    assert [r.getMessage().partition(":")[0] for r in caplog.records] == [
-        "worker c is left out"
-    ]
+    assert [r.getMessage().partition(":")[0] for r in caplog.records] == ["worker c is left out"]
 
 
 def test_probes_leave_nothing_behind():
@@ -472,9 +464,7 @@ def test_probes_leave_nothing_behind():
         return 50.0
 
     one, two = together(
-        Worker(by_sample, net=Counting()),
-        Worker(seconds, net=Counting(), curve=curve),
-        epochs=6,
+        Worker(by_sample, net=Counting()), Worker(seconds, net=Counting(), curve=curve), epochs=6
     )
     assert probed == [0, 10, 20]
     assert [r.busy_s[1] for r in two.reports if r.busy_s[1]] == [50.0] * 3
@@ -489,8 +479,7 @@ def test_probes_leave_nothing_behind():
 def test_reports_say_what_was_done():
     speeds = [1.0, 3.0]
     workers = together(*[
-        Worker(lambda size, step, s=s: 0.5 + s * size, curve=StepCurve(sample_s=s))
-        for s in speeds
+        Worker(lambda size, step, s=s: 0.5 + s * size, curve=StepCurve(sample_s=s)) for s in speeds
     ])
     _, losses = plain(2)
     for rank, worker in enumerate(workers):
@@ -586,10 +575,7 @@ def test_gradients_and_a_few_numbers_are_sent_at_each_step(workers):
 
 def test_joules_of_all_workers_are_summed():
     power = [Power(idle_w=1.0, busy_w=3.0), Power(idle_w=2.0, busy_w=10.0)]
-    workers = together(
-        *[Worker(by_sample, meter=PowerMeter(each)) for each in power],
-        epochs=2,
-    )
+    workers = together(*[Worker(by_sample, meter=PowerMeter(each)) for each in power], epochs=2)
     reports = [worker.reports for worker in workers]
     for step in range(8):
         # How long a worker waits is known from the step before.

@@ -235,9 +235,7 @@ def test_trees_that_lead_out_of_themselves_are_refused(change, monkeypatch):
         codec_of(forest).read(codec_of(forest).write([forest]))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("left", 10**6), ("right", 0), ("feature_idx", -1)]
-)
+@pytest.mark.parametrize(("field", "value"), [("left", 10**6), ("right", 0), ("feature_idx", -1)])
 def test_boosted_trees_too(field, value, monkeypatch):
     boosted = HistGradientBoostingClassifier(max_iter=1, random_state=0).fit(X, Y)
     boosted._predictors[0][0].nodes[field][0] = value
@@ -324,9 +322,7 @@ def test_what_was_pickled_is_trained_again(tmp_path, caplog):
             state = state_from_arrays(*folder.read(ref))
             assert "learners" in unpack_state(state)
             old = pack_state({
-                "learners": torch.frombuffer(
-                    bytearray(pickle.dumps([Runs()])), dtype=torch.uint8
-                )
+                "learners": torch.frombuffer(bytearray(pickle.dumps([Runs()])), dtype=torch.uint8)
             })
             arrays, meta = state_to_arrays(old)
             new = folder.write(

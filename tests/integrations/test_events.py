@@ -69,9 +69,7 @@ ALGORITHMS = [
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 def test_the_stream_tells_all_that_the_study_knows(tmp_path, algorithm):
-    space = (
-        Space(lr=Float(0.01, 0.1)) if isinstance(algorithm, PopulationBasedTraining) else SPACE
-    )
+    space = Space(lr=Float(0.01, 0.1)) if isinstance(algorithm, PopulationBasedTraining) else SPACE
     study = make(tmp_path, algorithm=algorithm, space=space)
     heard = run(study)
     assert heard.of(StudyBegan) == heard.events[:1]

@@ -92,12 +92,7 @@ class Rate(transformers.TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         rate = round(kwargs["optimizer"].param_groups[0]["lr"], 12)
-        type(self).seen.append((
-            rate,
-            args.learning_rate,
-            state.epoch,
-            state.global_step,
-        ))
+        type(self).seen.append((rate, args.learning_rate, state.epoch, state.global_step))
 
 
 @pytest.fixture

@@ -356,9 +356,7 @@ def test_monitor_chooses_what_is_reported():
     metrics, _ = train(one, fixed, epochs=1)
     assert set(metrics[0]) == {"val_loss"}
     other = LightningTrainable(lambda hp: Net(0.1), lambda hp: loaders(), monitor=["accuracy"])
-    with pytest.raises(
-        th.TaskError, match=r"does not log accuracy .it logs dropout, epoch_number"
-    ):
+    with pytest.raises(th.TaskError, match=r"does not log accuracy .it logs dropout, epoch_number"):
         train(other, fixed, epochs=1)
 
 
@@ -396,9 +394,7 @@ def test_a_module_of_pytorch_lightning():
             return torch.optim.Adam(self.parameters(), lr=self.lr)
 
     assert_a_resumed_trial_is_the_same(
-        lambda: LightningTrainable(lambda hp: Old(hp.lr), lambda hp: loaders()[0]),
-        fixed,
-        epochs=2,
+        lambda: LightningTrainable(lambda hp: Old(hp.lr), lambda hp: loaders()[0]), fixed, epochs=2
     )
 
 

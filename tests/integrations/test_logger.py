@@ -186,7 +186,5 @@ def test_a_library_that_is_missing_is_named(make, modules, package, extra, monke
 def test_scikit_learn_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     monkeypatch.delitem(sys.modules, "thrifty.integrations.sklearn._search", raising=False)
-    with pytest.raises(
-        MissingExtraError, match=r"scikit-learn is not installed.*\.\[sklearn\]"
-    ):
+    with pytest.raises(MissingExtraError, match=r"scikit-learn is not installed.*\.\[sklearn\]"):
         importlib.import_module("thrifty.integrations.sklearn._search")

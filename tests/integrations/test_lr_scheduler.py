@@ -49,18 +49,14 @@ TORCH = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "epochs", "make"), TORCH, ids=lambda value: repr(value)[:24]
-)
+@pytest.mark.parametrize(("schedule", "epochs", "make"), TORCH, ids=lambda value: repr(value)[:24])
 def test_equals_torch_step_for_step(schedule, epochs, make):
     ours = th.LRScheduler(schedule, make_optimizer(momentum=0.9), epochs=epochs)
     expected = follow([make(make_optimizer(momentum=0.9))], epochs + 1)
     assert follow([ours], epochs + 1) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "epochs", "make"), TORCH, ids=lambda value: repr(value)[:24]
-)
+@pytest.mark.parametrize(("schedule", "epochs", "make"), TORCH, ids=lambda value: repr(value)[:24])
 def test_equals_torch_after_a_break(schedule, epochs, make):
     expected = follow([make(make_optimizer(momentum=0.9))], epochs + 1)
     first = th.LRScheduler(schedule, make_optimizer(momentum=0.9), epochs=epochs)
@@ -168,9 +164,7 @@ def test_groups_added_later_follow():
 
 @pytest.mark.parametrize("name", ["weight_decay", "betas[0]"])
 def test_other_options_follow_and_the_rest_stays(name):
-    optimizer = torch.optim.AdamW(
-        [torch.nn.Parameter(torch.zeros(1))], lr=0.3, betas=(0.9, 0.99)
-    )
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.3, betas=(0.9, 0.99))
     scheduler = th.LRScheduler(th.Linear(0.8), optimizer, epochs=4, name=name)
     follow([scheduler], 1)
     (group,) = optimizer.param_groups
@@ -181,9 +175,7 @@ def test_other_options_follow_and_the_rest_stays(name):
 
 def test_tensors_stay_the_same_tensor():
     rate = torch.tensor(0.5)
-    optimizer = torch.optim.Adam(
-        [torch.nn.Parameter(torch.zeros(1))], lr=rate, capturable=False
-    )
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=rate, capturable=False)
     scheduler = th.LRScheduler(th.Linear(1.0), optimizer, epochs=4)
     follow([scheduler], 1)
     scheduler.load_state_dict(scheduler.state_dict())
@@ -204,10 +196,7 @@ def test_goes_on_by_hand():
 
 def test_within_sequential_lr():
     optimizer = make_optimizer()
-    parts = [
-        theirs.ConstantLR(optimizer, 0.5),
-        th.LRScheduler(th.Linear(0.1), optimizer, epochs=4),
-    ]
+    parts = [theirs.ConstantLR(optimizer, 0.5), th.LRScheduler(th.Linear(0.1), optimizer, epochs=4)]
     both = theirs.SequentialLR(optimizer, parts, milestones=[2])
     assert follow([both], 6)[2:] == pytest.approx([0.1, 0.075, 0.05, 0.025])
 
@@ -237,10 +226,7 @@ def test_state_of_another_run_is_refused():
         ({"epochs": 0}, r"epochs=0\): a whole number, at least 1"),
         ({"epochs": 3, "steps_per_epoch": 1.5}, "steps_per_epoch=1.5"),
         ({"epochs": 3, "name": "betas[x]"}, "one of several as in"),
-        (
-            {"epochs": 3, "name": "betas[0]"},
-            r"SGD has no option 'betas\[0\]'.* it has .*momentum",
-        ),
+        ({"epochs": 3, "name": "betas[0]"}, r"SGD has no option 'betas\[0\]'.* it has .*momentum"),
         ({"epochs": 3, "name": "lr[0]"}, r"no option 'lr\[0\]'"),
         ({"epochs": 3, "relative": True, "last_step": 4}, "has no 'initial_lr'"),
     ],

@@ -64,12 +64,7 @@ def test_each_trial_is_a_run_with_params_metrics_and_tags(uri, client):
     tags = runs[3].data.tags
     assert (tags["thrifty.study"], tags["thrifty.parent"]) == ("digits", "0 at epoch 2")
     assert runs[2].data.tags["thrifty.error"] == "it broke"
-    assert [runs[t].info.status for t in range(4)] == [
-        "FINISHED",
-        "KILLED",
-        "FAILED",
-        "SCHEDULED",
-    ]
+    assert [runs[t].info.status for t in range(4)] == ["FINISHED", "KILLED", "FAILED", "SCHEDULED"]
 
 
 def test_a_trial_goes_on_in_its_run_and_has_each_epoch_once(uri, client):

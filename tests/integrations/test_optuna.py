@@ -85,9 +85,7 @@ def test_an_exported_copy_is_optunas_own(study, tmp_path):
 
 
 def test_without_optuna_the_extra_is_named(study, monkeypatch):
-    for name in [
-        name for name in sys.modules if name.startswith("thrifty.integrations.optuna.")
-    ]:
+    for name in [name for name in sys.modules if name.startswith("thrifty.integrations.optuna.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
     anew = importlib.import_module("thrifty.integrations.optuna._storage").optuna_storage

@@ -53,24 +53,22 @@ def search(estimator=SGD, params=None, **options):
 # -- as scikit-learn wants it ------------------------------------------------------------------
 
 
-@parametrize_with_checks(
-    [
-        ThriftySearchCV(
-            SGDClassifier(random_state=0),
-            {"alpha": [1e-4, 1e-2]},
-            max_epochs=2,
-            cv=2,
-            error_score="raise",
-        ),
-        ThriftySearchCV(
-            SGDRegressor(random_state=0),
-            {"alpha": [1e-4, 1e-2]},
-            max_epochs=2,
-            cv=2,
-            error_score="raise",
-        ),
-    ],
-)
+@parametrize_with_checks([
+    ThriftySearchCV(
+        SGDClassifier(random_state=0),
+        {"alpha": [1e-4, 1e-2]},
+        max_epochs=2,
+        cv=2,
+        error_score="raise",
+    ),
+    ThriftySearchCV(
+        SGDRegressor(random_state=0),
+        {"alpha": [1e-4, 1e-2]},
+        max_epochs=2,
+        cv=2,
+        error_score="raise",
+    ),
+])
 def test_it_is_an_estimator(estimator, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in check_estimator
@@ -91,9 +89,7 @@ def test_scores_are_those_of_a_plain_loop():
     folds = list(KFold(3, shuffle=True, random_state=1).split(X))
     found = search(cv=folds, algorithm=GridSearch(max_epochs=4)).fit(X, Y)
     for row, alpha in enumerate([1e-4, 1e-2]):
-        scores = [
-            by_hand(clone(SGD).set_params(alpha=alpha), 4, train=a, test=b) for a, b in folds
-        ]
+        scores = [by_hand(clone(SGD).set_params(alpha=alpha), 4, train=a, test=b) for a, b in folds]
         for split, score in enumerate(scores):
             assert found.cv_results_[f"split{split}_test_score"][row] == score
         assert found.cv_results_["mean_test_score"][row] == pytest.approx(np.mean(scores))
@@ -134,9 +130,9 @@ SCHEDULES = {
     ids=["own seed", "ours", "packed", "processes"],
 )
 def test_sharing_never_changes_the_answer(estimator, executor):
-    found = search(
-        estimator, SCHEDULES, algorithm=GridSearch(max_epochs=6), executor=executor
-    ).fit(X, Y)
+    found = search(estimator, SCHEDULES, algorithm=GridSearch(max_epochs=6), executor=executor).fit(
+        X, Y
+    )
     study = found.study_
     assert study.savings.unique_epochs < study.savings.trial_epochs
     for trial in study.trials:
@@ -326,16 +322,12 @@ def test_groups_are_kept_together():
 
 
 def test_a_fold_knows_all_classes_even_those_it_has_not():
-    found = search(cv=KFold(3), scoring=lambda estimator, X, y: len(estimator.classes_)).fit(
-        X, Y
-    )
+    found = search(cv=KFold(3), scoring=lambda estimator, X, y: len(estimator.classes_)).fit(X, Y)
     assert found.best_score_ == 3.0
 
 
 def test_a_share_is_held_out_once():
-    (train, test) = next(
-        iter(StratifiedShuffleSplit(1, test_size=0.4, random_state=0).split(X, Y))
-    )
+    (train, test) = next(iter(StratifiedShuffleSplit(1, test_size=0.4, random_state=0).split(X, Y)))
     found = search(cv=0.4, params={"alpha": [1e-4]}).fit(X, Y)
     assert found.cv_results_["split0_test_score"][0] == by_hand(
         clone(SGD), 2, train=train, test=test

@@ -88,8 +88,7 @@ def records(folder):
 
 def by_name(folder):
     return {
-        run.display_name: (run, config, steps, code)
-        for run, config, steps, code in records(folder)
+        run.display_name: (run, config, steps, code) for run, config, steps, code in records(folder)
     }
 
 

@@ -36,9 +36,7 @@ def test_a_dimension_of_ones_own():
     layer = GyroDropout(0.5, num_features=6, dim=1, **WHEN)
     out = layer(torch.ones(4, 6, 3))
     assert torch.equal(out[..., 0], out[..., 2])
-    assert (
-        GyroDropout(0.5, num_features=5, dim=-1, **WHEN)(torch.ones(4, 3, 2, 5)).shape[-1] == 5
-    )
+    assert GyroDropout(0.5, num_features=5, dim=-1, **WHEN)(torch.ones(4, 3, 2, 5)).shape[-1] == 5
 
 
 def test_many_subnetworks_each_for_one_sample_are_dropout():

@@ -14,9 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def train(rank, folder):
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
-    )
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     torch.set_num_threads(1)
     torch.manual_seed(7)  # all ranks build the same model
     drop = GyroDropout(0.5, num_features=6, subnetworks=8, concurrent=2, total_steps=12)

@@ -57,10 +57,7 @@ def test_a_partition_trains_all_equally_often(concurrent, phases, cycles, period
 def test_any_numbers(subnetworks, concurrent, steps, seed):
     concurrent = min(concurrent, subnetworks)
     schedule = GyroSchedule(
-        subnetworks=subnetworks,
-        concurrent=concurrent,
-        total_steps=steps,
-        generator=seeded(seed),
+        subnetworks=subnetworks, concurrent=concurrent, total_steps=steps, generator=seeded(seed)
     )
     seen = turns(schedule, steps)
     assert all(len(active) == concurrent for active in seen)
@@ -77,11 +74,7 @@ def test_legacy_draws_with_replacement():
     shares = []
     for seed in range(20):
         schedule = GyroSchedule(
-            subnetworks=256,
-            concurrent=16,
-            total_steps=1600,
-            order="legacy",
-            generator=seeded(seed),
+            subnetworks=256, concurrent=16, total_steps=1600, order="legacy", generator=seeded(seed)
         )
         seen = turns(schedule, 1600)
         assert len({tuple(active) for active in seen}) == 16

@@ -305,12 +305,6 @@ def test_bad_options():
         LayerError, match="execution='fast'; give one of 'auto', 'sliced', 'masked'"
     ):
         GyroSequential(nn.Linear(2, 2), execution="fast")
-    own = {
-        "num_features": 4,
-        "group_size": 2,
-        "subnetworks": 4,
-        "concurrent": 2,
-        "total_steps": 9,
-    }
+    own = {"num_features": 4, "group_size": 2, "subnetworks": 4, "concurrent": 2, "total_steps": 9}
     with pytest.raises(LayerError, match="several schedules"):
         GyroSequential(BlockGyroDropout(**own), nn.Linear(4, 4), BlockGyroDropout(**own))

@@ -54,9 +54,7 @@ def test_linear_is_a_masked_product(product, rows, with_bias):
     weight, bias = draw(num_out, num_in), draw(num_out) if with_bias else None
     x = left(draw(num_parts, rows, num_in), inputs, 2)
     wanted = left(F.linear(whole(x, inputs, 2), weight, bias), outputs, 2)
-    torch.testing.assert_close(
-        gyro_linear(x, weight, bias, inputs=inputs, outputs=outputs), wanted
-    )
+    torch.testing.assert_close(gyro_linear(x, weight, bias, inputs=inputs, outputs=outputs), wanted)
 
 
 @settings(deadline=None, max_examples=30)

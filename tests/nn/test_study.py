@@ -37,9 +37,7 @@ class Gyro(th.Task):
             nn.Dropout(hp.p),
             nn.Linear(8, 2),
         )
-        gyro_(
-            model, torch.zeros(1, 6), subnetworks=hp.sigma, concurrent=hp.tau, total_steps=STEPS
-        )
+        gyro_(model, torch.zeros(1, 6), subnetworks=hp.sigma, concurrent=hp.tau, total_steps=STEPS)
         return model.double()
 
     def loss(self, model, batch):

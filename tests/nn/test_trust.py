@@ -24,9 +24,7 @@ pytestmark = pytest.mark.slow
 def mlp(**options):
     torch.manual_seed(0)
     schedule = GyroSchedule(subnetworks=8, concurrent=4, total_steps=20)
-    model = GyroMLP(
-        6, [16, 12], 3, schedule=schedule, group_size=4, execution="sliced", **options
-    )
+    model = GyroMLP(6, [16, 12], 3, schedule=schedule, group_size=4, execution="sliced", **options)
     return model.double()
 
 
@@ -58,10 +56,7 @@ def trained(make, change, *, masked, x=None, steps=3):
         optimizer.zero_grad()
         out = model((rows() if x is None else x).requires_grad_())
         out.square().mean().backward()
-        found += [
-            out.detach(),
-            *(p.grad.clone() for p in model.parameters() if p.grad is not None),
-        ]
+        found += [out.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
         optimizer.step()
         model[2 if x is None else 3].schedule.step()
     return found, more
@@ -200,8 +195,7 @@ def test_hooks_on_layers_of_images(place, how):
 
 
 @pytest.mark.parametrize(
-    "layer",
-    [nn.Sigmoid, nn.Softplus, nn.LogSigmoid, nn.Hardsigmoid, lambda: nn.Hardtanh(0.5, 1)],
+    "layer", [nn.Sigmoid, nn.Softplus, nn.LogSigmoid, nn.Hardsigmoid, lambda: nn.Hardtanh(0.5, 1)]
 )
 def test_functions_that_make_something_of_zero(layer):
     def make():
@@ -305,9 +299,7 @@ def test_what_differs_runs_as_it_is(monkeypatch, caplog, forward):
     with caplog.at_level(logging.WARNING, logger="thrifty.nn"):
         assert_same(mlp, lambda model: None)
     said = [
-        r.getMessage()
-        for r in caplog.records
-        if "run as they are from now on" in r.getMessage()
+        r.getMessage() for r in caplog.records if "run as they are from now on" in r.getMessage()
     ]
     assert len(said) == 3  # one message for each product of the sliced model
     assert said[0].startswith("layers 0 to 2 (Linear, ReLU, BlockGyroDropout)")

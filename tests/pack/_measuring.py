@@ -7,10 +7,7 @@ from thrifty.perf import PackCurve
 
 def curves(fused):
     """Return curves where a solo step takes a second; ``fused`` maps pack sizes to seconds."""
-    return [
-        PackCurve(backend="solo", step_s={1: 1.0}),
-        PackCurve(backend="fused", step_s=fused),
-    ]
+    return [PackCurve(backend="solo", step_s={1: 1.0}), PackCurve(backend="fused", step_s=fused)]
 
 
 class Measuring:

@@ -30,8 +30,7 @@ class Toy(Task):
         x, vx = self.inputs(20, 1), self.inputs(10, 2)
         sets = [(x, self.targets(x)), (vx, self.targets(vx))]
         train, valid = (
-            tuple(t.to(self.dtype) if t.is_floating_point() else t for t in each)
-            for each in sets
+            tuple(t.to(self.dtype) if t.is_floating_point() else t for t in each) for each in sets
         )
         return ArrayData(train=train, valid=valid)
 
@@ -113,9 +112,7 @@ class Attention(nn.Module):
 
     def forward(self, x):
         x = self.embedding(x)
-        return self.out(
-            self.dropout(x + self.attention(x, x, x, need_weights=False)[0]).mean(1)
-        )
+        return self.out(self.dropout(x + self.attention(x, x, x, need_weights=False)[0]).mean(1))
 
 
 class Attending(Tokens):

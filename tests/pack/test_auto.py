@@ -13,12 +13,7 @@ from tests.pack._measuring import curves
 from tests.pack._toys import Dropping, Images, Toy
 from tests.pack.test_fused_backend import UNFUSABLE, task_with
 from thrifty.core import DivergedError
-from thrifty.pack import (
-    AutoBackend,
-    FusedBackend,
-    Optimizer,
-    Trainable,
-)
+from thrifty.pack import AutoBackend, FusedBackend, Optimizer, Trainable
 from thrifty.perf import PackCurve
 from thrifty.space import MultiStep
 from thrifty.testing import FaultyTask

@@ -91,8 +91,7 @@ class Draws(Toy):
 @pytest.mark.parametrize("kinds", [("python", "numpy", "torch"), ("python",) * 3])
 def test_models_that_draw_from_other_streams(kinds):
     trials = [
-        Trial(config={"lr": 0.05, "kind": kind}, seed=k, epochs=3)
-        for k, kind in enumerate(kinds)
+        Trial(config={"lr": 0.05, "kind": kind}, seed=k, epochs=3) for k, kind in enumerate(kinds)
     ]
     check(Draws(), trials)
 

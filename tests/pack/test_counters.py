@@ -5,13 +5,7 @@ from torch import nn
 
 import thrifty as th
 from tests.pack._drive import Trial, together
-from thrifty.pack import (
-    BlockOptions,
-    ConcatenatedBackend,
-    FusedBackend,
-    SoloBackend,
-    unpack_state,
-)
+from thrifty.pack import BlockOptions, ConcatenatedBackend, FusedBackend, SoloBackend, unpack_state
 
 
 class Counting(nn.Module):
@@ -32,9 +26,7 @@ class Task(th.Task):
 
     def data(self, hp):
         x = torch.linspace(-1, 1, 30).reshape(10, 3)
-        return th.ArrayData(
-            train=(x, x.sum(1, keepdim=True)), valid=(x, x.sum(1, keepdim=True))
-        )
+        return th.ArrayData(train=(x, x.sum(1, keepdim=True)), valid=(x, x.sum(1, keepdim=True)))
 
     def model(self, hp):
         counting = Counting()

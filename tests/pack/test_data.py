@@ -171,22 +171,13 @@ class Line(LineTask):
 
     def metrics(self, model, batch):
         assert isinstance(batch, Pair)
-        return {
-            "mse": self.loss(model, batch),
-            "x": batch.x.mean() + 0 * self.loss(model, batch),
-        }
+        return {"mse": self.loss(model, batch), "x": batch.x.mean() + 0 * self.loss(model, batch)}
 
 
 def study(algorithm, pack, **params):
     space = Space(lr=0.1, drop_last=Choice([True, False]), **params)
     made = Study(
-        Line(),
-        space,
-        algorithm=algorithm,
-        metric="mse",
-        mode="min",
-        storage="sqlite://",
-        name="s",
+        Line(), space, algorithm=algorithm, metric="mse", mode="min", storage="sqlite://", name="s"
     )
     made.run(progress=False, executor=Local(threads=1, pack=pack, pack_size=2))
     return made

@@ -234,9 +234,7 @@ def test_a_method_whose_result_changes_kind(method):
     "method",
     [
         lambda hp: Optimizer(partial(torch.optim.SGD, nesterov=False), lr=hp.x),
-        lambda hp: Optimizer(
-            lambda parameters, lr: torch.optim.SGD(parameters, lr=lr), lr=hp.x
-        ),
+        lambda hp: Optimizer(lambda parameters, lr: torch.optim.SGD(parameters, lr=lr), lr=hp.x),
         lambda hp: SGD(lr=hp.x, groups={lambda p: p.ndim > 1: {"momentum": 0.9}}),
     ],
     ids=["partial", "function", "groups"],

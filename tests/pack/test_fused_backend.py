@@ -142,10 +142,7 @@ OPTIMIZERS = {
         AdamW(lr="lr", betas=(0.9, "b"), eps=1e-4, weight_decay="wd"),
         {"b": Linear(0.99), "wd": Linear(0.1)},
     ),
-    "rmsprop": (
-        RMSprop(lr="lr", alpha="a", momentum=0.5, weight_decay=0.1),
-        {"a": Linear(0.99)},
-    ),
+    "rmsprop": (RMSprop(lr="lr", alpha="a", momentum=0.5, weight_decay=0.1), {"a": Linear(0.99)}),
     "rmsprop-plain": (RMSprop(lr="lr"), {}),
     "adagrad": (
         Adagrad(lr="lr", lr_decay="d", initial_accumulator_value=0.1, weight_decay=0.01),
@@ -157,9 +154,7 @@ by_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 def optimized(name, base=Dropping):
     optimizer, extra = OPTIMIZERS[name]
-    trials = [
-        Trial(config={"lr": rate, **extra}, seed=k, epochs=4) for k, rate in enumerate(RATES)
-    ]
+    trials = [Trial(config={"lr": rate, **extra}, seed=k, epochs=4) for k, rate in enumerate(RATES)]
     return in_double(base, optimizer=optimizer), trials
 
 
@@ -175,9 +170,7 @@ def test_optimizers_follow_their_schedules(name):
             {n: t for n, t in r.state.tensors.items() if n.startswith("model")}
             for r in (one, other)
         ]
-        assert all(
-            torch.allclose(t, model[1][n], rtol=0, atol=DOUBLE) for n, t in model[0].items()
-        )
+        assert all(torch.allclose(t, model[1][n], rtol=0, atol=DOUBLE) for n, t in model[0].items())
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -234,8 +227,7 @@ def test_a_state_is_a_copy():
 def test_batch_sizes_may_differ_within_a_block(toy):
     task = in_double(toy, batch_size="size")
     trials = [
-        Trial(config={"lr": 0.02, "size": size}, seed=k)
-        for k, size in enumerate([8, 6, 7, 9, 8])
+        Trial(config={"lr": 0.02, "size": size}, seed=k) for k, size in enumerate([8, 6, 7, 9, 8])
     ]
     assert num_blocks(task, trials) == 1
     check(task, trials, size=3)
@@ -244,8 +236,7 @@ def test_batch_sizes_may_differ_within_a_block(toy):
 def test_batch_sizes_far_apart_have_blocks_of_their_own():
     task = in_double(Dropping, batch_size="size")
     trials = [
-        Trial(config={"lr": 0.02, "size": size}, seed=k)
-        for k, size in enumerate([4, 20, 8, 19, 5])
+        Trial(config={"lr": 0.02, "size": size}, seed=k) for k, size in enumerate([4, 20, 8, 19, 5])
     ]
     assert num_blocks(task, trials) == 3
     check(task, trials, at_once=3)
@@ -290,8 +281,7 @@ def test_a_batch_size_that_follows_a_schedule(toy):
     task = in_double(toy, batch_size="size")
     sizes = [8, MultiStep([4, 8], milestones=[2]), 5]
     trials = [
-        Trial(config={"lr": 0.02, "size": size}, seed=k, epochs=4)
-        for k, size in enumerate(sizes)
+        Trial(config={"lr": 0.02, "size": size}, seed=k, epochs=4) for k, size in enumerate(sizes)
     ]
     check(task, trials)
 
@@ -507,9 +497,7 @@ def test_masks_are_those_of_plain_pytorch():
 def test_an_mlp_is_bit_identical_wherever_it_stands():
     task = Dropping()
     mine = Trial(config={"lr": 0.05}, seed=5, epochs=3)
-    others = [
-        Trial(config={"lr": 0.1, "dropout": 0.6}, seed=k, epochs=1 + k % 3) for k in range(4)
-    ]
+    others = [Trial(config={"lr": 0.1, "dropout": 0.6}, seed=k, epochs=1 + k % 3) for k in range(4)]
     results = []
     for position in range(4):
         crowd = [*others[:position], mine, *others[position:]]

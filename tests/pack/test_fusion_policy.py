@@ -102,9 +102,7 @@ class Watched(AutoBackend):
 LEAVING = [Trial(config={"lr": 0.05}, seed=k, epochs=e) for k, e in enumerate([2, 2, 6])]
 
 
-@pytest.mark.parametrize(
-    ("alone_s", "stays"), [(1.02, True), (1.04, False), (1.5, False)], ids=str
-)
+@pytest.mark.parametrize(("alone_s", "stays"), [(1.02, True), (1.04, False), (1.5, False)], ids=str)
 def test_a_trial_without_company_goes_back_if_that_is_clearly_quicker(measure, alone_s, stays):
     measure({1: alone_s, 4: 1.6})
     backend = Watched(Dropping())

@@ -38,8 +38,7 @@ def exact(row):
 
 def alone_of(row):
     task = SimpleNamespace(
-        eval_batch_size=7,
-        metrics=lambda model, batch: {"m": torch.tensor(VALUES[int(batch), row])},
+        eval_batch_size=7, metrics=lambda model, batch: {"m": torch.tensor(VALUES[int(batch), row])}
     )
     return evaluate(task, torch.nn.Identity(), source=Batches(), seed=0)
 
@@ -68,9 +67,7 @@ def packed():
 def whole(at_once):
     structure = SimpleNamespace(
         task=SimpleNamespace(eval_batch_size=7),
-        metrics=lambda batch, *, state, size: {
-            "m": torch.from_numpy(VALUES[int(batch), state])
-        },
+        metrics=lambda batch, *, state, size: {"m": torch.from_numpy(VALUES[int(batch), state])},
     )
     state = SimpleNamespace(of_rows=lambda rows: list(rows))
     return evaluate_whole(structure, state, Batches(), size=4, at_once=at_once)

@@ -120,9 +120,7 @@ def test_a_function_may_match_nothing():
 
 def test_a_pattern_that_matches_nothing():
     spec = SGD(lr="lr", groups={"backbnoe.*": {"lr": 0.0}})
-    with pytest.raises(
-        TaskError, match=r"'backbnoe\.\*'.*backbone\.0\.weight, backbone\.0\.bias"
-    ):
+    with pytest.raises(TaskError, match=r"'backbnoe\.\*'.*backbone\.0\.weight, backbone\.0\.bias"):
         built(spec)
 
 
@@ -217,9 +215,7 @@ def test_a_specification_shows_all_that_it_is():
         "groups={'*.bias': {'lr': 0}, is_vector: {'lr': 1}})"
     )
     # This is part of a task's identity: an address would change it in each process.
-    assert "0x" not in repr(
-        Optimizer(partial(is_vector, p=3), groups={lambda p: True: {"lr": 1}})
-    )
+    assert "0x" not in repr(Optimizer(partial(is_vector, p=3), groups={lambda p: True: {"lr": 1}}))
 
 
 def test_a_specification_is_plain_data():

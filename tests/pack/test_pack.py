@@ -116,11 +116,7 @@ def test_keys_that_look_alike_are_kept_apart(value):
     def as_tensors(part):
         if isinstance(part, dict):
             return {key: as_tensors(inside) for key, inside in part.items()}
-        return (
-            [as_tensors(each) for each in part]
-            if isinstance(part, list)
-            else torch.tensor(part)
-        )
+        return [as_tensors(each) for each in part] if isinstance(part, list) else torch.tensor(part)
 
     back = unpack_state(state_from_arrays(*state_to_arrays(pack_state(as_tensors(value)))))
     assert back == as_tensors(value)
@@ -207,9 +203,7 @@ def test_data_that_depend_on_a_hyper_parameter_are_loaded_for_each_value():
             return ArrayData(train=(x, x), valid=(x, x))
 
     task = Scaled()
-    metrics = [
-        step(backend_at(task, v), v, 0) for v in ({"lr": 0.1, "scale": s} for s in (1, 2))
-    ]
+    metrics = [step(backend_at(task, v), v, 0) for v in ({"lr": 0.1, "scale": s} for s in (1, 2))]
     assert metrics[0] != metrics[1]
 
 
@@ -331,8 +325,7 @@ def typed(expression: str) -> type:
     """Return a class without a source file, as if typed at a prompt."""
     names: dict[str, Any] = {"Task": LineTask, "torch": torch}
     exec(
-        f"class Typed(Task):\n    def loss(self, model, batch):\n        return {expression}",
-        names,
+        f"class Typed(Task):\n    def loss(self, model, batch):\n        return {expression}", names
     )
     made: type = names["Typed"]
     return made

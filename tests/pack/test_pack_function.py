@@ -85,9 +85,7 @@ def test_it_is_the_plain_loop(name, shared):
     wanted, wanted_losses = plain(models, steps, optimizer=optimizer, values=values)
     packed = th.pack(models, loss=loss, optimizer=optimizer, values=values)
     assert packed.fused is None
-    losses = [
-        packed.step(each[0]) if shared else packed.step(batches=each) for each, _ in steps
-    ]
+    losses = [packed.step(each[0]) if shared else packed.step(batches=each) for each, _ in steps]
     assert packed.fused is True
     assert torch.allclose(torch.stack(losses), wanted_losses, rtol=1e-5, atol=1e-6)
     assert_same(models, wanted)

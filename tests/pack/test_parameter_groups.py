@@ -39,9 +39,7 @@ GROUPS = {"*.bias": {"weight_decay": 0}, "0.*": {"lr": times("lr", 0.1)}}
 OPTIMIZERS = {
     "sgd": lambda **more: SGD(lr="lr", weight_decay="wd", **more),
     "momentum": lambda **more: SGD(lr="lr", momentum="m", weight_decay="wd", **more),
-    "nesterov": lambda **more: SGD(
-        lr="lr", momentum="m", nesterov=True, weight_decay="wd", **more
-    ),
+    "nesterov": lambda **more: SGD(lr="lr", momentum="m", nesterov=True, weight_decay="wd", **more),
     "adam": lambda **more: Adam(lr="lr", weight_decay="wd", **more),
     "adamw": lambda **more: AdamW(lr="lr", weight_decay="wd", **more),
     "rmsprop": lambda **more: RMSprop(lr="lr", momentum="m", weight_decay="wd", **more),
@@ -96,17 +94,13 @@ def plain_loop(task, values, *, seed, epochs, clip_norm):
     """Train with AdamW and manual groups, with values from the schedules themselves."""
 
     def at(name, epoch, step, num):
-        return (
-            values[name].values(epoch, epoch + 1, epochs=20, steps_per_epoch=num).tolist()[step]
-        )
+        return values[name].values(epoch, epoch + 1, epochs=20, steps_per_epoch=num).tolist()[step]
 
     data = task.data({})
     torch.default_generator.manual_seed(derive_seed(seed, "model"))
     model = task.model({})
     parameters = dict(model.named_parameters())
-    optimizer = torch.optim.AdamW(
-        plain_groups(parameters, at("lr", 0, 0, 1), at("wd", 0, 0, 1))
-    )
+    optimizer = torch.optim.AdamW(plain_groups(parameters, at("lr", 0, 0, 1), at("wd", 0, 0, 1)))
     for epoch in range(epochs):
         batches = epoch_order(20, seed=seed, epoch=epoch).split(8)
         model.train()
@@ -116,9 +110,7 @@ def plain_loop(task, values, *, seed, epochs, clip_norm):
                 optimizer.param_groups, plain_groups(parameters, *now), strict=True
             ):
                 group.update(lr=new["lr"], weight_decay=new["weight_decay"])
-            torch.default_generator.manual_seed(
-                step_seed(derive_seed(seed, "epoch", epoch), step)
-            )
+            torch.default_generator.manual_seed(step_seed(derive_seed(seed, "epoch", epoch), step))
             optimizer.zero_grad()
             task.loss(model, [array[rows] for array in data.train]).backward()
             nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
@@ -243,9 +235,7 @@ def test_a_state_moves_between_back_ends(kind, way):
     task = in_double(OPTIMIZERS[kind](groups=GROUPS))
     first, second = way
     (half,) = together(first(task), [Trial(config=config(), epochs=2)])
-    (rest,) = together(
-        second(task), [Trial(config=config(), epochs=4, start=2, state=half.state)]
-    )
+    (rest,) = together(second(task), [Trial(config=config(), epochs=4, start=2, state=half.state)])
     (whole,) = alone(task, [Trial(config=config(), epochs=4)])
     whole.metrics = whole.metrics[2:]
     assert_same(without_train_loss([rest]), without_train_loss([whole]), tolerance=DOUBLE)
@@ -269,9 +259,7 @@ def test_parameters_that_are_frozen_for_a_while(kind, thawed):
     task = variant(Thawing, dtype=torch.float64, optimizer=OPTIMIZERS[kind](groups=GROUPS))
     given = [Trial(config=config(k, thawed=thawed), seed=k, epochs=4) for k in range(2)]
     found = together(th.pack.AutoBackend(task, prefer="fused"), given)
-    assert_same(
-        without_train_loss(found), without_train_loss(alone(task, given)), tolerance=DOUBLE
-    )
+    assert_same(without_train_loss(found), without_train_loss(alone(task, given)), tolerance=DOUBLE)
 
 
 # -- methods and factories -------------------------------------------------------------------

@@ -60,9 +60,7 @@ def test_the_shares_of_a_step_are_what_it_took(monkeypatch):
     shares = backend.shares
     # The first tick brings the time at which the step begins.
     assert sum(share.seconds for share in shares.values()) == pytest.approx(spent - 1.0)
-    assert sum(share.checks for share in shares.values()) == pytest.approx(
-        backend.checks.spent_s
-    )
+    assert sum(share.checks for share in shares.values()) == pytest.approx(backend.checks.spent_s)
     assert 0 < shares[0].checks < shares[0].seconds
 
 

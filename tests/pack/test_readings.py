@@ -38,11 +38,7 @@ pytestmark = pytest.mark.slow
 
 
 MOVES = MultiStep([1, 2], milestones=[1])
-BACKENDS = [
-    SoloBackend,
-    ConcatenatedBackend,
-    lambda task: AutoBackend(task, prefer="fused"),
-]
+BACKENDS = [SoloBackend, ConcatenatedBackend, lambda task: AutoBackend(task, prefer="fused")]
 
 
 # -- reading hyper-parameters ----------------------------------------------------------------
@@ -189,9 +185,7 @@ FOLLOWED = [
     Follows(),
     FollowsByMethod(),
     type(
-        "ByOptimizer",
-        (ReadByModel,),
-        {"optimizer": SGD(lr=0.1, momentum=0.0, weight_decay="x")},
+        "ByOptimizer", (ReadByModel,), {"optimizer": SGD(lr=0.1, momentum=0.0, weight_decay="x")}
     )(),
     type("ByBatchSize", (ReadByModel,), {"batch_size": "x"})(),
 ]
@@ -206,9 +200,7 @@ def test_what_is_followed_may_be_read_once_too(task, backend):
 
 
 def test_what_is_read_and_does_not_move():
-    (result,) = together(
-        SoloBackend(ReadByModel()), [Trial(config={"lr": Linear(0.1), "x": 2})]
-    )
+    (result,) = together(SoloBackend(ReadByModel()), [Trial(config={"lr": Linear(0.1), "x": 2})])
     assert result.error is None
 
 

@@ -17,13 +17,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 from thrifty.core import StateError
-from thrifty.pack import (
-    ArrayData,
-    DatasetPair,
-    EpochPlan,
-    FusedBackend,
-    Member,
-)
+from thrifty.pack import ArrayData, DatasetPair, EpochPlan, FusedBackend, Member
 from thrifty.pack.task._sources import NUM_RECENT, AliveSources
 from thrifty.pack.trial._trial import TaskTrial
 from thrifty.run import Local

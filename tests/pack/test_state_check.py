@@ -593,9 +593,7 @@ class OtherSparse(Toy):
 
 
 def test_a_sparse_buffer_that_is_not_persistent():
-    with pytest.raises(
-        StateError, match=r"'model\.matrix \(a buffer that is not persistent\)'"
-    ):
+    with pytest.raises(StateError, match=r"'model\.matrix \(a buffer that is not persistent\)'"):
         run_check(OtherSparse())
 
 
@@ -687,9 +685,7 @@ class Unrepeatable(Toy):
 
 
 def test_a_task_that_gives_another_result_each_time():
-    with pytest.raises(
-        StateError, match=r"another result each time.*the loss of the next step"
-    ):
+    with pytest.raises(StateError, match=r"another result each time.*the loss of the next step"):
         run_check(Unrepeatable())
 
 
@@ -764,9 +760,7 @@ class AnotherStart(Toy):
 
 
 def test_models_that_are_others_each_time():
-    with pytest.raises(
-        StateError, match=r"gives another '0\.weight' each time, for the same seed"
-    ):
+    with pytest.raises(StateError, match=r"gives another '0\.weight' each time, for the same seed"):
         run_check(AnotherStart())
 
 
@@ -803,9 +797,7 @@ def test_a_model_that_another_trial_has_trained(task):
     check = StateCheck(task(), device=CPU)
     with borrowed_streams():
         trained(task(), check)
-        with pytest.raises(
-            StateError, match=r"the same parameter '0\.weight' to several trials"
-        ):
+        with pytest.raises(StateError, match=r"the same parameter '0\.weight' to several trials"):
             trained(task(), check)
     fresh = StateCheck(Toy(), device=CPU)
     with borrowed_streams():
@@ -959,9 +951,7 @@ def test_a_trainable_that_keeps_all():
 
 
 def test_a_trainable_that_loses_something():
-    with pytest.raises(
-        StateError, match=r"Losing keeps state outside.*'self\.count'"
-    ) as caught:
+    with pytest.raises(StateError, match=r"Losing keeps state outside.*'self\.count'") as caught:
         run_check(Losing())
     assert "keep it in state() and load_state()" in str(caught.value)
 
@@ -1032,7 +1022,5 @@ class Beginning(Toy):
 
 
 def test_an_error_of_a_restored_trial_only_is_a_difference():
-    with pytest.raises(
-        StateError, match="only one of them raises ValueError: it has not begun"
-    ):
+    with pytest.raises(StateError, match="only one of them raises ValueError: it has not begun"):
         check_next_epoch(Beginning(), lr=0.5)

@@ -204,8 +204,7 @@ def outcomes(backend, faults, *, num_epochs=3, lr=(0.1, 0.05, 0.02)):
         while epochs:
             plans = {
                 slot: EpochPlan(
-                    epoch=epochs[slot],
-                    values={"lr": lr[slot], "fault": faults[slot][epochs[slot]]},
+                    epoch=epochs[slot], values={"lr": lr[slot], "fault": faults[slot][epochs[slot]]}
                 )
                 for slot in ready
             }

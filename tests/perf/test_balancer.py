@@ -11,13 +11,7 @@ from hypothesis import given, strategies as st
 
 from tests.perf._draw import drawn
 from thrifty.core import UsageError
-from thrifty.perf import (
-    Balancer,
-    BalancerOptions,
-    StepCurve,
-    forecast_split,
-    split_batch,
-)
+from thrifty.perf import Balancer, BalancerOptions, StepCurve, forecast_split, split_batch
 
 
 pytestmark = pytest.mark.slow
@@ -60,9 +54,7 @@ def settled(curves=EQUAL, *, batch=100, options=None, steps=12):
 def test_calm_workers_raise_no_alarm(seed):
     rng = np.random.default_rng(seed)
     balancer = Balancer(UNEQUAL, batch=100)
-    changes = play(
-        balancer, UNEQUAL, [(1.0,) * 3] * 2000, noise=lambda n: rng.normal(1.0, 0.03, n)
-    )
+    changes = play(balancer, UNEQUAL, [(1.0,) * 3] * 2000, noise=lambda n: rng.normal(1.0, 0.03, n))
     assert {change.reason for change in changes.values()} <= {"settled", "drift"}
     assert np.subtract(balancer.split, split_batch(UNEQUAL, 100)) == pytest.approx(0, abs=2)
 
@@ -75,9 +67,7 @@ def test_unusual_steps_here_and_there_raise_no_alarm(seed):
     for options, alarms in [(None, False), (one, True)]:
         balancer = Balancer(EQUAL, batch=100, options=options)
         changes = play(balancer, EQUAL, loads, noise=lambda n: rng.normal(1.0, 0.13, n))
-        assert (
-            any(change.reason in {"slower", "faster"} for change in changes.values()) == alarms
-        )
+        assert any(change.reason in {"slower", "faster"} for change in changes.values()) == alarms
 
 
 @pytest.mark.parametrize("patience", [1, 3, 5])

@@ -29,12 +29,7 @@ def timing(num_bytes, shape=(2, 1), *, factor=1.0, link=LINK, name="vm", **optio
     nodes, per_node = shape
     seconds = factor * link.all_reduce_s(num_bytes=num_bytes, nodes=nodes, per_node=per_node)
     return CollectiveTiming(
-        name=name,
-        num_bytes=num_bytes,
-        nodes=nodes,
-        per_node=per_node,
-        seconds=seconds,
-        **options,
+        name=name, num_bytes=num_bytes, nodes=nodes, per_node=per_node, seconds=seconds, **options
     )
 
 
@@ -64,9 +59,7 @@ def test_a_ring_is_found_again_at_sizes_and_shapes_nobody_measured(link, num_byt
 
 def test_a_plain_ring_is_exact():
     model = CollectiveModel.fit(ring())
-    for num_bytes, shape in itertools.product(
-        (1.0, 3e4, 1e12), ((3, 1), (2, 8), (64, 4), (1, 16))
-    ):
+    for num_bytes, shape in itertools.product((1.0, 3e4, 1e12), ((3, 1), (2, 8), (64, 4), (1, 16))):
         expected = LINK.all_reduce_s(num_bytes=num_bytes, nodes=shape[0], per_node=shape[1])
         assert model.seconds(
             "vm", num_bytes=num_bytes, nodes=shape[0], per_node=shape[1]
@@ -81,9 +74,7 @@ def test_measured_times_that_rise_count_themselves(factors, at):
     ]
     model = CollectiveModel.fit(timings)
     for each in timings:
-        assert model.seconds("vm", num_bytes=each.num_bytes, nodes=2) == pytest.approx(
-            each.seconds
-        )
+        assert model.seconds("vm", num_bytes=each.num_bytes, nodes=2) == pytest.approx(each.seconds)
     middle = (SIZES[at] + SIZES[at + 1]) / 2
     expected = (timings[at].seconds + timings[at + 1].seconds) / 2
     assert model.seconds("vm", num_bytes=middle, nodes=2) == pytest.approx(expected)
@@ -113,8 +104,7 @@ def test_deviations_fade_beyond_the_measured_sizes():
     model = CollectiveModel.fit(timings)
     sizes = (1e8, 1e9, 1e10, 1e13)
     ratio = [
-        float(model.seconds("vm", num_bytes=size, nodes=2)) / timing(size).seconds
-        for size in sizes
+        float(model.seconds("vm", num_bytes=size, nodes=2)) / timing(size).seconds for size in sizes
     ]
     assert ratio == sorted(ratio, reverse=True)
     assert ratio[0] == pytest.approx(2.0)
@@ -142,9 +132,7 @@ def test_deviations_fade_with_the_distance_of_shapes():
 
 
 @given(
-    st.lists(
-        st.tuples(st.floats(1e3, 1e9), shapes, st.floats(1e-5, 10.0)), min_size=1, max_size=8
-    )
+    st.lists(st.tuples(st.floats(1e3, 1e9), shapes, st.floats(1e-5, 10.0)), min_size=1, max_size=8)
 )
 @drawn
 def test_no_set_of_terms_is_nearer(points):
@@ -200,9 +188,7 @@ quantiles = st.floats(0.001, 0.999)
 
 
 @given(
-    st.lists(quantiles, min_size=2, max_size=6).map(sorted),
-    st.integers(2, 30),
-    st.integers(0, 99),
+    st.lists(quantiles, min_size=2, max_size=6).map(sorted), st.integers(2, 30), st.integers(0, 99)
 )
 @drawn
 def test_quantiles_ascend(levels, count, seed):
@@ -224,9 +210,7 @@ def test_intervals_hold_what_they_promise():
         model = CollectiveModel.fit(timings)
         size = float(np.exp(draw.uniform(np.log(1e4), np.log(1e8))))
         truth = timing(size, factor=draw.lognormal(0, 0.2)).seconds
-        low, high = (
-            model.seconds("vm", num_bytes=size, nodes=2, quantile=q) for q in (0.05, 0.95)
-        )
+        low, high = (model.seconds("vm", num_bytes=size, nodes=2, quantile=q) for q in (0.05, 0.95))
         inside.append(bool(low <= truth <= high))
     assert 0.8 <= np.mean(inside) <= 1.0
     assert high / low < 4
@@ -336,13 +320,7 @@ def test_inside_machines_says_nothing_of_between():
 )
 def test_timings_that_cannot_be(change, message):
     with pytest.raises(UsageError, match=message):
-        CollectiveTiming(**{
-            "name": "vm",
-            "num_bytes": 1e6,
-            "nodes": 2,
-            "seconds": 1.0,
-            **change,
-        })
+        CollectiveTiming(**{"name": "vm", "num_bytes": 1e6, "nodes": 2, "seconds": 1.0, **change})
 
 
 def test_it_survives_json():
@@ -355,13 +333,7 @@ def test_it_survives_json():
 
 @pytest.mark.parametrize(
     "data",
-    [
-        None,
-        [],
-        {},
-        {"timings": [1], "prior": {}},
-        {"timings": [], "prior": {"vm": {"speed": 1}}},
-    ],
+    [None, [], {}, {"timings": [1], "prior": {}}, {"timings": [], "prior": {"vm": {"speed": 1}}}],
 )
 def test_other_json_is_refused(data):
     with pytest.raises(UsageError, match="this is no model of collectives"):

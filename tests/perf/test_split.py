@@ -21,8 +21,7 @@ pytestmark = pytest.mark.slow
 def splits(curves, batch):
     """Return all splits into whole numbers within the bounds."""
     mosts = [
-        batch if curve.max_samples is None else min(batch, curve.max_samples)
-        for curve in curves
+        batch if curve.max_samples is None else min(batch, curve.max_samples) for curve in curves
     ]
     ranges = [
         range(curve.min_samples, max_samples + 1)
@@ -42,9 +41,7 @@ def test_no_split_ends_sooner(job):
 
 
 @given(
-    st.lists(
-        st.builds(StepCurve, sample_s=seconds, fixed_s=fixed_seconds), min_size=1, max_size=8
-    ),
+    st.lists(st.builds(StepCurve, sample_s=seconds, fixed_s=fixed_seconds), min_size=1, max_size=8),
     st.integers(1, 10**5),
 )
 @drawn
@@ -54,8 +51,7 @@ def test_less_time_is_too_little_for_a_large_batch(curves, batch):
     assert min(split) >= 0
     less = Fraction(forecast_split(curves, split).step_s) * (1 - Fraction(1, 10**12))
     possible = [
-        math.floor((less - Fraction(curve.fixed_s)) / Fraction(curve.sample_s))
-        for curve in curves
+        math.floor((less - Fraction(curve.fixed_s)) / Fraction(curve.sample_s)) for curve in curves
     ]
     assert sum(max(0, size) for size in possible) < batch
 

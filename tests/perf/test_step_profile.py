@@ -92,9 +92,7 @@ def test_the_upper_end_of_memory_has_the_error_the_distance_from_a_line_and_the_
     line, *_ = np.polynomial.polynomial.polyfit(
         [1, 2, 3], [100, 100, 200], 1, w=[1 / 100, 1 / 100, 1 / 200], full=True
     )
-    far = max(
-        abs((line[0] + line[1] * b) / peak - 1) for b, peak in ((1, 100), (2, 100), (3, 200))
-    )
+    far = max(abs((line[0] + line[1] * b) / peak - 1) for b, peak in ((1, 100), (2, 100), (3, 200)))
     assert far > 0.1
     assert bent.high_peak_at(2) == pytest.approx((1 + far) * 100 + 40)
 
@@ -161,10 +159,7 @@ def test_a_profile_that_was_altered_says_what_is_wrong():
         ({"optimizer_s": -1.0}, "times and bytes are finite and not negative"),
         ({"sample_input_s": math.nan}, "times and bytes are finite and not negative"),
         ({"overhead_s": math.inf}, "times and bytes are finite and not negative"),
-        (
-            {"precision": "float8"},
-            "precision is one of float32, bfloat16, float16, not 'float8'",
-        ),
+        ({"precision": "float8"}, "precision is one of float32, bfloat16, float16, not 'float8'"),
         ({"peak_error": -0.1}, "times and bytes are finite and not negative"),
         ({"peak_bytes": (1.0, -1.0, 2.0)}, "times and bytes are finite and not negative"),
         ({"bucket_bytes": (-1.0, 2.0)}, "times and bytes are finite and not negative"),

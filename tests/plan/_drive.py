@@ -45,9 +45,7 @@ class Driver:
                 node=node, epoch=epoch, metrics={"m": float(epoch)}, seconds=0.0, worker="w"
             )
             self.answers += self.plan.record(event)
-        done = StageDone(
-            node=node, start=start, stop=stop, worker="w", checkpoint=ref(node, stop)
-        )
+        done = StageDone(node=node, start=start, stop=stop, worker="w", checkpoint=ref(node, stop))
         self.answers += self.plan.record(done)
         self._running = [s for s in self._running if s]
 

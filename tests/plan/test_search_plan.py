@@ -222,9 +222,7 @@ def test_a_failure_fails_what_lies_beyond_it_and_nothing_else():
     assert again.failure is not None
 
 
-@pytest.mark.parametrize(
-    ("kind", "tries"), [("lost", MAX_ATTEMPTS), ("evicted", MAX_EVICTIONS)]
-)
+@pytest.mark.parametrize(("kind", "tries"), [("lost", MAX_ATTEMPTS), ("evicted", MAX_EVICTIONS)])
 def test_a_lost_worker_is_tried_again_but_not_forever(kind, tries):
     plan = SearchPlan()
     node = plan.insert(timeline(Constant(1)))

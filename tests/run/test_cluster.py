@@ -11,13 +11,7 @@ from hypothesis import given, settings, strategies as st
 from thrifty.core import StageDone, StageFailed, StoreWriteError, UsageError, WorkerLostError
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment, Report
-from thrifty.run._cluster import (
-    IDLE_S,
-    MAX_STARTS,
-    START_S,
-    ClusterExecutor,
-    WorkerEvictedError,
-)
+from thrifty.run._cluster import IDLE_S, MAX_STARTS, START_S, ClusterExecutor, WorkerEvictedError
 from thrifty.run._remote import Turn
 from thrifty.run._worker import WorkerSpec
 from thrifty.space import Timeline
@@ -119,9 +113,7 @@ class World:
     def __init__(self, workers, *, expected=None, epoch_timeout_s=None):
         self.cluster = FakeCluster()
         specs = [
-            WorkerSpec(
-                name=f"w{i}", device="cpu", threads=1, checkpoints="", folder="", curves={}
-            )
+            WorkerSpec(name=f"w{i}", device="cpu", threads=1, checkpoints="", folder="", curves={})
             for i in range(workers)
         ]
         self.executor = ClusterExecutor(

@@ -180,8 +180,7 @@ class Following(LineTask):
 def test_a_shared_variable_that_adapt_sets(tmp_path, pack, size):
     moves = [range(4), range(3, -1, -1), [0, 0, 2, 3]]
     configs = [
-        {"lr": 0.02, "width": 4, "t": MultiStep(list(each), milestones=[1, 2, 3])}
-        for each in moves
+        {"lr": 0.02, "width": 4, "t": MultiStep(list(each), milestones=[1, 2, 3])} for each in moves
     ]
     results = run(tmp_path, Following(), configs, pack=pack, size=size)
     assert not results.every(StageFailed)

@@ -10,10 +10,7 @@ from thrifty.testing import EXECUTOR_CHECKS
 pytestmark = pytest.mark.slow
 
 
-EXECUTORS = {
-    "inline": Local(workers=1, threads=1),
-    "processes": Local(workers=2, threads=1),
-}
+EXECUTORS = {"inline": Local(workers=1, threads=1), "processes": Local(workers=2, threads=1)}
 
 
 @pytest.mark.parametrize("check", EXECUTOR_CHECKS, ids=lambda check: check.__name__)

@@ -136,11 +136,7 @@ def test_how_many_more_can_start(tmp_path):
         LineTask(), checkpoints=str(tmp_path), folder="plan"
     )
     timeline = Timeline({"lr": 0.1}, epochs=1)
-    chain = Chain(
-        stages=(Stage(node=0, start=0, stop=1),),
-        timeline=timeline,
-        resume=None,
-    )
+    chain = Chain(stages=(Stage(node=0, start=0, stop=1),), timeline=timeline, resume=None)
     assert executor.num_free(pack_size=3) == 3
     executor.submit(Assignment(number=0, chain=chain, seed=0))
     assert executor.num_free(pack_size=3) == 2
@@ -166,9 +162,7 @@ def test_an_unknown_way_to_pack():
 def test_what_goes_wrong_is_the_affair_of_one_trial(tmp_path, pack, fault):
     faults = ["", MultiStep(["", fault], milestones=[2]), "", ""]
     configs = [{"lr": 0.05, "width": 4, "fault": each} for each in faults]
-    run = Run(
-        Local(workers=1, threads=1, pack=pack, pack_size=4), tmp_path, FaultyTask(), configs
-    )
+    run = Run(Local(workers=1, threads=1, pack=pack, pack_size=4), tmp_path, FaultyTask(), configs)
     (failed,) = run.every(StageFailed)
     assert (failed.node, failed.epoch) == (1, 2)
     assert failed.kind == ("diverged" if fault == "nan" else "error")
@@ -198,10 +192,7 @@ def memory(monkeypatch):
 
 @pytest.mark.parametrize(
     ("room", "where"),
-    [
-        *[(room, "step") for room in (1, 2, 4)],
-        *[(room, "stack") for room in (1, 2, 4)],
-    ],
+    [*[(room, "step") for room in (1, 2, 4)], *[(room, "stack") for room in (1, 2, 4)]],
 )
 @pytest.mark.parametrize("pack", ["fused", "concatenated"])
 def test_out_of_memory_shrinks_the_pack(tmp_path, memory, pack, room, where):
@@ -257,12 +248,8 @@ def test_a_refusal_is_reported_from_a_step_that_runs_out_of_memory(tmp_path, mon
         return original(self, plans)
 
     monkeypatch.setattr(AutoBackend, "step", crowded)
-    run = Run(
-        Local(workers=1, threads=1, pack="fused", pack_size=5), tmp_path, LineTask(), CONFIGS
-    )
-    assert [(event.key, event.reason) for event in run.every(Refused)] == [
-        ("one", "it differs")
-    ]
+    run = Run(Local(workers=1, threads=1, pack="fused", pack_size=5), tmp_path, LineTask(), CONFIGS)
+    assert [(event.key, event.reason) for event in run.every(Refused)] == [("one", "it differs")]
 
 
 @pytest.mark.parametrize("where", ["step", "stack"])

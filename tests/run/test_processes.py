@@ -157,10 +157,7 @@ def test_an_epoch_that_hangs_is_ended(executor):
 def test_a_worker_that_starts_or_has_nothing_to_do_does_not_hang(tmp_path):
     now = [0.0]
     opened = ProcessExecutor(
-        LineTask(),
-        [spec(tmp_path)],
-        epoch_timeout_s=LIMIT_S,
-        clock=lambda: now[0],
+        LineTask(), [spec(tmp_path)], epoch_timeout_s=LIMIT_S, clock=lambda: now[0]
     )
     try:
         for number in range(2):
@@ -206,9 +203,7 @@ def test_a_time_limit_is_a_number_of_seconds(limit):
 
 
 def run_hanging(folder):
-    study_of(folder, "hang").run(
-        progress=False, executor=Local(workers=2, threads=1, pack="solo")
-    )
+    study_of(folder, "hang").run(progress=False, executor=Local(workers=2, threads=1, pack="solo"))
 
 
 def test_workers_end_when_their_driver_is_killed(tmp_path):
@@ -259,13 +254,8 @@ def test_a_job_that_loses_a_worker_is_tried_again(tmp_path, caplog):
     fuse.touch()
     task = HeteroTask(Dying(fuse=str(fuse)), workers=2)
     study = make_study(
-        tmp_path,
-        task=task,
-        space=Space(lr=Choice([0.1])),
-        algorithm=GridSearch(max_epochs=2),
+        tmp_path, task=task, space=Space(lr=Choice([0.1])), algorithm=GridSearch(max_epochs=2)
     )
     study.run(progress=False)
     assert [trial.state for trial in study.trials] == ["done"]
-    assert (
-        "worker 1 of 2 of this trial ended without a word (killed by signal 9)" in caplog.text
-    )
+    assert "worker 1 of 2 of this trial ended without a word (killed by signal 9)" in caplog.text

@@ -90,9 +90,7 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path):
     options = {
         "algorithm": GridSearch(max_epochs=6),
         "task": FaultyTask(fuse=str(fuse)),
-        "space": Space(
-            lr=Choice([0.1, 0.05, 0.02]), fault=MultiStep(["", "die"], milestones=[4])
-        ),
+        "space": Space(lr=Choice([0.1, 0.05, 0.02]), fault=MultiStep(["", "die"], milestones=[4])),
     }
     harmless = run(tmp_path, executor=HERE, name="harmless", **options)
     fuse.touch()

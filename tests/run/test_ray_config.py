@@ -177,9 +177,7 @@ def test_a_connection_that_was_cut_by_somebody_else():
 
 @pytest.mark.parametrize("error", [ConnectionError, ValueError, RuntimeError])
 def test_no_cluster_at_the_address(error):
-    with pytest.raises(
-        UsageError, match=r"Ray\(address='10.0.0.1'\): cannot connect .*\(no way\)"
-    ):
+    with pytest.raises(UsageError, match=r"Ray\(address='10.0.0.1'\): cannot connect .*\(no way\)"):
         _Connection.join(FakeRay(error=error("no\nway")), Ray(address="10.0.0.1"))
     with pytest.raises(UsageError, match=r"Ray\(\): cannot connect"):
         _Connection.join(FakeRay(error=error("no way")), Ray())

@@ -33,11 +33,7 @@ def undisturbed(tmp_path_factory):
 def driver(folder, how, count=1):
     command = [sys.executable, "-m", "tests.run.ray_driver", str(folder), how, str(count)]
     return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
 
 

@@ -40,18 +40,10 @@ class AtLoading:
 @pytest.fixture(scope="module")
 def machines():
     """Start a cluster: the first machine has two GPUs, and others come and go."""
-    head = {
-        "num_cpus": 1,
-        "num_gpus": 2,
-        "resources": {"first": 1},
-        "object_store_memory": MEMORY,
-    }
+    head = {"num_cpus": 1, "num_gpus": 2, "resources": {"first": 1}, "object_store_memory": MEMORY}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(
-        address=cluster.address,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
+        address=cluster.address, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
     )
     yield cluster
     ray.shutdown()

@@ -119,8 +119,7 @@ def test_a_task_that_cannot_be_loaded(tmp_path, monkeypatch):
 def test_a_place_of_an_unknown_kind(tmp_path):
     known = spec(tmp_path)
     unknown = WorkerSpec(
-        **{name: getattr(known, name) for name in known.__slots__}
-        | {"checkpoints": "nowhere://x"}
+        **{name: getattr(known, name) for name in known.__slots__} | {"checkpoints": "nowhere://x"}
     )
     trouble = RemoteWorker().prepare(unknown, [], cloudpickle.dumps(LineTask()))
     assert "nowhere" in trouble

@@ -122,9 +122,7 @@ def test_after_the_death_of_several_each_is_tried_alone():
 @pytest.mark.parametrize("num", [1, 3])
 def test_who_is_evicted_is_no_suspect(num):
     slot = seat_with(*range(num))
-    assert {r.event.kind for r in slot.vanish("no power", evicted=True) if r.event} == {
-        "evicted"
-    }
+    assert {r.event.kind for r in slot.vanish("no power", evicted=True) if r.event} == {"evicted"}
     assert slot.num_free(3) == 3
 
 

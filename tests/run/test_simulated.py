@@ -266,9 +266,7 @@ def test_failures_and_preemptions_of_each_worker_have_streams_of_their_own():
 
 
 def test_gaps_are_named_by_their_seed():
-    assert (
-        Times(5.0, seed=1).gap_s() == Times(5.0, seed=1).gap_s() != Times(5.0, seed=2).gap_s()
-    )
+    assert Times(5.0, seed=1).gap_s() == Times(5.0, seed=1).gap_s() != Times(5.0, seed=2).gap_s()
     assert Times(math.inf, seed=1).gap_s() == math.inf
 
 

@@ -11,9 +11,7 @@ from thrifty.run._running_chain import StateFiles
 from thrifty.store import CheckpointFolder
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool])
 def test_what_is_taken_apart_is_put_together(dtype):
     state = State(tensors={"w": torch.ones(3).to(dtype)}, tree={"tensor": "w"})
     again = state_from_arrays(*state_to_arrays(state))

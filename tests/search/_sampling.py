@@ -11,10 +11,7 @@ from thrifty.space import Choice, Constant, Float, Int, MultiStep, Space, Step, 
 
 
 FLAT = Space(
-    x=Float(0.0, 1.0),
-    y=Float(0.0, 1.0),
-    z=Float(1e-4, 1.0, log=True),
-    kind=Choice(["a", "b", "c"]),
+    x=Float(0.0, 1.0), y=Float(0.0, 1.0), z=Float(1e-4, 1.0, log=True), kind=Choice(["a", "b", "c"])
 )
 NESTED = Space(
     lr=Choice([
@@ -64,9 +61,7 @@ def best_found(sampler, score, space=FLAT, *, num_trials=40, batch=5, seed=0):
     """Return the best score of a study on a function."""
     history = History()
     while len(history) < num_trials:
-        for config in sample(
-            sampler, history, space, num=batch, seed=derived(seed, len(history))
-        ):
+        for config in sample(sampler, history, space, num=batch, seed=derived(seed, len(history))):
             number = history.record_decision(Proposal(target=1, config=config))
             history.record_scores(number, [score(config)])
     return max(trial.scores[-1] for trial in history)
@@ -90,6 +85,4 @@ def _same_epochs(one, other):
 
 
 def mean_best(sampler, score, *, num_seeds=12, **options):
-    return np.mean([
-        best_found(sampler, score, seed=seed, **options) for seed in range(num_seeds)
-    ])
+    return np.mean([best_found(sampler, score, seed=seed, **options) for seed in range(num_seeds)])

@@ -217,9 +217,7 @@ def test_decides_as_defined_in_any_history(seed, kind, options):
             history.record_decision(decision)
         meddle(history, rng, fast)
         running = [t for t in history if t.state == "running"]
-        for trial in (
-            running[: rng.integers(len(running) + 1)] if rng.random() < 0.7 else running
-        ):
+        for trial in running[: rng.integers(len(running) + 1)] if rng.random() < 0.7 else running:
             curve = curves.setdefault(trial.number, [])
             curve += rng.choice(SCORES[kind], trial.target - len(curve)).tolist()
             if rng.random() < 0.05:

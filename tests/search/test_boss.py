@@ -6,14 +6,7 @@ import pytest
 
 from tests.search._drive import ask, ends, follow, to_the_end
 from thrifty.core import AlgorithmError
-from thrifty.search import (
-    BOSS,
-    GridSampler,
-    History,
-    KDESampler,
-    RandomSampler,
-    Sampler,
-)
+from thrifty.search import BOSS, GridSampler, History, KDESampler, RandomSampler, Sampler
 from thrifty.space import Choice, Space
 from thrifty.testing import check_algorithm
 
@@ -84,9 +77,7 @@ def test_whoever_would_idle_begins_with_the_next_bracket():
 def test_a_trial_left_behind_is_recalled_within_its_bracket():
     # 9 and 10 stay at one epoch; then all but the best turn out to be far worse at three.
     algorithm = BOSS(max_epochs=27, num_trials=27, sampler=RandomSampler())
-    history = to_the_end(
-        algorithm, score=lambda k, e: -k - (100 if 0 < k < 9 and e >= 3 else 0)
-    )
+    history = to_the_end(algorithm, score=lambda k, e: -k - (100 if 0 < k < 9 and e >= 3 else 0))
     assert history[9].reached == history[10].reached == 9
 
 

@@ -49,9 +49,7 @@ ALGORITHMS = [
     BOSS(max_epochs=9, eta=2, num_trials=30, sampler=GridSampler(levels=2)),
     MedianStopping(max_epochs=12, num_trials=12, grace_epochs=3, interval=2, min_trials=3),
     PopulationBasedTraining(max_epochs=14, population=8, interval=3, explore=("lr", "width")),
-    PopulationBasedTraining(
-        max_epochs=8, population=2, interval=2, quantile=0.5, explore=("lr",)
-    ),
+    PopulationBasedTraining(max_epochs=8, population=2, interval=2, quantile=0.5, explore=("lr",)),
 ]
 
 

@@ -3,15 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.search._sampling import (
-    FLAT,
-    NESTED,
-    SCHEDULES,
-    bowl,
-    filled,
-    mean_best,
-    sample,
-)
+from tests.search._sampling import FLAT, NESTED, SCHEDULES, bowl, filled, mean_best, sample
 from thrifty.core import AlgorithmError
 from thrifty.search import BOHB, History, Hyperband, KDESampler, Proposal, RandomSampler
 from thrifty.search._observations import coordinates_of
@@ -74,9 +66,7 @@ def test_bandwidths_follow_the_normal_reference_rule():
     points = mixed_points(50)
     density = Density.fit(points, NUM_OPTIONS, min_bandwidth=1e-3)
     factor = 1.06 * 50 ** (-1 / 9)
-    np.testing.assert_allclose(
-        density.bandwidths[[0, 2]], factor * points[:, [0, 2]].std(axis=0)
-    )
+    np.testing.assert_allclose(density.bandwidths[[0, 2]], factor * points[:, [0, 2]].std(axis=0))
     # The bandwidth of two options is the standard deviation of their index.
     assert density.bandwidths[3] == pytest.approx(min(factor * points[:, 3].std(), 0.5))
     assert density.bandwidths[4] == 0.0
@@ -137,9 +127,7 @@ def test_depends_on_the_stream_alone():
 def test_it_finds_better_trials_than_random_sampling():
     options = {"num_trials": 80, "num_seeds": 12}
     sampler = KDESampler()
-    assert mean_best(sampler, bowl, **options) > 0.5 * mean_best(
-        RandomSampler(), bowl, **options
-    )
+    assert mean_best(sampler, bowl, **options) > 0.5 * mean_best(RandomSampler(), bowl, **options)
 
 
 def test_draws_near_good_trials():

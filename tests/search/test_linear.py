@@ -74,20 +74,13 @@ class Operations:
 
 def num_operations(algorithm, *, workers=3):
     """Count the operations of all asks of a study, also those for which workers find no work."""
-    history, rng, running = (
-        Counted(max_epochs=algorithm.max_epochs),
-        np.random.default_rng(0),
-        [],
-    )
+    history, rng, running = (Counted(max_epochs=algorithm.max_epochs), np.random.default_rng(0), [])
     operations = Operations()
     while True:
         seed = derive_seed(0, "ask", history.num_decisions)
         with operations:
             decisions = algorithm.ask(
-                history,
-                SPACE,
-                num=max(workers - len(running), 1),
-                rng=np.random.default_rng(seed),
+                history, SPACE, num=max(workers - len(running), 1), rng=np.random.default_rng(seed)
             )
         for decision in decisions:
             number = history.record_decision(decision)

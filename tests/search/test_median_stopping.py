@@ -62,9 +62,7 @@ def test_runs_to_the_end_and_never_past_it():
 
 @pytest.mark.filterwarnings("error")
 def test_scores_that_are_not_finite_are_worse_than_any():
-    verdicts = ask(
-        kind(grace_epochs=2), history_of(*[[-np.inf, 1.0]] * 3, [0.0, 0.0], [0.0, 0.1])
-    )
+    verdicts = ask(kind(grace_epochs=2), history_of(*[[-np.inf, 1.0]] * 3, [0.0, 0.0], [0.0, 0.1]))
     assert not any(isinstance(d, Stop) for d in verdicts)
 
 

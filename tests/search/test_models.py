@@ -37,12 +37,7 @@ def behind(monkeypatch):
 def test_learns_from_earlier_studies(model):
     prior = [
         Trial(
-            number=t.number,
-            config=t.config,
-            target=9,
-            reached=9,
-            scores=t.scores,
-            state="stopped",
+            number=t.number, config=t.config, target=9, reached=9, scores=t.scores, state="stopped"
         )
         for t in filled(score=lambda config: config["x"])
     ]
@@ -63,7 +58,6 @@ def test_without_a_share_the_best_candidate_is_taken(model, behind):
 def test_share_saves_training(model):
     history = filled(SCHEDULES, num=12)
     nothing, much = (
-        mean_epochs_shared(replace(model, share=share), history, SCHEDULES)
-        for share in (0.0, 0.8)
+        mean_epochs_shared(replace(model, share=share), history, SCHEDULES) for share in (0.0, 0.8)
     )
     assert much > nothing + 0.5

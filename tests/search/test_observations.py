@@ -115,9 +115,7 @@ def test_earlier_studies_count():
 
 def test_trials_of_another_space_are_left_out():
     config = {"y": 0.9}
-    prior = [
-        Trial(number=0, config=config, target=1, reached=1, scores=(0.1,), state="stopped")
-    ]
+    prior = [Trial(number=0, config=config, target=1, reached=1, scores=(0.1,), state="stopped")]
     assert seen(history_of((1, [0.7]), prior=prior)).configs == ({"x": 0.0},)
     np.testing.assert_equal(points_of([config, {"x": 0.5}], coordinates_of(LINE)), [[0.5]])
 

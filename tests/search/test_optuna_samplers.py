@@ -27,16 +27,7 @@ from thrifty.search.samplers._optuna_study import (
     _suggest,
     _violations,
 )
-from thrifty.space import (
-    Choice,
-    Constant,
-    Float,
-    Int,
-    Space,
-    Step,
-    Timeline,
-    common_prefix,
-)
+from thrifty.space import Choice, Constant, Float, Int, Space, Step, Timeline, common_prefix
 from thrifty.testing import check_algorithm
 
 
@@ -68,9 +59,7 @@ def tell(history, config, *, score=0.0, target=1, objectives=(), violation=0.0):
     if score is None:
         history.record_failure(number)
     else:
-        history.record_scores(
-            number, [score] * target, objectives=objectives, violation=violation
-        )
+        history.record_scores(number, [score] * target, objectives=objectives, violation=violation)
 
 
 def seen(space=LINE, *, num=20, score=hill, seed=0):
@@ -278,9 +267,7 @@ def test_two_objectives(sampler):
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_earlier_studies_are_learned_from(sampler):
     prior = tuple(seen(num=20, score=lambda config: -config["x"]))
-    foreign = Trial(
-        number=0, config={"z": 1}, target=1, reached=1, scores=(9.0,), state="stopped"
-    )
+    foreign = Trial(number=0, config={"z": 1}, target=1, reached=1, scores=(9.0,), state="stopped")
     batch = sampler.sample(History(prior=(*prior, foreign)), LINE, num=4, rng=rng(0))
     assert np.mean([config["x"] for config in batch]) < 0.4
 
@@ -309,8 +296,7 @@ def test_what_shares_is_preferred(kind):
             for config in kind(share=share).sample(history, space, num=1, rng=rng(seed))
         ]
         return np.mean([
-            max(common_prefix(Timeline(config, epochs=9), t) for t in timelines)
-            for config in batch
+            max(common_prefix(Timeline(config, epochs=9), t) for t in timelines) for config in batch
         ])
 
     assert shared(share=6) > shared(share=0) + 0.5

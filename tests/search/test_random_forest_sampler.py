@@ -3,23 +3,9 @@ import sys
 import numpy as np
 import pytest
 
-from tests.search._sampling import (
-    FLAT,
-    NESTED,
-    SCHEDULES,
-    bowl,
-    filled,
-    mean_best,
-    sample,
-)
+from tests.search._sampling import FLAT, NESTED, SCHEDULES, bowl, filled, mean_best, sample
 from thrifty.core import AlgorithmError, MissingExtraError
-from thrifty.search import (
-    History,
-    Hyperband,
-    Proposal,
-    RandomForestSampler,
-    RandomSampler,
-)
+from thrifty.search import History, Hyperband, Proposal, RandomForestSampler, RandomSampler
 from thrifty.search._observations import coordinates_of
 from thrifty.search.samplers._random_forest import Forest, _neighbours, _random_points
 from thrifty.space import Choice, Float, Int, Space
@@ -89,10 +75,7 @@ def test_candidates_are_points_of_configurations(space):
     # Numbers that are conditions of others may be drawn at odds with them; those are filled up
     # later.
     odd = [i for i, name in enumerate(coordinates.names) if name in {"width", "depth"}]
-    for points in (
-        _random_points(space, 100, rng=rng),
-        _neighbours(space, best, 100, rng=rng),
-    ):
+    for points in (_random_points(space, 100, rng=rng), _neighbours(space, best, 100, rng=rng)):
         assert points.shape == (100, len(coordinates))
         inside = np.nan_to_num(points, nan=0.5)
         assert ((inside >= 0.0) & (inside <= 1.0)).all()
@@ -128,9 +111,7 @@ def test_depends_on_the_stream_alone():
 
 def test_it_finds_better_trials_than_random_sampling():
     options = {"num_trials": 40, "num_seeds": 10}
-    assert mean_best(ALWAYS, bowl, **options) > 0.8 * mean_best(
-        RandomSampler(), bowl, **options
-    )
+    assert mean_best(ALWAYS, bowl, **options) > 0.8 * mean_best(RandomSampler(), bowl, **options)
 
 
 def test_diverged_trials_do_no_harm():
@@ -140,9 +121,7 @@ def test_diverged_trials_do_no_harm():
     def gentle(config):
         return -10.0 if config["x"] > 0.8 else bowl(config)
 
-    assert sample(ALWAYS, filled(score=score), num=4) == sample(
-        ALWAYS, filled(score=gentle), num=4
-    )
+    assert sample(ALWAYS, filled(score=score), num=4) == sample(ALWAYS, filled(score=gentle), num=4)
 
 
 @pytest.mark.parametrize("space", [FLAT, NESTED, SCHEDULES, Space(x=1, y=Choice(["a"]))])

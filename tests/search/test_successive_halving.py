@@ -23,9 +23,7 @@ def test_the_textbook_ladder():
     ],
 )
 def test_rungs_grow_by_eta_up_to_max_epochs(min_epochs, max_epochs, eta, rungs):
-    kind = SuccessiveHalving(
-        max_epochs=max_epochs, min_epochs=min_epochs, eta=eta, num_trials=1
-    )
+    kind = SuccessiveHalving(max_epochs=max_epochs, min_epochs=min_epochs, eta=eta, num_trials=1)
     assert kind.rungs() == rungs
 
 

@@ -96,15 +96,11 @@ def test_the_unit_cube_gives_the_configuration_back(space, seed):
     assert (
         again.keys()
         == values.keys()
-        == {
-            name for name, place in zip(flat.names, point, strict=True) if not math.isnan(place)
-        }
+        == {name for name, place in zip(flat.names, point, strict=True) if not math.isnan(place)}
     )
     for coordinate in flat.coordinates:
         one, other = again.get(coordinate.name), values.get(coordinate.name)
-        exact = (
-            isinstance(coordinate.domain, Int | Choice) or coordinate.domain.step is not None
-        )
+        exact = isinstance(coordinate.domain, Int | Choice) or coordinate.domain.step is not None
         assert (one == other) if exact else same(one, other)
 
 

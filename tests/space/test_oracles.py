@@ -8,15 +8,7 @@ from torch.optim import lr_scheduler as theirs
 
 from tests import naive
 from tests.strategies import EPOCHS, LEAVES
-from thrifty.space import (
-    Cosine,
-    CosineRestarts,
-    Exponential,
-    Linear,
-    Polynomial,
-    Step,
-    Warmup,
-)
+from thrifty.space import Cosine, CosineRestarts, Exponential, Linear, Polynomial, Step, Warmup
 
 
 def torch_values(make, *, epochs, lr=0.1):
@@ -49,10 +41,7 @@ def torch_values(make, *, epochs, lr=0.1):
             lambda o: theirs.LinearLR(o, start_factor=0.25, total_iters=4),
         ),
         (Exponential(0.1, gamma=0.9), lambda o: theirs.ExponentialLR(o, gamma=0.9)),
-        (
-            Exponential(0.1, gamma=0.9, sample="epoch"),
-            lambda o: theirs.ExponentialLR(o, gamma=0.9),
-        ),
+        (Exponential(0.1, gamma=0.9, sample="epoch"), lambda o: theirs.ExponentialLR(o, gamma=0.9)),
         (
             Polynomial(0.1, power=3.0, epochs=8),
             lambda o: theirs.PolynomialLR(o, total_iters=8, power=3.0),

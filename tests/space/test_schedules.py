@@ -125,10 +125,7 @@ def test_sampling_rates_hold_in_between(rate, expected):
 
 
 def test_every_epoch_is_what_the_finest_rate_says_at_its_start():
-    assert (
-        Cosine(1.0, sample="epoch").values(0, 8, epochs=8).tolist()
-        == quarters(Cosine(1.0))[::4]
-    )
+    assert Cosine(1.0, sample="epoch").values(0, 8, epochs=8).tolist() == quarters(Cosine(1.0))[::4]
 
 
 @pytest.mark.parametrize(
@@ -204,10 +201,7 @@ def test_too_long_for_the_run(schedule):
         (lambda: Linear(1.0, epochs=5).then(2.0, at=3), "hand over later"),
         (lambda: schedule_from_json({"schedule": "Spiral"}), "unknown schedule 'Spiral'"),
         (lambda: schedule_from_json({}), "unknown schedule None"),
-        (
-            lambda: schedule_from_json({"schedule": "Constant", "fields": {"speed": 1}}),
-            "are not",
-        ),
+        (lambda: schedule_from_json({"schedule": "Constant", "fields": {"speed": 1}}), "are not"),
     ],
 )
 def test_what_makes_no_schedule(make, message):

@@ -45,12 +45,7 @@ def check_records_come_back(url: str) -> None:
     config = {"lr": Step(0.1, [3]), "width": 8}
     with _opened(url) as (store, study):
         failed = TrialFailed(
-            study=study.id,
-            trial=1,
-            epoch=1,
-            kind="error",
-            message="boom 100%",
-            traceback="line\n1",
+            study=study.id, trial=1, epoch=1, kind="error", message="boom 100%", traceback="line\n1"
         )
         with _driving(store, study) as driver:
             driver.record([
@@ -76,14 +71,7 @@ def check_records_come_back(url: str) -> None:
         ]
         assert trials[0].config == config
         assert trials[1].error == ("error", "boom 100%", "line\n1")
-        assert [e.kind for e in log] == [
-            "asked",
-            "asked",
-            "reported",
-            "failed",
-            "asked",
-            "stopped",
-        ]
+        assert [e.kind for e in log] == ["asked", "asked", "reported", "failed", "asked", "stopped"]
         summary = store.studies.summary(study.name)
         assert (summary.state, summary.best_trial, summary.best_value) == ("done", 0, 0.5)
 
@@ -163,9 +151,7 @@ def check_a_stage_is_claimed_by_one(url: str) -> None:
             heard = _hear(theirs, num_nodes=3)
             assert [(c.node, c.start, c.stop) for c in heard.claims] == [(0, 0, 2), (1, 0, 2)]
             mine.done(_stages(0, 1))
-            assert not theirs.claim(_stages(1)), (
-                "it is given back before what it led to is written"
-            )
+            assert not theirs.claim(_stages(1)), "it is given back before what it led to is written"
             mine.record([_epoch(study, 1, 1, loss=0.5)])
             assert not theirs.claim(_stages(1)), "it was claimed on old news"
             assert [e.epoch for e in _hear(theirs, num_nodes=3).news.epochs] == [1]
@@ -347,9 +333,7 @@ def _assert_busy_error(do: Callable[[], object], said: str) -> None:
 
 def _nodes(study: StudyInfo, num: int, *, first: int = 0) -> list[Record]:
     return [
-        NodeRecord(
-            plan=study.plan, node=node, parent=None, start=0, config={"lr": node}, epochs=9
-        )
+        NodeRecord(plan=study.plan, node=node, parent=None, start=0, config={"lr": node}, epochs=9)
         for node in range(first, first + num)
     ]
 
@@ -372,11 +356,7 @@ def _kept(study: StudyInfo, node: int, epoch: int, *, digest: str) -> Checkpoint
 
 
 def _asked(
-    study: StudyInfo,
-    trial: int,
-    *,
-    config: Mapping[str, object] | None = _CONFIG,
-    target: int = 1,
+    study: StudyInfo, trial: int, *, config: Mapping[str, object] | None = _CONFIG, target: int = 1
 ) -> TrialAsked:
     return TrialAsked(
         study=study.id, trial=trial, target=target, config=config, group=0, parent=None, node=0

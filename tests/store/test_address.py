@@ -148,9 +148,9 @@ def test_where_a_password_is_not_escaped_the_mend_is_said():
     assert read_address("postgresql://me:se%40cret@host/a%40b").password == "se@cret"
 
 
-passwords = st.text(
-    st.sampled_from("abcdefghijkXYZ019@:/?#%&=+. ;"), min_size=4, max_size=12
-).map(lambda text: f"Q{text}Q")
+passwords = st.text(st.sampled_from("abcdefghijkXYZ019@:/?#%&=+. ;"), min_size=4, max_size=12).map(
+    lambda text: f"Q{text}Q"
+)
 
 
 @given(passwords, st.booleans())

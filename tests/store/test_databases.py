@@ -60,17 +60,9 @@ def one_more_trial(number, *, study=1):
     return [
         NodeRecord(plan=1, node=number, parent=None, start=0, config=config, epochs=4),
         TrialAsked(
-            study=study,
-            trial=number,
-            target=1,
-            config=config,
-            group=0,
-            parent=None,
-            node=number,
+            study=study, trial=number, target=1, config=config, group=0, parent=None, node=number
         ),
-        EpochRecord(
-            plan=1, node=number, epoch=1, metrics={"loss": 0.5}, seconds=0.1, worker="w"
-        ),
+        EpochRecord(plan=1, node=number, epoch=1, metrics={"loss": 0.5}, seconds=0.1, worker="w"),
         TrialReported(study=study, trial=number, epoch=1, value=0.5),
     ]
 

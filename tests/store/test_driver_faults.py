@@ -95,9 +95,7 @@ class Scene:
 
 
 def node(number):
-    return NodeRecord(
-        plan=1, node=number, parent=None, start=0, config={"lr": number}, epochs=9
-    )
+    return NodeRecord(plan=1, node=number, parent=None, start=0, config={"lr": number}, epochs=9)
 
 
 def epoch(of, number, loss=0.5):
@@ -186,18 +184,14 @@ def test_a_stage_is_claimed_once(tmp_path):
     assert at_each_point(tmp_path, do) > 5
 
 
-@pytest.mark.parametrize(
-    "store", ["sqlite", pytest.param("postgresql", marks=needs_postgresql)]
-)
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("postgresql", marks=needs_postgresql)])
 def test_a_claim_on_a_node_that_is_made_meanwhile(store, tmp_path, request):
     """Each claim that we see has its node, though another driver adds and claims nodes meanwhile.
 
     It does so between our queries.
     """
     url = (
-        f"sqlite:///{tmp_path}/t.db"
-        if store == "sqlite"
-        else request.getfixturevalue("postgresql")
+        f"sqlite:///{tmp_path}/t.db" if store == "sqlite" else request.getfixturevalue("postgresql")
     )
     with Store.open(url) as ours, Store.open(url) as others:
         plan = ours.plans.open("identity", task="T").id

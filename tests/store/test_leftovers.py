@@ -43,9 +43,7 @@ def kept(store, study, node):
 
 
 def write(store, node, folder="identity") -> CheckpointRef:
-    return store.checkpoints.write(
-        folder, node=node, epoch=1, tensors={"x": np.ones(3)}, meta={}
-    )
+    return store.checkpoints.write(folder, node=node, epoch=1, tensors={"x": np.ones(3)}, meta={})
 
 
 def swept(url, **options):

@@ -94,9 +94,7 @@ def fill(store):
     first = store.studies.create("first", plan=plan, spec=spec).id
     store.studies.create("empty", plan=plan, spec={**spec, "mode": "max"})
     rng = np.random.default_rng(0)
-    records = [
-        NodeRecord(plan=plan, node=0, parent=None, start=0, config={"lr": 1}, epochs=EPOCHS)
-    ]
+    records = [NodeRecord(plan=plan, node=0, parent=None, start=0, config={"lr": 1}, epochs=EPOCHS)]
     for number in range(NUM):
         node = number + 1
         parent, start = (0, 2) if number % 2 else (max(node - 2, 0), 0)
@@ -246,8 +244,7 @@ def test_trials_sorted_by_a_hyper_parameter_numbers_and_texts(views, trials, ord
 
 def test_pages_have_each_trial_once(views):
     parts = [
-        views.trials.page(1, TrialFilter(), sort="value", offset=o, limit=15)
-        for o in (0, 15, 30)
+        views.trials.page(1, TrialFilter(), sort="value", offset=o, limit=15) for o in (0, 15, 30)
     ]
     assert [len(part) for part in parts] == [15, 15, NUM - 30]
     assert len({row.number for part in parts for row in part}) == NUM
@@ -314,9 +311,7 @@ def test_values_and_whether_they_count(views, trials):
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_the_best_are_ranked_by_value_then_number(views, trials, mode):
     sign = 1 if mode == "min" else -1
-    ranked = sorted(
-        (t for t in trials if counting(t)), key=lambda t: (sign * t.value, t.number)
-    )
+    ranked = sorted((t for t in trials if counting(t)), key=lambda t: (sign * t.value, t.number))
     rows = views.samples.best(1, mode=mode, limit=7)
     assert [(r.number, r.node, r.reached) for r in rows] == [
         (t.number, t.node, t.reached) for t in ranked[:7]
@@ -334,9 +329,7 @@ def test_some_are_the_same_again_and_mostly_the_same_later(written, store, views
 
 @pytest.mark.parametrize("limit", [1, 3, 7, NUM, 1000])
 def test_spread_takes_one_of_each_part(views, trials, limit):
-    ranked = sorted(
-        (t for t in trials if t.value is not None), key=lambda t: (t.value, t.number)
-    )
+    ranked = sorted((t for t in trials if t.value is not None), key=lambda t: (t.value, t.number))
     rows = views.samples.spread(1, limit=limit)
     assert len(rows) == min(limit, len(ranked))
     places = [[t.number for t in ranked].index(row.number) for row in rows]
@@ -386,9 +379,7 @@ def test_the_tree_says_how_far_each_node_is_trained(store, views):
 
 
 def test_where_trials_end(written, store, views, trials):
-    asked = TrialAsked(
-        study=1, trial=0, target=EPOCHS, config=None, group=0, parent=None, node=0
-    )
+    asked = TrialAsked(study=1, trial=0, target=EPOCHS, config=None, group=0, parent=None, node=0)
     store.record([asked])
     ends = {(row.node, row.epoch): row for row in views.plans.ends(1)}
     assert sum(row.trials for row in ends.values()) == NUM
@@ -425,10 +416,7 @@ def test_infinite_values_do_not_hurt(written, store, views):
 
 def test_nothing_can_be_written(views):
     row = insert(schema.plans).values(identity="x", task="x", created_at=0.0)
-    with (
-        views._engine.connect() as connection,
-        pytest.raises(SQLAlchemyError, match=r"read-?only"),
-    ):
+    with views._engine.connect() as connection, pytest.raises(SQLAlchemyError, match=r"read-?only"):
         connection.execute(row)
 
 

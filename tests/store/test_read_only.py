@@ -211,10 +211,7 @@ def opened(url: str) -> str:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [
-        (b"no database at all " * 100, "damaged or not a thrifty database"),
-        (b"", "cannot write"),
-    ],
+    [(b"no database at all " * 100, "damaged or not a thrifty database"), (b"", "cannot write")],
 )
 def test_what_is_no_database_is_said_to_be_none(folder, content, said):
     (folder / "t.db").write_bytes(content)

@@ -75,9 +75,7 @@ def reported(study, trial, value, *, epoch=1):
 
 
 def epoch(node, number, **metrics):
-    return EpochRecord(
-        plan=1, node=node, epoch=number, metrics=metrics, seconds=0.5, worker="w"
-    )
+    return EpochRecord(plan=1, node=node, epoch=number, metrics=metrics, seconds=0.5, worker="w")
 
 
 def node(number):
@@ -161,9 +159,7 @@ def test_curves_follow_the_path_of_nodes(store, study):
         epoch(0, 1, loss=3.0),
         epoch(0, 2, loss=9.0),
         epoch(1, 2, loss=2.0),
-        TrialAsked(
-            study=study, trial=0, target=2, config={"lr": 2}, group=0, parent=None, node=1
-        ),
+        TrialAsked(study=study, trial=0, target=2, config={"lr": 2}, group=0, parent=None, node=1),
         reported(study, 0, 2.0, epoch=2),
     ])
     assert store.studies.curves(study, "loss") == {0: (3.0, 2.0)}
@@ -243,9 +239,7 @@ def test_a_database_that_cannot_be_opened(tmp_path):
 
 
 def test_a_file_that_is_no_database(tmp_path):
-    (tmp_path / "t.db").write_bytes(
-        b"certainly not a database, but long enough to look at" * 40
-    )
+    (tmp_path / "t.db").write_bytes(b"certainly not a database, but long enough to look at" * 40)
     with pytest.raises(StoreError, match="damaged or not a thrifty database"):
         Store.open(f"sqlite:///{tmp_path}/t.db")
 
@@ -354,10 +348,7 @@ def info(store, study):
 
 
 def test_a_study_is_held_by_one(store, info):
-    with (
-        store.lease(info),
-        pytest.raises(StoreBusyError, match=r"'s'.*is being run by process"),
-    ):
+    with store.lease(info), pytest.raises(StoreBusyError, match=r"'s'.*is being run by process"):
         store.lease(info)
     store.lease(info).release()
 
@@ -407,9 +398,7 @@ def test_a_silent_holder_elsewhere_is_taken_over(store, info, clock):
         ("host='elsewhere'", 61.0, "interrupted"),
     ],
 )
-def test_a_study_whose_process_is_gone_is_interrupted(
-    store, info, clock, change, silent_s, state
-):
+def test_a_study_whose_process_is_gone_is_interrupted(store, info, clock, change, silent_s, state):
     store.lease(info)
     with store._engine.begin() as connection:
         connection.execute(text(f"UPDATE leases SET {change}"))
@@ -604,9 +593,7 @@ def test_what_is_enqueued_keeps_its_place_in_the_log(store, study):
 
 
 def test_a_study_is_made_with_all_it_knows_or_not_at_all(store, study):
-    prior = PriorRecord(
-        config={"lr": 0.1}, state="waiting", target=1, metrics=[{"loss": math.inf}]
-    )
+    prior = PriorRecord(config={"lr": 0.1}, state="waiting", target=1, metrics=[{"loss": math.inf}])
     queue = [{"lr": Step(0.1, [3])}]
     made = store.studies.create("t", plan=1, spec={}, enqueued=queue, priors=[prior])
     assert store.studies.priors(made.id) == [prior]
@@ -622,9 +609,7 @@ def test_several_objectives_and_violations_are_kept(store, study):
     store.record([asked(study, 0), asked(study, 1)])
     both = {"loss": 0.5, "size": 3.0}
     moves = [
-        TrialReported(
-            study=study, trial=n, epoch=1, value=0.5 - v, objectives=both, violation=v
-        )
+        TrialReported(study=study, trial=n, epoch=1, value=0.5 - v, objectives=both, violation=v)
         for n, v in ((0, 0.0), (1, 0.25))
     ]
     store.record(moves)

@@ -56,9 +56,7 @@ def test_what_makes_no_study(options, message):
 
 @pytest.mark.parametrize("max_epochs", [0, -1, 3.0, "3", None, True, math.nan, np.int64(3)])
 def test_a_number_of_epochs_that_is_none(max_epochs):
-    with pytest.raises(
-        AlgorithmError, match=r"Odd.max_epochs is .*must be an integer, 1 or more"
-    ):
+    with pytest.raises(AlgorithmError, match=r"Odd.max_epochs is .*must be an integer, 1 or more"):
         make_study("", algorithm=Odd(max_epochs))
 
 

@@ -45,9 +45,7 @@ def test_states_of_trials_that_are_done_go_and_the_best_stays(tmp_path, caplog):
     with Store.open(study.storage.url) as store:
         (ref,) = store.plans.load(1).checkpoints
     assert left.name == f"{ref.node}-{ref.epoch}.safetensors"
-    assert (
-        study._reader.current(study._repository()).node_of[study.best_trial.number] == ref.node
-    )
+    assert study._reader.current(study._repository()).node_of[study.best_trial.number] == ref.node
     assert "cannot be held" not in caplog.text
 
 
@@ -117,9 +115,7 @@ def test_where_trials_may_go_on_stays(tmp_path, budget):
     with Store.open(first.storage.url) as store:
         before = {(c.node, c.epoch) for c in store.plans.load(1).checkpoints}
         live = set(store.plans.standing(1, but=-1))
-    study_of(tmp_path, budget=budget, epochs=2, name="second").run(
-        progress=False, executor=SOLO
-    )
+    study_of(tmp_path, budget=budget, epochs=2, name="second").run(progress=False, executor=SOLO)
     with Store.open(first.storage.url) as store:
         after = {(c.node, c.epoch) for c in store.plans.load(1).checkpoints}
     assert before & live <= after

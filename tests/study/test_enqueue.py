@@ -58,9 +58,7 @@ def test_they_are_tried_first_by_every_algorithm(tmp_path, algorithm):
     study = make(tmp_path, algorithm=algorithm).run(progress=False, executor=SOLO)
     assert configs(study)[:2] == [FIRST, SECOND]
     for trial in study.trials[:2]:
-        metrics = alone.train(
-            LineTask(), trial.config, epochs=trial.epochs, run_epochs=6, seed=0
-        )
+        metrics = alone.train(LineTask(), trial.config, epochs=trial.epochs, run_epochs=6, seed=0)
         assert trial.curve == tuple(m["mse"] for m in metrics)
 
 
@@ -230,9 +228,7 @@ def test_a_study_that_takes_more_after_its_end_can_be_killed_too(tmp_path):
 
 @given(st.integers(0, 1000), st.lists(st.integers(0, 17), max_size=4), st.integers(1, 12))
 @settings(max_examples=8, deadline=None)
-def test_wherever_it_is_interrupted_the_trials_are_the_same(
-    tmp_path_factory, seed, picks, stop
-):
+def test_wherever_it_is_interrupted_the_trials_are_the_same(tmp_path_factory, seed, picks, stop):
     grid = list(SPACE.grid())
     wanted = [grid[pick] for pick in picks]
     found = []

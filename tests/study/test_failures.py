@@ -35,11 +35,7 @@ class Broken(LineTask):
 def study_of(folder, *, task=None, first=0, num=6, name="s"):
     space = Space(lr=0.1, option=Choice(list(range(first, first + num))))
     return make_study(
-        folder,
-        task=task or Failing(),
-        space=space,
-        algorithm=GridSearch(max_epochs=2),
-        name=name,
+        folder, task=task or Failing(), space=space, algorithm=GridSearch(max_epochs=2), name=name
     )
 
 
@@ -54,9 +50,7 @@ def warnings_only(caplog):
 
 
 @pytest.mark.parametrize("executor", [SOLO, Local(pack="concatenated", pack_size=8)])
-def test_an_error_of_many_trials_is_said_at_once_and_counted_at_the_end(
-    tmp_path, caplog, executor
-):
+def test_an_error_of_many_trials_is_said_at_once_and_counted_at_the_end(tmp_path, caplog, executor):
     study_of(tmp_path).run(progress=False, executor=executor)
     first, *_, last = said(caplog, "is too large")
     assert first == (
@@ -164,9 +158,7 @@ def test_a_corrected_task_gets_the_name_of_a_study_without_results(tmp_path):
 
 def test_a_study_with_results_is_not_said_to_have_none(tmp_path):
     study_of(tmp_path).run(progress=False, executor=SOLO)
-    with pytest.raises(
-        StudyMismatchError, match="To replace the stored study, delete it first"
-    ):
+    with pytest.raises(StudyMismatchError, match="To replace the stored study, delete it first"):
         study_of(tmp_path, task=Broken()).run(progress=False)
 
 

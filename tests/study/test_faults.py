@@ -16,12 +16,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import make_url
 
 from bench.common.postgresql import PrivatePostgreSQL
-from tests.servers import (  # noqa: F401 (fixtures)
-    FlakyProxy,
-    needs_postgresql,
-    postgresql,
-    server,
-)
+from tests.servers import FlakyProxy, needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
 from tests.study.helpers import make_study, records
 from tests.study.processes import At, die, exit_code, started
 from thrifty.core import StoreWriteError, SystemClock

@@ -11,17 +11,7 @@ from thrifty.core import SpaceError, TaskError
 from thrifty.pack import SGD, AdamW, times
 from thrifty.run import Local, train_alone
 from thrifty.search import GridSearch, PopulationBasedTraining
-from thrifty.space import (
-    Choice,
-    Constant,
-    Cosine,
-    Float,
-    Int,
-    Linear,
-    MultiStep,
-    Space,
-    Timeline,
-)
+from thrifty.space import Choice, Constant, Cosine, Float, Int, Linear, MultiStep, Space, Timeline
 from thrifty.testing import LineTask
 
 
@@ -78,9 +68,7 @@ def test_a_hyper_parameter_of_a_group_that_is_not_in_the_space(tmp_path):
     class Task(LineTask):
         optimizer = SGD(lr=0.1, groups={"*": {"lr": times("head", 0.1)}})
 
-    refuses(
-        tmp_path, TaskError, "follows hyper-parameter 'head'", task=Task(), space=Space(lr=0.1)
-    )
+    refuses(tmp_path, TaskError, "follows hyper-parameter 'head'", task=Task(), space=Space(lr=0.1))
 
 
 def test_a_relation_that_cannot_be_kept(tmp_path):
@@ -90,11 +78,7 @@ def test_a_relation_that_cannot_be_kept(tmp_path):
         )
 
     refuses(
-        tmp_path,
-        TaskError,
-        "no ratio that could be kept",
-        task=Task(),
-        space=Space(lr=Cosine(0.1)),
+        tmp_path, TaskError, "no ratio that could be kept", task=Task(), space=Space(lr=Cosine(0.1))
     )
 
 
@@ -128,17 +112,13 @@ class Conditional(LineTask):
         return (model(x).mean(1, keepdim=True) - y).square().mean()
 
 
-def test_what_the_dry_run_could_not_foresee_fails_where_it_begins_to_move(
-    tmp_path, monkeypatch
-):
+def test_what_the_dry_run_could_not_foresee_fails_where_it_begins_to_move(tmp_path, monkeypatch):
     """What the dry run could not predict fails when the width begins to move.
 
     Its first epoch is also that of a trial whose width stays, which must not fail.
     """
     space = Space(lr=0.1, kind=Choice(["wide", "plain"]), width=GROWS)
-    monkeypatch.setattr(
-        Space, "sample", lambda self, rng: {"lr": 0.1, "kind": "plain", "width": 2}
-    )
+    monkeypatch.setattr(Space, "sample", lambda self, rng: {"lr": 0.1, "kind": "plain", "width": 2})
     count = Count()
     study = make_study(tmp_path, task=Conditional(), space=space)
     study.run(progress=False, observers=[count], executor=Local(pack="solo"))
@@ -157,15 +137,8 @@ class Grouped(LineTask):
 
 @pytest.mark.parametrize("pack", ["solo", "concatenated", "fused", "auto"])
 def test_groups_in_a_study(tmp_path, pack):
-    space = Space(
-        lr=Choice([Constant(0.1), Cosine(0.1)]), wd=Choice([0.0, Linear(0.1)]), width=3
-    )
-    study = make_study(
-        tmp_path,
-        task=Grouped(),
-        space=space,
-        algorithm=GridSearch(max_epochs=6),
-    )
+    space = Space(lr=Choice([Constant(0.1), Cosine(0.1)]), wd=Choice([0.0, Linear(0.1)]), width=3)
+    study = make_study(tmp_path, task=Grouped(), space=space, algorithm=GridSearch(max_epochs=6))
     study.run(progress=False, executor=Local(pack=pack))
     assert len(study.trials) == 4
     for trial in study.trials:

@@ -179,9 +179,7 @@ def test_states_are_handed_on_from_plan_to_plan(project):
 
 def test_metrics_that_change_the_task_are_a_part_of_training(project):
     impure = (METRIC[0], '{"mse": self.note((model(x) - y).square().mean())}')
-    note = (
-        "    log = []\n    def note(self, x):\n        self.log.append(1)\n        return x\n"
-    )
+    note = "    log = []\n    def note(self, x):\n        self.log.append(1)\n        return x\n"
     helper = ("    def loss", f"{note}    def loss")
     run(project(impure, helper))
     other = (METRIC[0], '{"mse": self.note((model(x) - y).abs().mean())}')
@@ -242,8 +240,7 @@ def test_a_run_that_was_interrupted_goes_on(project):
 
 
 @pytest.mark.parametrize(
-    "executor",
-    [Local(workers=2, threads=1, pack="solo"), Local(pack="concatenated", pack_size=3)],
+    "executor", [Local(workers=2, threads=1, pack="solo"), Local(pack="concatenated", pack_size=3)]
 )
 def test_on_other_executors(project, executor):
     run(project())
@@ -257,10 +254,7 @@ def test_on_other_executors(project, executor):
 
 def test_metrics_that_fail_are_the_trials_failure(project):
     run(project())
-    broken = (
-        METRIC[0],
-        '{"mse": (model(x) - y).abs().mean() / (1 if model.training else fail)}',
-    )
+    broken = (METRIC[0], '{"mse": (model(x) - y).abs().mean() / (1 if model.training else fail)}')
     second = project(broken, name="b")
     run(second)
     assert {trial.state for trial in second.trials} == {"failed"}
@@ -301,9 +295,7 @@ def test_a_run_says_where_its_results_come_from(project, caplog):
     run(project(name="c", space=more))
     assert said(caplog) == "study 'c': 10 of 16 epochs known from study 'a' (DAY), 6 trained"
     run(project(METRIC, name="d"))
-    assert said(caplog) == (
-        "study 'd': 5 of 12 epochs evaluated again with kept states, 7 trained"
-    )
+    assert said(caplog) == ("study 'd': 5 of 12 epochs evaluated again with kept states, 7 trained")
     both = Space(lr=Choice([Constant(0.1), Constant(0.05), Constant(0.02)]))
     run(project(name="e", space=both))
     assert said(caplog) == (
@@ -350,10 +342,7 @@ def test_one_epoch_and_many_sources_in_words():
         ((".square()", ".abs()"), "function helpers.error changed"),
         (("momentum=0.9", "momentum=0.8"), "optimizer changed"),
         (("    scale = 1.0", "    scale = 1.0\n    rate = 2"), "attribute Mine.rate is new"),
-        (
-            METRIC,
-            r"its metrics have changed \(function Mine.metrics changed\); under another name",
-        ),
+        (METRIC, r"its metrics have changed \(function Mine.metrics changed\); under another name"),
     ],
 )
 def test_a_mismatch_names_what_changed(project, edit, message):

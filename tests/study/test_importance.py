@@ -12,13 +12,7 @@ from tests.study.synthetic import NESTED, nested_value, trials_of
 from thrifty.core import MissingExtraError, UsageError
 from thrifty.space import Choice, Constant, Coordinates, Float, Int, Space, Step
 from thrifty.study._identity import comparable
-from thrifty.study._importance import (
-    Importance,
-    distribution,
-    empty_study,
-    fanova,
-    importance,
-)
+from thrifty.study._importance import Importance, distribution, empty_study, fanova, importance
 from thrifty.study._preflight import option_names, short_names
 from thrifty.study._results import TrialResult
 
@@ -55,9 +49,7 @@ def test_the_unit_of_the_metric_does_not_matter(offset, scale):
 
 
 def test_what_no_trial_has_explains_nothing():
-    space = Space(
-        act=Choice(["relu", "gelu"]), slope=Float(0, 1).when(act="gelu"), lr=Float(0, 1)
-    )
+    space = Space(act=Choice(["relu", "gelu"]), slope=Float(0, 1).when(act="gelu"), lr=Float(0, 1))
     trials = list(trials_of(space, lambda config, rng: rng.normal(), num=60))
     without = [trial for trial in trials if trial.config["act"] == "relu"]
     assert importance(without, space, **LOSS)["slope"] == 0.0
@@ -96,9 +88,7 @@ def test_a_coordinate_of_a_branch_that_nobody_took_has_no_share():
 
 def test_the_same_seed_gives_the_same_shares():
     trials = trials_of(NESTED, nested_value)
-    assert importance(trials, NESTED, seed=3, **LOSS) == importance(
-        trials, NESTED, seed=3, **LOSS
-    )
+    assert importance(trials, NESTED, seed=3, **LOSS) == importance(trials, NESTED, seed=3, **LOSS)
 
 
 def test_fanova_is_optunas():
@@ -109,9 +99,7 @@ def test_fanova_is_optunas():
     unit = dict.fromkeys("abc", optuna.distributions.FloatDistribution(0, 1))
     for point, value in zip(points, values, strict=True):
         params = dict(zip("abc", point, strict=True))
-        study.add_trial(
-            optuna.trial.create_trial(params=params, distributions=unit, value=value)
-        )
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=unit, value=value))
     theirs = optuna.importance.FanovaImportanceEvaluator(seed=5).evaluate(study)
     ours = fanova(points, values, seed=5)
     assert ours == pytest.approx([theirs[name] for name in "abc"], rel=1e-9)
@@ -155,9 +143,7 @@ def test_few_trials_are_compared_where_all_have_been():
 def test_repetitions_of_the_best_are_not_all_that_is_compared():
     space = Space(lr=Choice([1, 2, 3, 4]))
     trials = [
-        TrialResult(
-            number=n, config={"lr": lr}, state="done", epochs=len(c), value=c[-1], curve=c
-        )
+        TrialResult(number=n, config={"lr": lr}, state="done", epochs=len(c), value=c[-1], curve=c)
         for n, (lr, c) in enumerate(
             [(lr, (float(lr),)) for lr in (1, 2, 3, 4)] + [(4, (4.0, 5.0, 6.0))] * 9
         )
@@ -196,8 +182,7 @@ def test_shares_say_which_trials_and_which_epoch_they_are_of():
     shares = importance(trials, FLAT, method="ped-anova", **LOSS)
     assert (shares.epoch, shares.num_trials) == (3, 20)
     assert (
-        shares.basis
-        == "loss after epoch 3 of 20 trials (10 done, 10 stopped); 10 others left out"
+        shares.basis == "loss after epoch 3 of 20 trials (10 done, 10 stopped); 10 others left out"
     )
 
 
@@ -233,9 +218,7 @@ def test_a_notebook_counts_the_hyperparameters_that_it_leaves_out():
 def test_too_few_trials_are_an_error_that_says_how_many(method, num_needed):
     trials = trials_of(FLAT, by_rate, num=num_needed)
     assert importance(trials, FLAT, method=method, **LOSS)
-    with pytest.raises(
-        UsageError, match=rf"needs {num_needed} trials.*there are {num_needed - 1}"
-    ):
+    with pytest.raises(UsageError, match=rf"needs {num_needed} trials.*there are {num_needed - 1}"):
         importance(trials[1:], FLAT, method=method, **LOSS)
 
 

@@ -42,9 +42,7 @@ def run(folder, algorithm, observer=None) -> None:
     # is reproducible.
     size = 1 if isinstance(algorithm, ASHA) else 3
     make_study(folder, algorithm=algorithm).run(
-        progress=False,
-        observers=observers,
-        executor=Local(pack="concatenated", pack_size=size),
+        progress=False, observers=observers, executor=Local(pack="concatenated", pack_size=size)
     )
 
 

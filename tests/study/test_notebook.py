@@ -150,9 +150,7 @@ def test_what_is_no_database_address_is_said_as_by_a_run(tmp_path, address):
 
 
 def test_a_database_that_cannot_be_read_is_said(tmp_path):
-    (tmp_path / "t.db").write_text(
-        "this is no database, but it is long enough to be read as one"
-    )
+    (tmp_path / "t.db").write_text("this is no database, but it is long enough to be read as one")
     assert page(make_study(tmp_path)).facts["state"].startswith("cannot be read: ")
 
 
@@ -274,9 +272,7 @@ def test_the_rest_of_a_study_that_was_stopped_is_an_estimate(tmp_path):
     study = make_study(tmp_path, algorithm=Hyperband(max_epochs=6, eta=2))
     study.run(progress=False, executor=SOLO, observers=[StopAfter(3)])
     known, time, _ = str(study.plan()).splitlines()[3:]
-    assert re.fullmatch(
-        r"about \d+ epochs known already, 0 evaluated .*: about \d+ left .*", known
-    )
+    assert re.fullmatch(r"about \d+ epochs known already, 0 evaluated .*: about \d+ left .*", known)
     assert time.startswith("forecast: about ")
 
 
@@ -318,9 +314,7 @@ def test_a_configuration_that_was_enqueued_since_is_forecast(tmp_path):
 # -- running again -----------------------------------------------------------------------
 
 
-KNOWN = (
-    r"study 's': 10 of 10 epochs known from this study \(\d{4}-\d\d-\d\d\); nothing to train"
-)
+KNOWN = r"study 's': 10 of 10 epochs known from this study \(\d{4}-\d\d-\d\d\); nothing to train"
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -74,9 +74,7 @@ def test_objectives_come_back_from_the_store(tmp_path):
     again = make_study(tmp_path, task=Sized(), algorithm=HALVING, **TWO)
     assert [t.values for t in again.trials] == [t.values for t in study.trials]
     history = again._current_ledger().history
-    assert [t.objectives for t in history] == [
-        (-t.value, -t.values["size"]) for t in again.trials
-    ]
+    assert [t.objectives for t in history] == [(-t.value, -t.values["size"]) for t in again.trials]
     with Store.open(study.storage.url) as store:
         records = store.studies.load(1).trials
     assert [r.objectives for r in records] == [t.values for t in study.trials]
@@ -170,8 +168,7 @@ def test_other_constraints_are_another_study(tmp_path):
     with pytest.raises(StudyMismatchError, match=r"constraints was .* and is None"):
         run(tmp_path)
     assert (
-        trained(make_study(tmp_path, task=Sized(), algorithm=HALVING, constraints={"size": 5}))
-        == 0
+        trained(make_study(tmp_path, task=Sized(), algorithm=HALVING, constraints={"size": 5})) == 0
     )
 
 
@@ -196,9 +193,6 @@ def test_a_disk_budget_and_an_interruption_change_nothing(tmp_path):
     whole = run(tmp_path, constraints={"size": 5.0}, **TWO)
     url = f"sqlite:///{tmp_path}/tight.db"
     tight = run(
-        tmp_path,
-        constraints={"size": 5.0},
-        storage=Storage(url=url, disk_budget_bytes=4000),
-        **TWO,
+        tmp_path, constraints={"size": 5.0}, storage=Storage(url=url, disk_budget_bytes=4000), **TWO
     )
     assert [t.curve for t in tight.trials] == [t.curve for t in whole.trials]

@@ -69,11 +69,7 @@ def assert_same_records(found, wanted):
     assert found[0] == wanted[0]
     assert found[3] == wanted[3]
     for one, other in zip(found[1], wanted[1], strict=True):
-        assert (one.number, one.config, one.parent) == (
-            other.number,
-            other.config,
-            other.parent,
-        )
+        assert (one.number, one.config, one.parent) == (other.number, other.config, other.parent)
     mine, theirs = ({(n, e): m for n, e, m in each[2]} for each in (found, wanted))
     assert mine.keys() == theirs.keys()
     for key, metrics in mine.items():
@@ -200,9 +196,7 @@ class Failing(LineTask):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_structure_that_fails_a_check_is_not_fused_again(
-    tmp_path, monkeypatch, caplog, workers
-):
+def test_a_structure_that_fails_a_check_is_not_fused_again(tmp_path, monkeypatch, caplog, workers):
     space = Space(lr=Choice([0.1, 0.05, 0.02, 0.01]))
     local = Local(workers=workers, threads=1, pack="fused", pack_size=2)
     monkeypatch.setattr(StepCheck, "_judge", StepCheck._judge)  # monkeypatch restores it later
@@ -220,9 +214,7 @@ def test_a_structure_that_fails_a_check_is_not_fused_again(
     caplog.clear()
     placed = []
     original = FusedBackend.place
-    monkeypatch.setattr(
-        FusedBackend, "place", lambda *args: (original(*args), placed.append(args))
-    )
+    monkeypatch.setattr(FusedBackend, "place", lambda *args: (original(*args), placed.append(args)))
     other = Space(lr=Choice([0.1, 0.2, 0.3]))
     one = Local(threads=1, pack="fused", pack_size=2)
     again = run(tmp_path, task=task, name="b", executor=one, space=other)
@@ -306,10 +298,7 @@ def test_only_those_that_kill_their_workers_fail(tmp_path):
         executor=Local(workers=2, threads=1, pack="concatenated", pack_size=4),
         observers=[seen],
     )
-    assert {(is_faulty(t), t.state) for t in study.trials} == {
-        (False, "done"),
-        (True, "failed"),
-    }
+    assert {(is_faulty(t), t.state) for t in study.trials} == {(False, "done"), (True, "failed")}
     assert all("killed by signal 9" in t.error for t in study.trials if is_faulty(t))
     kinds = {event.kind for event in seen.of(StageFailed)}
     assert kinds == {"crowded", "lost"}

@@ -9,12 +9,7 @@ import pytest
 from tests.study.helpers import SOLO, StopAfter, make_study, trained
 from tests.study.processes import At, die, started
 from thrifty.core import CheckpointLost, EpochDone, SystemClock
-from thrifty.search import (
-    GridSearch,
-    MedianStopping,
-    PopulationBasedTraining,
-    SuccessiveHalving,
-)
+from thrifty.search import GridSearch, MedianStopping, PopulationBasedTraining, SuccessiveHalving
 from thrifty.space import Choice, Float, Space, Step
 from thrifty.store import Store
 from thrifty.study._housekeeping import PassedStates
@@ -100,9 +95,7 @@ def test_after_a_kill_no_epoch_before_a_kept_state_is_trained_again(tmp_path, co
 
 def test_states_at_which_the_space_may_branch_stay(tmp_path):
     space = Space(lr=Choice([0.1, Step(0.1, [2]), Step(0.1, [5])]))
-    study = make_study(
-        tmp_path, space=space, algorithm=MedianStopping(max_epochs=8, num_trials=3)
-    )
+    study = make_study(tmp_path, space=space, algorithm=MedianStopping(max_epochs=8, num_trials=3))
     trained(study)
     kept = {tuple(map(int, name.split("-"))) for name in files(tmp_path)}
     # 0.1 continues after 2 epochs on one node only, and that is where 5 matters.
@@ -165,9 +158,7 @@ class Watch:
 @pytest.fixture
 def ledger_and_store(tmp_path):
     """Return the ledger of a study with two checkpoints on one node, the first of them passed."""
-    study = make_study(
-        tmp_path, space=Space(lr=Choice([0.1])), algorithm=GridSearch(max_epochs=3)
-    )
+    study = make_study(tmp_path, space=Space(lr=Choice([0.1])), algorithm=GridSearch(max_epochs=3))
     trained(study)
     repository = study._repository()
     with repository.open() as store:

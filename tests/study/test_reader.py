@@ -51,10 +51,7 @@ def test_a_run_under_way_is_seen_from_elsewhere_and_here(tmp_path):
 
     class Look:
         def on_event(self, event):
-            seen.append((
-                sum(t.epochs for t in here.trials),
-                sum(t.epochs for t in other.trials),
-            ))
+            seen.append((sum(t.epochs for t in here.trials), sum(t.epochs for t in other.trials)))
 
     here = some(tmp_path)
     run(here, observers=[Look()])
@@ -166,9 +163,7 @@ def test_after_an_error_the_database_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("step", ["lease", "drive"])
-def test_a_run_whose_study_is_deleted_meanwhile_ends_with_one_error(
-    tmp_path, monkeypatch, step
-):
+def test_a_run_whose_study_is_deleted_meanwhile_ends_with_one_error(tmp_path, monkeypatch, step):
     """The other process deletes it before this one has a lease, or after it has lost it."""
     original = getattr(Store, step)
 

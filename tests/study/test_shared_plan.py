@@ -58,9 +58,7 @@ def run(folder, url, name, barrier=None, observers=()) -> None:
     if barrier is not None:
         barrier.wait()
     trained = Trained()
-    study_of(folder, url, name).run(
-        progress=False, observers=[trained, *observers], executor=SOLO
-    )
+    study_of(folder, url, name).run(progress=False, observers=[trained, *observers], executor=SOLO)
     counts = [[*key, count] for key, count in trained.epochs.items()]
     (folder / f"{name}.json").write_text(json.dumps(counts))
 

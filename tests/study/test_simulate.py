@@ -142,9 +142,7 @@ def test_values_are_seen_as_the_user_wrote_them_where_nothing_is_shared():
 # -- the answer ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "algorithm", [a for a in WHOLE_RUNGS if not isinstance(a, RandomSearch)]
-)
+@pytest.mark.parametrize("algorithm", [a for a in WHOLE_RUNGS if not isinstance(a, RandomSearch)])
 def test_as_many_epochs_as_the_forecast_says(algorithm):
     goals = Goals.of("score", "max")
     wanted = forecast(algorithm, SPACE, goals=goals, seed=3)
@@ -203,9 +201,7 @@ def test_faults_change_the_time_and_not_the_answer(algorithm, workers, seed):
 def test_the_same_arguments_give_the_same_simulation(algorithm, share):
     first, again = (one(algorithm, faults=TROUBLE, share=share, seed=1) for _ in range(2))
     assert first == again
-    assert (
-        first.end_to_end_s != one(algorithm, faults=TROUBLE, share=share, seed=2).end_to_end_s
-    )
+    assert first.end_to_end_s != one(algorithm, faults=TROUBLE, share=share, seed=2).end_to_end_s
 
 
 def test_members_of_a_population_go_on_from_their_donors():
@@ -363,13 +359,10 @@ def test_free_workers_are_shared_out():
             return ()
 
     members = [
-        Member(algorithm=Asked(max_epochs=9, num_trials=1), space=SPACE, seed=0)
-        for _ in range(2)
+        Member(algorithm=Asked(max_epochs=9, num_trials=1), space=SPACE, seed=0) for _ in range(2)
     ]
     rng = np.random.default_rng(0)
-    assert (
-        JointAlgorithm(members).ask(JointHistory(2, max_epochs=9), SPACE, num=5, rng=rng) == []
-    )
+    assert JointAlgorithm(members).ask(JointHistory(2, max_epochs=9), SPACE, num=5, rng=rng) == []
     assert asked == [3, 3]
 
 
@@ -428,9 +421,7 @@ def small_plans(draw):
         epochs = draw(st.integers(1, 3))
         values = draw(st.lists(st.integers(0, 1), min_size=epochs, max_size=epochs))
         config = {
-            "x": values[0]
-            if epochs == 1
-            else MultiStep(values, milestones=list(range(1, epochs)))
+            "x": values[0] if epochs == 1 else MultiStep(values, milestones=list(range(1, epochs)))
         }
         node = plan.insert(Timeline(config, epochs=epochs))
         for epoch in range(1, epochs + 1):

@@ -99,9 +99,7 @@ def test_a_structural_schedule_that_nobody_follows(tmp_path):
         adapt = LineTask.__mro__[1].adapt
 
     space = Space(lr=0.1, width=MultiStep([4, 8], milestones=[2]))
-    refuses(
-        tmp_path, TaskError, r"'width' has a schedule.*Task\.adapt", task=Stiff(), space=space
-    )
+    refuses(tmp_path, TaskError, r"'width' has a schedule.*Task\.adapt", task=Stiff(), space=space)
 
 
 def test_no_epochs(tmp_path):
@@ -215,9 +213,7 @@ class Damage:
     """Observer that damages every checkpoint as soon as it is written."""
 
     def __init__(self, study) -> None:
-        self._root = study.storage.url.removeprefix("sqlite:///").replace(
-            "t.db", "t-checkpoints"
-        )
+        self._root = study.storage.url.removeprefix("sqlite:///").replace("t.db", "t-checkpoints")
         self.num_damaged = 0
 
     def on_event(self, event) -> None:
@@ -337,10 +333,7 @@ def test_two_processes_on_one_study(tmp_path, shared):
     with repository.open() as store:
         plan = store.plans.open(repository.recipe.plan_identity(), task="T").id
         info = repository.make(store, plan=plan, file=None, enqueued=(), sources=())
-        with (
-            store.lease(info, shared=shared),
-            pytest.raises(StoreBusyError, match="being run"),
-        ):
+        with store.lease(info, shared=shared), pytest.raises(StoreBusyError, match="being run"):
             study.run(progress=False)
 
 

@@ -186,9 +186,7 @@ def test_a_line_for_each_trial_over_an_axis_for_each_coordinate(trials):
 
 def test_lines_pass_below_what_is_not_there():
     trials = trials_of(NESTED, nested_value, num=40)
-    axes = draw(
-        plots.parallel_coordinates(trials, NESTED, names=["act", "slope"], **LOSS)
-    ).axes[0]
+    axes = draw(plots.parallel_coordinates(trials, NESTED, names=["act", "slope"], **LOSS)).axes[0]
     (lines,) = (c for c in axes.collections if isinstance(c, LineCollection))
     below = sum(segment[1, 1] < 0 for segment in lines.get_segments())
     assert below == sum(trial.config["act"] != "relu" for trial in trials) > 0
@@ -263,8 +261,7 @@ def with_values(trials, names):
         replace(
             t,
             values={
-                name: float(v)
-                for name, v in zip(names, rng.uniform(size=len(names)), strict=True)
+                name: float(v) for name, v in zip(names, rng.uniform(size=len(names)), strict=True)
             },
         )
         for t in trials

@@ -46,10 +46,7 @@ class Wide(Task):
 
 def wide(folder):
     return make_study(
-        folder,
-        task=Wide(),
-        space=SPACE,
-        algorithm=RandomSearch(max_epochs=4, num_trials=4),
+        folder, task=Wide(), space=SPACE, algorithm=RandomSearch(max_epochs=4, num_trials=4)
     )
 
 
@@ -103,12 +100,8 @@ def test_the_first_run_fixes_an_equal_share_of_the_cores(tmp_path, monkeypatch):
 
 
 def test_another_number_of_threads_is_refused_before_training(tmp_path):
-    make_study(tmp_path).run(
-        progress=False, executor=Local(threads=1), observers=[StopAfter(3)]
-    )
-    message = (
-        r"Local\(threads=2\).*trained with 1 CPU threads.*leave threads out, give threads=1"
-    )
+    make_study(tmp_path).run(progress=False, executor=Local(threads=1), observers=[StopAfter(3)])
+    message = r"Local\(threads=2\).*trained with 1 CPU threads.*leave threads out, give threads=1"
     study = make_study(tmp_path)
     with pytest.raises(UsageError, match=message):
         study.run(progress=False, executor=Local(threads=2))
@@ -124,9 +117,7 @@ def test_another_seed_begins_anew(tmp_path):
 
 @pytest.mark.usefixtures("cores")
 def test_more_threads_than_cores_are_said(tmp_path, caplog):
-    make_study(tmp_path).run(
-        progress=False, executor=Local(threads=6), observers=[StopAfter(3)]
-    )
+    make_study(tmp_path).run(progress=False, executor=Local(threads=6), observers=[StopAfter(3)])
     with caplog.at_level(logging.WARNING):
         make_study(tmp_path).run(progress=False, executor=Local(workers=2, devices=("cpu",)))
     assert "2 workers use 12 threads on 8 cores" in caplog.text

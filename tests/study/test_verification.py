@@ -19,10 +19,7 @@ from thrifty.study import Study
 pytestmark = pytest.mark.slow
 
 
-SPACE = Space(
-    lr=Choice([Constant(0.05), Step(0.05, [3], gamma=0.5), Constant(0.02)]),
-    width=8,
-)
+SPACE = Space(lr=Choice([Constant(0.05), Step(0.05, [3], gamma=0.5), Constant(0.02)]), width=8)
 NUM_STEPS = 3
 """Steps of an epoch of ``Toy``."""
 

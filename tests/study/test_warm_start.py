@@ -53,11 +53,7 @@ def test_samplers_see_the_trials_of_the_earlier_study(tmp_path):
     for seen, trial in zip(prior(study), source.trials, strict=True):
         assert seen.scores == tuple(-value for value in trial.curve)
         assert seen.objectives == (-trial.value,)
-        assert (seen.reached, seen.target, seen.state) == (
-            trial.epochs,
-            trial.epochs,
-            "waiting",
-        )
+        assert (seen.reached, seen.target, seen.state) == (trial.epochs, trial.epochs, "waiting")
     by_value = sorted(source.trials, key=lambda t: t.value)
     assert [t.config for t in study.trials] == [t.config for t in by_value[:4]]
 
@@ -65,9 +61,7 @@ def test_samplers_see_the_trials_of_the_earlier_study(tmp_path):
 def test_what_the_earlier_study_trained_is_not_trained_again(tmp_path):
     earlier(tmp_path)
     study = later(tmp_path)
-    assert (
-        trained(study) == study._current_ledger().epochs_trained < study.savings.unique_epochs
-    )
+    assert trained(study) == study._current_ledger().epochs_trained < study.savings.unique_epochs
 
 
 def test_a_resumed_study_sees_the_same_whatever_became_of_the_earlier_one(tmp_path):
@@ -135,9 +129,9 @@ def test_objectives_and_constraints_of_the_new_study_judge(tmp_path):
     for seen, trial in zip(prior(study), source.trials, strict=True):
         assert seen.objectives == (-trial.value, -trial.values["size"])
         assert (seen.violation > 0) == (trial.values["size"] > 5)
-    assert [
-        t.violation for t in prior(later(tmp_path, **options, constraints={"size": 5.0}))
-    ] == [t.violation for t in prior(study)]
+    assert [t.violation for t in prior(later(tmp_path, **options, constraints={"size": 5.0}))] == [
+        t.violation for t in prior(study)
+    ]
 
 
 @pytest.mark.parametrize(

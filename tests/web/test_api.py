@@ -46,11 +46,7 @@ def test_the_list_says_how_studies_stand(client, store):
     assert line["epochs"]["trained"] == summary.plan_epochs
     assert line["epochs"]["saved"] == summary.trial_epochs - summary.plan_epochs
     assert line["last_activity"] == summary.last_activity
-    assert (harm["best_value"], harm["best_trial"], harm["trials"]) == (
-        None,
-        None,
-        {"failed": 1},
-    )
+    assert (harm["best_value"], harm["best_trial"], harm["trials"]) == (None, None, {"failed": 1})
 
 
 def test_a_study_says_what_it_was_made_from(client, store):
@@ -140,12 +136,7 @@ def fill_study(store, value_of, *, num_trials=24):
         store.record([
             NodeRecord(plan=plan, node=n, parent=None, start=0, config=config, epochs=1),
             EpochRecord(
-                plan=plan,
-                node=n,
-                epoch=1,
-                metrics={"mse": value_of(n)},
-                seconds=1.0,
-                worker="w",
+                plan=plan, node=n, epoch=1, metrics={"mse": value_of(n)}, seconds=1.0, worker="w"
             ),
             asked,
             TrialReported(study=study, trial=n, epoch=1, value=value_of(n)),
@@ -192,9 +183,7 @@ def test_workers_did_all_stages(client, store):
     found = get(client, "/studies/1/workers")
     stages = [stage for worker in found["workers"] for stage in worker["stages"]]
     assert found["shown"] == found["total"] == len(stages) > 0
-    assert (
-        sum(s["stop"] - s["start"] for s in stages) == store.studies.summary("line").plan_epochs
-    )
+    assert sum(s["stop"] - s["start"] for s in stages) == store.studies.summary("line").plan_epochs
     assert found["began"] <= min(s["began"] for s in stages)
 
 

@@ -24,10 +24,7 @@ CHROMIUM = shutil.which("chromium")
 LIMIT_MS = 600_000
 """Limit of each wait: pages are slow on a busy machine."""
 expect.set_options(timeout=LIMIT_MS)
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +47,7 @@ def page(browser):
     page.on("requestfailed", lambda asked: under_way.discard(asked))
     page.under_way = under_way
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on(
-        "console", lambda said: said.type in ("error", "warning") and wrong.append(said.text)
-    )
+    page.on("console", lambda said: said.type in ("error", "warning") and wrong.append(said.text))
     page.on(
         "request",
         lambda asked: "//127.0.0.1:" in asked.url or asked.url.startswith(("data:", "blob:"))
@@ -119,9 +114,7 @@ def test_charts_are_drawn(page, address, tab):
 def test_importance_is_shown(page, address, tab):
     open_study(page, address, tab)
     page.wait_for_selector(".bars .label:text('lr')")
-    expect(
-        page.get_by_text(re.compile(r" of \d+ trials after epoch \d+")).first
-    ).to_be_visible()
+    expect(page.get_by_text(re.compile(r" of \d+ trials after epoch \d+")).first).to_be_visible()
     shown = page.evaluate(
         "[...document.querySelectorAll('.bars .fill')].map(each => parseFloat(each.style.width))"
     )
@@ -278,9 +271,7 @@ def test_durations_are_rounded_before_they_are_cut_into_parts(page, address):
     ]  # fmt: skip
 
 
-def test_numbers_have_four_digits_or_all_of_the_integer_part_and_a_title_with_all(
-    page, address
-):
+def test_numbers_have_four_digits_or_all_of_the_integer_part_and_a_title_with_all(page, address):
     page.goto(address)
     told = page.evaluate(
         """async () => {

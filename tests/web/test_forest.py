@@ -98,9 +98,7 @@ def test_what_is_drawn_hangs_together_and_does_not_overlap(trials, limit):
     assert all(bottom <= drawn.rows for *_, bottom in boxes)
     for i, (start, stop, top, bottom) in enumerate(boxes):
         for other in boxes[:i]:
-            apart = (
-                stop <= other[0] or other[1] <= start or bottom <= other[2] or other[3] <= top
-            )
+            apart = stop <= other[0] or other[1] <= start or bottom <= other[2] or other[3] <= top
             assert apart
 
 
@@ -122,11 +120,7 @@ def test_a_path_is_the_way_of_a_trial(trials):
 
 
 def test_shared_epochs_are_counted_once():
-    _, _, tree, ended = rows([
-        ((), (0.1,), 9),
-        ((3,), (0.1, 0.2), 9),
-        ((3, 6), (0.1, 0.2, 0.1), 9),
-    ])
+    _, _, tree, ended = rows([((), (0.1,), 9), ((3,), (0.1, 0.2), 9), ((3, 6), (0.1, 0.2, 0.1), 9)])
     drawn = draw(stage_forest(tree, ended, mode="max"), metric="m", limit=99)
     # 27 epochs reached; 9 + 6 + 3 trained.
     assert drawn.saved == 9
@@ -139,10 +133,7 @@ def test_shared_epochs_are_counted_once():
 def test_a_stage_has_the_state_of_its_trials(last, failed, state):
     _, _, tree, ended = rows([((), (0.1,), 9)])
     tree[0].last, ended[0].failed = last, failed
-    assert (
-        draw(stage_forest(tree, ended, mode="max"), metric="m", limit=9).stages[0].state
-        == state
-    )
+    assert draw(stage_forest(tree, ended, mode="max"), metric="m", limit=9).stages[0].state == state
 
 
 def test_trials_that_have_not_begun_are_not_there():

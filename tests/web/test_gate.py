@@ -68,9 +68,7 @@ def test_the_printed_address_lets_a_browser_in(guarded):
 
 @pytest.mark.parametrize("given", ["wrong", "", TOKEN[:-1], TOKEN + "x", "é", "\udcff", "%00"])
 def test_a_wrong_token(guarded, given):
-    assert (
-        guarded.get("/", params={"token": given.encode("utf-8", "replace")}).status_code == 401
-    )
+    assert guarded.get("/", params={"token": given.encode("utf-8", "replace")}).status_code == 401
     header = f"Bearer {given}".encode("utf-8", "replace")
     assert guarded.get("/api/studies", headers={"Authorization": header}).status_code == 401
     cookie = f"thrifty_80={given}".encode("utf-8", "replace")
@@ -82,8 +80,7 @@ def test_programs_send_it_as_a_bearer(guarded, kind):
     answer = guarded.get("/api/studies", headers={"Authorization": f"{kind} {TOKEN}"})
     assert answer.status_code == 200
     assert (
-        guarded.get("/api/studies", headers={"Authorization": f"Basic {TOKEN}"}).status_code
-        == 401
+        guarded.get("/api/studies", headers={"Authorization": f"Basic {TOKEN}"}).status_code == 401
     )
 
 

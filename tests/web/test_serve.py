@@ -21,9 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def read(address, path="/api/studies", **headers):
-    request = urllib.request.Request(
-        address.partition("?")[0].rstrip("/") + path, headers=headers
-    )
+    request = urllib.request.Request(address.partition("?")[0].rstrip("/") + path, headers=headers)
     with urllib.request.urlopen(request) as response:
         return response.status, response.read()
 
@@ -46,9 +44,7 @@ def test_each_dashboard_has_a_token_of_its_own(database):
     servers = [serve(f"sqlite:///{database}", host="0.0.0.0", port=0) for _ in range(2)]
     for server in servers:
         server.socket.close()
-    assert (
-        servers[0].address.partition("token=")[2] != servers[1].address.partition("token=")[2]
-    )
+    assert servers[0].address.partition("token=")[2] != servers[1].address.partition("token=")[2]
 
 
 def test_a_token_on_the_loopback(database):
@@ -58,9 +54,7 @@ def test_a_token_on_the_loopback(database):
             read(address)
 
 
-@pytest.mark.parametrize(
-    "token", ["", "short", "x" * 15, "with space " * 3, 'a"b;c' * 5, "ä" * 20]
-)
+@pytest.mark.parametrize("token", ["", "short", "x" * 15, "with space " * 3, 'a"b;c' * 5, "ä" * 20])
 def test_tokens_that_cannot_be(database, token):
     with pytest.raises(UsageError, match="at least 16 characters"):
         create_app(f"sqlite:///{database}", token=token)
@@ -71,9 +65,7 @@ def test_a_port_that_is_taken(database):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(
-            UsageError, match=rf"cannot listen on 127.0.0.1 port {port}: .*--port"
-        ):
+        with pytest.raises(UsageError, match=rf"cannot listen on 127.0.0.1 port {port}: .*--port"):
             serve(f"sqlite:///{database}", port=port)
 
 

@@ -43,10 +43,7 @@ def test_what_only_some_schedules_of_a_kind_have_is_a_column():
 
 
 def test_wide_ranges_are_logarithmic():
-    wide, narrow, signed = columns([
-        {"a": 0.001, "b": 1, "c": -1},
-        {"a": 0.1, "b": 2, "c": 100},
-    ])
+    wide, narrow, signed = columns([{"a": 0.001, "b": 1, "c": -1}, {"a": 0.1, "b": 2, "c": 100}])
     assert (wide.log, narrow.log, signed.log) == (True, False, False)
 
 

@@ -162,9 +162,7 @@ def attribute_of_one_module_changed():
 @case("A", adversarial=True)
 def slope_of_a_layer_changed():
     def model(k):
-        return seeded(
-            k, lambda: nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.1), nn.Linear(8, 1))
-        )
+        return seeded(k, lambda: nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.1), nn.Linear(8, 1)))
 
     def between(step, models):
         for each in models:
@@ -209,11 +207,7 @@ def parameters_scaled_in_place_between_steps():
             with torch.no_grad():
                 model[0].weight.mul_(0.9)
 
-    return Case(
-        model=mlp,
-        loss=mse,
-        between=between,
-    )
+    return Case(model=mlp, loss=mse, between=between)
 
 
 @case("A")
@@ -249,9 +243,7 @@ def layer_replaced_between_steps():
 @case("A")
 def dropout_rate_changed_between_steps():
     def model(k):
-        return seeded(
-            k, lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 1))
-        )
+        return seeded(k, lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 1)))
 
     def between(step, models):
         for each in models:

@@ -105,10 +105,7 @@ def dropout_of_different_rates():
     def model(k):
         rate = 0.1 * (k + 1)
         return seeded(
-            k,
-            lambda: nn.Sequential(
-                nn.Linear(6, 8), nn.ReLU(), nn.Dropout(rate), nn.Linear(8, 1)
-            ),
+            k, lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(rate), nn.Linear(8, 1))
         )
 
     return Case(model=model, loss=mse)
@@ -142,11 +139,7 @@ def convolutions_with_batch_norm():
 @case("A", fuses=True)
 def group_norm():
     model = net(
-        lambda: nn.Conv2d(1, 4, 3),
-        lambda: nn.GroupNorm(2, 4),
-        nn.SiLU,
-        nn.Flatten,
-        linear(144, 3),
+        lambda: nn.Conv2d(1, 4, 3), lambda: nn.GroupNorm(2, 4), nn.SiLU, nn.Flatten, linear(144, 3)
     )
     return Case(model=model, loss=cross_entropy, batch=images)
 
@@ -273,9 +266,7 @@ def dictionary_batches():
     def loss(model, batch):
         return F.mse_loss(model(batch["x"]), batch["y"])
 
-    return Case(
-        model=mlp, loss=loss, batch=lambda s: dict(zip("xy", regression(s), strict=True))
-    )
+    return Case(model=mlp, loss=loss, batch=lambda s: dict(zip("xy", regression(s), strict=True)))
 
 
 @case("A", fuses=True)
@@ -477,9 +468,7 @@ def weight_norm():
         return seeded(
             k,
             lambda: nn.Sequential(
-                nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)),
-                nn.Tanh(),
-                nn.Linear(8, 1),
+                nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 1)
             ),
         )
 
@@ -492,9 +481,7 @@ def spectral_norm():
         return seeded(
             k,
             lambda: nn.Sequential(
-                nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)),
-                nn.Tanh(),
-                nn.Linear(8, 1),
+                nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 1)
             ),
         )
 

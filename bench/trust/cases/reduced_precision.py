@@ -20,9 +20,7 @@ def halves(dtype):
 
 @case("A", adversarial=True)
 def bfloat16_parameters():
-    return Case(
-        model=lambda k: mlp(k).to(torch.bfloat16), loss=mse, batch=halves(torch.bfloat16)
-    )
+    return Case(model=lambda k: mlp(k).to(torch.bfloat16), loss=mse, batch=halves(torch.bfloat16))
 
 
 @case("A", adversarial=True)

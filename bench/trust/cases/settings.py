@@ -32,9 +32,7 @@ class Acting(nn.Module):
 
 @case("A", adversarial=True)
 def partial_with_another_setting():
-    return Case(
-        model=lambda k: Acting(k, functools.partial(smoothed, factor=1.0 + k)), loss=mse
-    )
+    return Case(model=lambda k: Acting(k, functools.partial(smoothed, factor=1.0 + k)), loss=mse)
 
 
 @case("A")
@@ -321,8 +319,7 @@ def dropout_subclass_with_its_own_arithmetic():
 
     def model(k):
         return seeded(
-            k,
-            lambda: nn.Sequential(nn.Linear(6, 8), Shrinking(0.2 * k), nn.Linear(8, 1)),
+            k, lambda: nn.Sequential(nn.Linear(6, 8), Shrinking(0.2 * k), nn.Linear(8, 1))
         )
 
     return Case(model=model, loss=mse)
@@ -358,8 +355,7 @@ def momentum_of_batch_norm_that_differs():
 def padding_index_that_differs():
     def model(k):
         return seeded(
-            k,
-            lambda: nn.Sequential(nn.Embedding(11, 6, padding_idx=k), Mean(), nn.Linear(6, 3)),
+            k, lambda: nn.Sequential(nn.Embedding(11, 6, padding_idx=k), Mean(), nn.Linear(6, 3))
         )
 
     return Case(model=model, loss=cross_entropy, batch=tokens)

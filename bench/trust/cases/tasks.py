@@ -37,8 +37,7 @@ def _adamw(is_in: Callable[[str, nn.Parameter], bool], **other: Any) -> Any:
 @moving(
     "E",
     loop=Loop(
-        optimizer=_adamw(lambda name, _: name.endswith("bias"), weight_decay=0.0),
-        follow=follow_lr,
+        optimizer=_adamw(lambda name, _: name.endswith("bias"), weight_decay=0.0), follow=follow_lr
     ),
 )
 def no_decay_for_biases_by_pattern() -> type[th.Task]:
@@ -49,8 +48,7 @@ def no_decay_for_biases_by_pattern() -> type[th.Task]:
 
 
 @moving(
-    "E",
-    loop=Loop(optimizer=_adamw(lambda _, p: p.ndim < 2, weight_decay=0.0), follow=follow_lr),
+    "E", loop=Loop(optimizer=_adamw(lambda _, p: p.ndim < 2, weight_decay=0.0), follow=follow_lr)
 )
 def no_decay_for_vectors_by_predicate() -> type[th.Task]:
     class Mine(Regression):
@@ -71,15 +69,12 @@ def _follow_first_layer(factor: float) -> Callable[[list[dict[str, Any]], At], N
 @moving(
     "E",
     loop=Loop(
-        optimizer=_adamw(lambda name, _: name.startswith("0.")),
-        follow=_follow_first_layer(0.1),
+        optimizer=_adamw(lambda name, _: name.startswith("0.")), follow=_follow_first_layer(0.1)
     ),
 )
 def smaller_rate_for_one_layer() -> type[th.Task]:
     class Mine(Regression):
-        optimizer = th.AdamW(
-            lr="lr", weight_decay=0.1, groups={"0.*": {"lr": th.times("lr", 0.1)}}
-        )
+        optimizer = th.AdamW(lr="lr", weight_decay=0.1, groups={"0.*": {"lr": th.times("lr", 0.1)}})
 
     return Mine
 
@@ -262,9 +257,7 @@ def noise_read_by_the_data() -> type[th.Task]:
         def data(self, hp: th.HyperParameters) -> th.ArrayData:
             made = super().data(hp)
             x, y = made.train
-            return th.ArrayData(
-                train=(x + hp.s * normal(*x.shape, seed=9), y), valid=made.valid
-            )
+            return th.ArrayData(train=(x + hp.s * normal(*x.shape, seed=9), y), valid=made.valid)
 
     return Mine
 

@@ -25,25 +25,20 @@ class _Command(NamedTuple):
 
 COMMANDS = {
     "demo": _Command(
-        "_demo",
-        "Tune a network on handwritten digits: 81 trials, about ten seconds of training.",
+        "_demo", "Tune a network on handwritten digits: 81 trials, about ten seconds of training."
     ),
     "run": _Command("_train", "Run the study that FILE defines, or resume it."),
     "plan": _Command(
-        "_train",
-        "Show how much the study in FILE has to train, before any training.",
+        "_train", "Show how much the study in FILE has to train, before any training."
     ),
     "status": _Command("_status", "Show the studies in a database, also while they run."),
     "best": _Command(
         "_status",
         "Show the best trial of study NAME, or its Pareto front if it has several objectives.",
     ),
-    "delete": _Command(
-        "_status", "Delete study NAME with its trials, so that its name is free."
-    ),
+    "delete": _Command("_status", "Delete study NAME with its trials, so that its name is free."),
     "explain": _Command(
-        "_status",
-        "Explain why studies NAME and OTHER do or do not share training.",
+        "_status", "Explain why studies NAME and OTHER do or do not share training."
     ),
     "importance": _Command("_outputs", "Show which hyper-parameters of study NAME matter."),
     "plot": _Command("_outputs", "Draw a plot of study NAME."),
@@ -58,8 +53,7 @@ COMMANDS = {
         "Show the price lists that ``thrifty rent`` reads, and how old their rows are.",
     ),
     "dashboard": _Command(
-        "_dashboard",
-        "Show the studies in a database in the browser, also while they run.",
+        "_dashboard", "Show the studies in a database in the browser, also while they run."
     ),
     "doctor": _Command(
         "_doctor",
@@ -86,11 +80,7 @@ class _Lazy(click.Group):
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
-    def format_commands(
-        self,
-        ctx: click.Context,
-        formatter: click.HelpFormatter,
-    ) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the whole first sentence of each command, on two lines if it is long."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, each.help) for name, each in COMMANDS.items()])

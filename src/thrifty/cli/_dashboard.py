@@ -19,11 +19,7 @@ from ._options import say, storage_option
 @storage_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8550,
-    show_default=True,
-    help="0: any free.",
+    "--port", type=click.IntRange(0, 65535), default=8550, show_default=True, help="0: any free."
 )
 @click.option(
     "--token",

@@ -87,9 +87,7 @@ def findings(
         yield _look("storage", "checkpoints", partial(_checkpoints, storage), url=storage)
 
 
-def _look(
-    section: str, name: str, check: Check, *, needed: bool = False, url: str = ""
-) -> Finding:
+def _look(section: str, name: str, check: Check, *, needed: bool = False, url: str = "") -> Finding:
     """Run a check. Its text is shown without the passwords of ``url``."""
     try:
         state, detail = check()
@@ -117,9 +115,7 @@ def _extras(asked: Sequence[str]) -> Iterator[Finding]:
         known = extras_of(metadata.requires("thrifty") or [])
     except Exception as error:  # noqa: BLE001 (an installation may be broken in any way)
         detail = f"what they are is not known: {type(error).__name__}: {error}"
-        yield Finding(
-            section="extras", name="", state="broken", detail=detail, needed=bool(asked)
-        )
+        yield Finding(section="extras", name="", state="broken", detail=detail, needed=bool(asked))
         return
     for name in sorted({*known, *asked}):
         check = partial(_extra, name, known)
@@ -182,10 +178,7 @@ def _psycopg() -> tuple[State, str]:
     try:
         psycopg = import_module("psycopg")
     except ModuleNotFoundError:
-        return (
-            "absent",
-            "needed for PostgreSQL; in the checkout: pip install -e '.[postgresql]'",
-        )
+        return ("absent", "needed for PostgreSQL; in the checkout: pip install -e '.[postgresql]'")
     return "ok", f"{psycopg.__version__}, libpq {psycopg.pq.version()}"
 
 
@@ -252,10 +245,7 @@ def _kernels() -> tuple[State, str]:
         return "absent", "needed for graphs; in the checkout: pip install -e '.[graph]'"
     kernels = import_module("thrifty.graph.kernels")
     if not kernels.COMPILED:
-        return (
-            "warning",
-            f"numba {numba.__version__} does not compile (NUMBA_DISABLE_JIT is set)",
-        )
+        return ("warning", f"numba {numba.__version__} does not compile (NUMBA_DISABLE_JIT is set)")
     # This is the first number of SplitMix64 from seed 0, as published by its authors.
     if int(kernels.mix(_GOLDEN)) != 0xE220A8397B1DCDAF:
         return "broken", f"numba {numba.__version__}: a compiled kernel gives a wrong answer"
@@ -302,9 +292,7 @@ def _checkpoints(storage: str) -> tuple[State, str]:
         return "absent", "they go with the process"
     if file is not None and not file.exists():
         return "absent", "none yet"
-    engine = (
-        _server(address) if file is None else ReadOnlyFile(file, timeout_s=1.0).engine(address)
-    )
+    engine = _server(address) if file is None else ReadOnlyFile(file, timeout_s=1.0).engine(address)
     try:
         folder = CheckpointFolder(default_checkpoints(storage))
         found = survey(engine, folder)
@@ -326,9 +314,7 @@ def _checkpoints(storage: str) -> tuple[State, str]:
 def _database(engine: Engine, *, can_write: str) -> tuple[State, str]:
     try:
         with engine.connect() as connection:
-            version = connection.execute(
-                text("SELECT version_num FROM thrifty_version")
-            ).scalar()
+            version = connection.execute(text("SELECT version_num FROM thrifty_version")).scalar()
             studies = connection.execute(text("SELECT count(*) FROM studies")).scalar()
             writable = bool(connection.execute(text(can_write)).scalar())
     except DBAPIError as error:
@@ -358,12 +344,7 @@ def _disk(storage: str) -> tuple[State, str]:
     return ("ok" if free > _LITTLE_BYTES else "warning"), said
 
 
-_COLOURS: dict[State, str] = {
-    "ok": "green",
-    "absent": "dim",
-    "warning": "yellow",
-    "broken": "red",
-}
+_COLOURS: dict[State, str] = {"ok": "green", "absent": "dim", "warning": "yellow", "broken": "red"}
 
 
 @click.command("doctor")

@@ -82,8 +82,7 @@ def plot_command(
     default="fanova",
     show_default=True,
     help=(
-        "What explains the metric everywhere, "
-        "or what the best tenth of the trials have in common."
+        "What explains the metric everywhere, or what the best tenth of the trials have in common."
     ),
 )
 @click.option(
@@ -194,9 +193,7 @@ def _write(file: Path, content: str | bytes) -> None:
     try:
         file.write_bytes(data)
     except OSError as error:
-        raise UsageError(
-            f"cannot write {file}: {error.strerror}; name another place"
-        ) from error
+        raise UsageError(f"cannot write {file}: {error.strerror}; name another place") from error
 
 
 def _csv(info: StudyInfo, trials: Sequence[TrialRecord]) -> str:

@@ -25,9 +25,7 @@ class PriceList(click.Path):
     def __init__(self) -> None:
         super().__init__(exists=True, dir_okay=False, path_type=Path)
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return ``"sky"`` or a path."""
         return value if value == "sky" else super().convert(value, param, ctx)
 
@@ -95,9 +93,7 @@ def show_command(
     accelerator: tuple[str, ...],
 ) -> None:
     """Show all offers, the cheapest first, with the age of each price."""
-    offers, source = chosen_offers(
-        catalogue, cloud=cloud, region=region, accelerator=accelerator
-    )
+    offers, source = chosen_offers(catalogue, cloud=cloud, region=region, accelerator=accelerator)
     table = Table(box=None, pad_edge=False)
     for column in ("machine", "where", "$/h", "spot $/h", "Gbit/s", "price of"):
         table.add_column(column, overflow="fold")

@@ -57,11 +57,7 @@ def status_command(*, storage: str, name: str | None, traceback: bool) -> None:
 
 
 def _say_study(
-    s: StudySummary,
-    failures: Sequence[FailureGroup],
-    cut_short: Sequence[int],
-    *,
-    traceback: bool,
+    s: StudySummary, failures: Sequence[FailureGroup], cut_short: Sequence[int], *, traceback: bool
 ) -> None:
     """Print what is known of a study.
 
@@ -217,10 +213,7 @@ def explained(one: StudyInfo, two: StudyInfo) -> Iterator[str]:
         return
     (training, metrics), (other_training, other_metrics) = map(_parts, (one.spec, two.spec))
     names = (one.name, two.name)
-    reasons = [
-        *_setting(one.spec, two.spec),
-        *_differences(training, other_training, names),
-    ]
+    reasons = [*_setting(one.spec, two.spec), *_differences(training, other_training, names)]
     evaluated = _differences(metrics, other_metrics, names)
     if reasons:
         yield f"{both} share nothing:"
@@ -234,9 +227,7 @@ def explained(one: StudyInfo, two: StudyInfo) -> Iterator[str]:
 
 def _most_alike(one: StudyInfo, others: Sequence[StudyInfo]) -> StudyInfo:
     if not others:
-        raise UsageError(
-            f"the database has no other study than {one.name!r} to compare it with"
-        )
+        raise UsageError(f"the database has no other study than {one.name!r} to compare it with")
     return max(others, key=lambda info: (likeness(one.spec, info.spec), info.id))
 
 

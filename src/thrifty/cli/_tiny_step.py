@@ -41,9 +41,7 @@ class _Line(Task):
         return ArrayData(train=(x, 2 * x), valid=(x, 2 * x))
 
     def model(self, hp: HyperParameters) -> torch.nn.Module:
-        return torch.nn.Sequential(
-            torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)
-        )
+        return torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         x, y = batch

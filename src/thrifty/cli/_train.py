@@ -20,14 +20,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from thrifty.core import (
-    Event,
-    ThriftyError,
-    UsageError,
-    error_text,
-    is_from_user,
-    plain_text,
-)
+from thrifty.core import Event, ThriftyError, UsageError, error_text, is_from_user, plain_text
 from thrifty.run import ExecutorConfig, Local
 from thrifty.store import Store
 from thrifty.store._address import shell_command
@@ -118,9 +111,7 @@ def load_stored_study(name: str, *, storage: str, trust_file: bool = False) -> S
         )
     path = Path(file)
     if path.resolve() != _DEMO:
-        say(
-            f"loading {plain_text(path)}, which the database names for study {name!r}", err=True
-        )
+        say(f"loading {plain_text(path)}, which the database names for study {name!r}", err=True)
         if not trust_file:
             _check_owner(path)
     study = load_study(path, name=name)

@@ -119,9 +119,7 @@ def attached(offers: Iterable[Offer]) -> list[Offer]:
     return [
         each
         for machine in machines
-        for each in _variants(
-            machine, gpus.get((machine.cloud, machine.region, machine.zone), [])
-        )
+        for each in _variants(machine, gpus.get((machine.cloud, machine.region, machine.zone), []))
     ]
 
 

@@ -83,9 +83,7 @@ class Catalogue:
             return cls.load(path)
 
     @classmethod
-    def from_skypilot(
-        cls, folder: Path | str | None = None, *, refresh: bool = False
-    ) -> Catalogue:
+    def from_skypilot(cls, folder: Path | str | None = None, *, refresh: bool = False) -> Catalogue:
         """Load the lists that SkyPilot has stored on this machine, from its newest schema.
 
         The files' modification dates become the dates of the prices.
@@ -108,8 +106,7 @@ class Catalogue:
                 "show-gpus` or refresh=True, or take Catalogue.shipped()"
             )
         return _merged(
-            read_offers(path, priced_on=date.fromtimestamp(path.stat().st_mtime))
-            for path in paths
+            read_offers(path, priced_on=date.fromtimestamp(path.stat().st_mtime)) for path in paths
         )
 
     def updated(self, other: Catalogue) -> Catalogue:

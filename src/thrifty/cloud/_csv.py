@@ -46,14 +46,7 @@ _OPTIONAL = (
     "Source",
 )
 _MIB_PER_GIB = 1024
-_UNREADABLE = (
-    ArithmeticError,
-    MemoryError,
-    RecursionError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
+_UNREADABLE = (ArithmeticError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
 
 
 def read_offers(path: Path, *, priced_on: date | None = None) -> list[Offer]:
@@ -181,12 +174,7 @@ def _read(line: _Line, cloud: str, priced_on: date | None) -> Offer | None:
     count = line.value("AcceleratorCount") if name else None
     count = 1.0 if count is None else count
     price, spot = line.value("Price"), line.value("SpotPrice")
-    if (
-        (price is None and spot is None)
-        or name.lower().startswith("tpu")
-        or count < 1
-        or count % 1
-    ):
+    if (price is None and spot is None) or name.lower().startswith("tpu") or count < 1 or count % 1:
         return None
     kind = line.text("InstanceType") if name else line.needed("InstanceType")
     cloud = (line.text("Cloud") or cloud or line.needed("Cloud")).lower()

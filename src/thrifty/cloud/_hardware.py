@@ -8,14 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from thrifty.core import CloudError
-from thrifty.perf import (
-    PRECISIONS,
-    CollectiveModel,
-    CollectiveTiming,
-    Link,
-    Precision,
-    StepProfile,
-)
+from thrifty.perf import PRECISIONS, CollectiveModel, CollectiveTiming, Link, Precision, StepProfile
 
 from ._accelerators import ACCELERATORS, VCPU
 from ._networks import NetworkPriors

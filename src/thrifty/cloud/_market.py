@@ -12,10 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
-from thrifty.core import (
-    CloudError,
-    require,
-)
+from thrifty.core import CloudError, require
 
 from ._offer import Interval, Offer
 
@@ -174,13 +171,7 @@ class SpotMarket:
     >>> market = SpotMarket.from_lifetimes(lifetimes)
     >>> round(
     ...     market.evictions_per_h(
-    ...         Offer(
-    ...             cloud="aws",
-    ...             region="a",
-    ...             zone="a",
-    ...             instance_type="p2.xlarge",
-    ...             price_usd_h=0.9,
-    ...         )
+    ...         Offer(cloud="aws", region="a", zone="a", instance_type="p2.xlarge", price_usd_h=0.9)
     ...     ),
     ...     3,
     ... )
@@ -228,9 +219,7 @@ class SpotMarket:
         grouped = {place: list(known) for place, known in self.lifetimes.items()}
         for life in lifetimes:
             grouped.setdefault((life.instance_type, life.zone), []).append(life)
-        return replace(
-            self, lifetimes={place: tuple(known) for place, known in grouped.items()}
-        )
+        return replace(self, lifetimes={place: tuple(known) for place, known in grouped.items()})
 
     def at(self, moment: float) -> Self:
         """Return a copy that sees only the history before ``moment``."""
@@ -366,9 +355,7 @@ def _aws_rows(path: Path, product: str) -> Iterator[tuple[Place, float, float]]:
 
 def _series(changes: Mapping[float, float]) -> PriceSeries:
     moments = sorted(changes)
-    return PriceSeries(
-        times_s=tuple(moments), usd_h=tuple(changes[moment] for moment in moments)
-    )
+    return PriceSeries(times_s=tuple(moments), usd_h=tuple(changes[moment] for moment in moments))
 
 
 def _when(moment: float) -> str:

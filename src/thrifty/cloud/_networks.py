@@ -122,14 +122,7 @@ Only one cluster with TCP was measured, so its spread stays as it is.
 _OBSERVED = 1.2
 """The same after two probes of each application on each cluster."""
 
-_POSITIVE = (
-    "tcp_share",
-    "tcp_gbps",
-    "fabric_share",
-    "linked_share",
-    "pcie_gb_s",
-    "observed",
-)
+_POSITIVE = ("tcp_share", "tcp_gbps", "fabric_share", "linked_share", "pcie_gb_s", "observed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

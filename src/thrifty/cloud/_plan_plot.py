@@ -76,9 +76,7 @@ def plot_front(
     return figure
 
 
-def _points(
-    axes: Axes, fleets: Sequence[Fleet], *, colour: str, size: float, label: str
-) -> None:
+def _points(axes: Axes, fleets: Sequence[Fleet], *, colour: str, size: float, label: str) -> None:
     if not fleets:
         return
     axes.errorbar(
@@ -103,9 +101,7 @@ def _arms(intervals: Sequence[Interval], unit: float) -> list[list[float]]:
     ]
 
 
-def _number(
-    figure: Figure, axes: Axes, fleets: Sequence[Fleet], *, chosen: Fleet | None
-) -> None:
+def _number(figure: Figure, axes: Axes, fleets: Sequence[Fleet], *, chosen: Fleet | None) -> None:
     """Number the points that lie apart, in the order of time, and list the fleets' names."""
     from matplotlib.lines import Line2D  # noqa: PLC0415 (an extra)
 

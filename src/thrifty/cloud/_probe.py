@@ -250,10 +250,7 @@ class Probes:
 
     def _with_steps(self, probe: Probe, timings: Sequence[StepTiming]) -> HardwareEstimates:
         for timing in timings:
-            if (
-                timing.offer.instance_type != probe.offer.instance_type
-                or timing.num > probe.num
-            ):
+            if timing.offer.instance_type != probe.offer.instance_type or timing.num > probe.num:
                 raise CloudError(
                     f"the probe rents {probe.offer.spell(probe.num)}, and a step was recorded on "
                     f"{timing.offer.spell(timing.num)}: give steps on the probe's machines, or "
@@ -365,10 +362,7 @@ class Probes:
                     subject_of(what, offer),
                     _believed(what, offer, self.estimates),
                 )
-                if (
-                    believed.high / believed.low > NOISE**2
-                    and (what, subject) not in self._done
-                ):
+                if believed.high / believed.low > NOISE**2 and (what, subject) not in self._done:
                     unsure.add((what, subject))
         return unsure
 

@@ -118,9 +118,7 @@ class Arena:
             f", mostly {name}" if name else ""
         )
 
-    def _works(
-        self, found: Mapping[What, tuple[str, np.ndarray]]
-    ) -> tuple[list[int], np.ndarray]:
+    def _works(self, found: Mapping[What, tuple[str, np.ndarray]]) -> tuple[list[int], np.ndarray]:
         """Return the kinds that change, and the seconds of all steps, [3, kinds, cases, sizes]."""
         table = self.table
         kinds = [
@@ -189,9 +187,7 @@ def _flat(ends: np.ndarray) -> np.ndarray:
     return ends.reshape(3, -1)
 
 
-def _ends(
-    time_s: np.ndarray, cost_usd: np.ndarray, goal: Goal
-) -> tuple[np.ndarray, np.ndarray]:
+def _ends(time_s: np.ndarray, cost_usd: np.ndarray, goal: Goal) -> tuple[np.ndarray, np.ndarray]:
     """Return the limited quantity, and the one to minimise."""
     both = time_s, cost_usd
     return both if goal.deadline_s is not None else both[::-1]

@@ -64,9 +64,7 @@ def replan(
     ...     )
     ...     for name, count, price in [("p3.2xlarge", 1, 3.06), ("p3.8xlarge", 4, 12.24)]
     ... ]
-    >>> options = FleetOptions(
-    ...     deadline_s=20 * 3600, estimates=HardwareEstimates(profiled="V100")
-    ... )
+    >>> options = FleetOptions(deadline_s=20 * 3600, estimates=HardwareEstimates(profiled="V100"))
     >>> first = plan_fleet(workload, offers, options).best
     >>> later = replan(
     ...     first, workload, offers, options=options, done_steps=50_000, gone=first.machines

@@ -8,10 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from thrifty.core import (
-    CloudError,
-    require,
-)
+from thrifty.core import CloudError, require
 
 from ._csv import SKYPILOT_FILE
 from ._hardware import HardwareEstimates
@@ -191,9 +188,7 @@ def launch(task: str) -> str:
     name, spot = config.get("name"), bool(config["resources"].get("use_spot"))
     asked = sky.Task.from_yaml_config(config)
     if spot:
-        return str(
-            require("sky.jobs", package="skypilot", extra="sky").launch(asked, name=name)
-        )
+        return str(require("sky.jobs", package="skypilot", extra="sky").launch(asked, name=name))
     return str(sky.launch(asked, cluster_name=name, down=True))
 
 
@@ -256,10 +251,7 @@ def _equal(fleet: Fleet) -> str:
         # Subtract a little, so that rounding errors do not add one more machine.
         num = math.ceil(whole / speed - 1e-9)
         cost = each.usd_h / each.num * num
-        ways.append((
-            cost,
-            each.offer.spell(num, spot=each.spot),
-        ))
+        ways.append((cost, each.offer.spell(num, spot=each.spot)))
     cost, way = min(ways)
     return f"{way} at ${cost:.2f} an hour"
 

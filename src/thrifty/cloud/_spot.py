@@ -80,9 +80,7 @@ def spot_seconds(
     Raises:
         CloudError: a number is out of range.
 
-    >>> seconds, interval = spot_seconds(
-    ...     8 * 3600, evictions_per_h=0.1, save_s=30, restart_s=300
-    ... )
+    >>> seconds, interval = spot_seconds(8 * 3600, evictions_per_h=0.1, save_s=30, restart_s=300)
     >>> round(seconds / 3600, 2), round(interval)
     (8.4, 1440)
     """
@@ -182,10 +180,7 @@ def slowdowns(workload: Workload, evictions_per_h: np.ndarray) -> tuple[np.ndarr
     found = np.empty((2, rates.size))
     for index, rate in enumerate(rates.tolist()):
         seconds, every_s = spot_seconds(
-            _WORK_S,
-            evictions_per_h=rate,
-            save_s=save_s,
-            restart_s=workload.setup_s + save_s,
+            _WORK_S, evictions_per_h=rate, save_s=save_s, restart_s=workload.setup_s + save_s
         )
         found[:, index] = seconds / _WORK_S, every_s
     slow, every = found[:, places.reshape(evictions_per_h.shape)]

@@ -190,18 +190,14 @@ def _deviation(interval: Interval) -> float:
 def _around(medians: np.ndarray, deviations: np.ndarray) -> Factors:
     compute, inner, network = (
         Interval(median=middle, low=middle / width, high=middle * width)
-        for middle, width in zip(
-            medians.tolist(), np.exp(Z90 * deviations).tolist(), strict=True
-        )
+        for middle, width in zip(medians.tolist(), np.exp(Z90 * deviations).tolist(), strict=True)
     )
     return compute, inner, network
 
 
 def _places_of(timing: StepTiming) -> np.ndarray:
     return _places(
-        np.array([timing.num]),
-        np.array([timing.offer.accelerator_count]),
-        np.array([timing.batch]),
+        np.array([timing.num]), np.array([timing.offer.accelerator_count]), np.array([timing.batch])
     )
 
 

@@ -110,9 +110,7 @@ def parallelism_phases_of(
     ((1, 300), (2, 300), (3, 300))
     """
     if steps_per_epoch < 1:
-        raise CloudError(
-            f"an epoch has at least one step, not steps_per_epoch={steps_per_epoch}"
-        )
+        raise CloudError(f"an epoch has at least one step, not steps_per_epoch={steps_per_epoch}")
     ends: dict[int, int] = {}
     change: dict[int, int] = {}
     failed: set[int | None] = set()

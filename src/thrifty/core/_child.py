@@ -323,9 +323,7 @@ def parent_of(arguments: list[str]) -> Connection:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "with-thread" in rest:
         die_with_parent()
-    threading.Thread(
-        target=_watch, args=(int(parent),), name="thrifty-parent", daemon=True
-    ).start()
+    threading.Thread(target=_watch, args=(int(parent),), name="thrifty-parent", daemon=True).start()
     return Connection(int(fd))
 
 

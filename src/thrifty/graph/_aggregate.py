@@ -332,9 +332,7 @@ class _Softmax(Function):
     ) -> Tensor:
         alpha = source.new_empty(block.num_edges, source.shape[1])
         scores = _numpy(source), _numpy(destination)
-        by_rows(
-            edge_softmax, *_rows(block), *scores, slope, alpha.numpy(), width=alpha.shape[1]
-        )
+        by_rows(edge_softmax, *_rows(block), *scores, slope, alpha.numpy(), width=alpha.shape[1])
         return alpha
 
     @staticmethod
@@ -396,9 +394,7 @@ class _WeightedSum(Function):
         return by_edge, by_source, None
 
 
-def _softmax_by_index(
-    source: Tensor, destination: Tensor, block: Block, *, slope: float
-) -> Tensor:
+def _softmax_by_index(source: Tensor, destination: Tensor, block: Block, *, slope: float) -> Tensor:
     to = block.destinations()
     scores = source.index_select(0, block.indices) + destination.index_select(0, to)
     scores = F.leaky_relu(scores, slope).to(torch.promote_types(source.dtype, torch.float32))

@@ -92,9 +92,7 @@ class Block:
         return Block(indptr, indices, num_src=self.num_src, shared=self.shared)
 
     def __repr__(self) -> str:
-        return (
-            f"Block(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
-        )
+        return f"Block(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
 
     def _destinations(self) -> torch.Tensor:
         counts = self.indptr.diff().long()

@@ -193,9 +193,7 @@ class GNN(nn.Module):
 
     >>> from thrifty.graph import Graph, NeighborSampler
     >>> import numpy as np
-    >>> ring = Graph(
-    ...     np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8)
-    ... )
+    >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8))
     >>> batch = NeighborSampler(ring, [1, 1]).sample([0, 3])
     >>> model = GNN([SAGE(8, 16), SAGE(16, 3)])
     >>> model.layer(0, ring.x[batch.nodes], batch.blocks[0]).shape
@@ -253,9 +251,7 @@ class GNN(nn.Module):
                 f"sample with {self.num_layers} fanouts, one for each layer"
             )
         if batch.x is None:
-            raise GraphError(
-                "the batch has no features; give the graph some: graph.replace(x=...)"
-            )
+            raise GraphError("the batch has no features; give the graph some: graph.replace(x=...)")
         x = batch.x
         for number, block in enumerate(batch.blocks):
             x = self.layer(number, x, block)

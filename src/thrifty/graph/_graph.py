@@ -179,13 +179,7 @@ class Graph:
     __slots__ = ("indices", "indptr", "x", "y")
 
     def __init__(
-        self,
-        indptr: Any,
-        indices: Any,
-        *,
-        x: Any = None,
-        y: Any = None,
-        check: bool = True,
+        self, indptr: Any, indices: Any, *, x: Any = None, y: Any = None, check: bool = True
     ) -> None:
         self.indptr = _row_starts(indptr)
         self.indices = _node_numbers(indices, num_nodes=self.num_nodes)
@@ -276,9 +270,7 @@ def _row_starts(indptr: Any) -> np.ndarray:
             "(num_nodes + 1,)"
         )
     if len(array) - 1 > MAX_NODES:
-        raise GraphError(
-            f"{len(array) - 1} nodes: at most {MAX_NODES} can be numbered by int32"
-        )
+        raise GraphError(f"{len(array) - 1} nodes: at most {MAX_NODES} can be numbered by int32")
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
@@ -357,6 +349,4 @@ def as_tensor(values: Any, *, name: str) -> torch.Tensor:
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             return torch.from_numpy(array)
     except TypeError as error:
-        raise GraphError(
-            f"{name} holds {array.dtype}, of which there are no tensors"
-        ) from error
+        raise GraphError(f"{name} holds {array.dtype}, of which there are no tensors") from error

@@ -179,10 +179,7 @@ class GraphData:
 
     >>> import numpy as np
     >>> ring = Graph(
-    ...     np.arange(5),
-    ...     np.array([1, 2, 3, 0], dtype=np.int32),
-    ...     x=torch.eye(4),
-    ...     y=torch.arange(4),
+    ...     np.arange(5), np.array([1, 2, 3, 0], dtype=np.int32), x=torch.eye(4), y=torch.arange(4)
     ... )
     >>> source = GraphData(ring, train=[0, 1], valid=[2, 3], fanouts=[1]).source(
     ...     torch.device("cpu")
@@ -315,6 +312,4 @@ class _GraphSource:
 
 def _num_bytes(batch: Batch) -> int:
     # Layers will cache about twice as much again from the features.
-    return 3 * sum(
-        t.numel() * t.element_size() for t in (batch.nodes, batch.x) if t is not None
-    )
+    return 3 * sum(t.numel() * t.element_size() for t in (batch.nodes, batch.x) if t is not None)

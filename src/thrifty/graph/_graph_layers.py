@@ -264,9 +264,7 @@ class GAT(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the options that ``repr`` shows."""
-        return (
-            f"{self.in_features}, {self.out_features}, heads={self.heads}, concat={self.concat}"
-        )
+        return f"{self.in_features}, {self.out_features}, heads={self.heads}, concat={self.concat}"
 
 
 class GIN(nn.Module):

@@ -76,9 +76,7 @@ def infer_sampled(
         GraphError: nodes, fanouts or options are invalid, or the graph has no features.
 
     >>> from thrifty.graph import GNN, SAGE
-    >>> ring = Graph(
-    ...     np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8)
-    ... )
+    >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8))
     >>> infer_sampled(GNN([SAGE(8, 3)]), ring, [0, 3], fanouts=[1]).shape
     torch.Size([2, 3])
     """
@@ -146,9 +144,7 @@ def infer_layerwise(
             be applied layer by layer.
 
     >>> from thrifty.graph import GNN, SAGE
-    >>> ring = Graph(
-    ...     np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8)
-    ... )
+    >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8))
     >>> infer_layerwise(GNN([SAGE(8, 16), SAGE(16, 3)]), ring).shape
     torch.Size([5, 3])
     """
@@ -162,9 +158,7 @@ def infer_layerwise(
     neighbors = NeighborSampler(graph, [-1])
     everyone = np.arange(graph.num_nodes)
     wanted = (
-        everyone
-        if nodes is None
-        else checked_nodes(nodes, num_nodes=graph.num_nodes, name="node")
+        everyone if nodes is None else checked_nodes(nodes, num_nodes=graph.num_nodes, name="node")
     )
     stages = _needed(neighbors, wanted, num_layers=model.num_layers, batch_size=batch_size)
     total, done = sum(map(len, stages)), 0

@@ -324,9 +324,7 @@ def distinct_seeds(seeds: Any, *, num_nodes: int) -> np.ndarray:
     """
     if seeds is None:
         return np.arange(num_nodes)
-    array = (
-        seeds.detach().cpu().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
-    )
+    array = seeds.detach().cpu().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
     if array.dtype.kind == "b":
         if array.shape != (num_nodes,):
             raise GraphError(
@@ -352,7 +350,5 @@ def _checked_device(device: torch.device | str) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise GraphError(f"device={device!r}; give a device such as 'cpu' or 'cuda'") from error
     if checked.type == "cuda" and not torch.cuda.is_available():
-        raise GraphError(
-            f"device={str(device)!r}, but PyTorch finds no CUDA device; give 'cpu'"
-        )
+        raise GraphError(f"device={str(device)!r}, but PyTorch finds no CUDA device; give 'cpu'")
     return checked

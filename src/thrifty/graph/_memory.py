@@ -35,9 +35,7 @@ def tune_allocator() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and bool(
-        mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, _NEVER)
-    )
+    return mallopt is not None and bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, _NEVER))
 
 
 ALIGNMENT = 64

@@ -26,9 +26,7 @@ _ARRAYS = ("indptr", "indices", "x", "y")
 _PART_BYTES = 2**26
 
 
-def save_graph(
-    graph: Graph, folder: str | os.PathLike[str], *, overwrite: bool = False
-) -> None:
+def save_graph(graph: Graph, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write a graph to a folder of ``.npy`` files and a JSON header, without pickle.
 
     The files are written next to the folder and renamed when they are complete and on disk, so
@@ -72,9 +70,7 @@ def save_graph(
         shutil.rmtree(whole, ignore_errors=True)
 
 
-def load_graph(
-    folder: str | os.PathLike[str], *, mmap: bool = True, verify: bool = True
-) -> Graph:
+def load_graph(folder: str | os.PathLike[str], *, mmap: bool = True, verify: bool = True) -> Graph:
     """Read a graph that `save_graph` wrote.
 
     Args:
@@ -200,9 +196,7 @@ def _read_header(place: Path) -> dict[str, dict[str, Any]]:
 
 
 def _are_entries(entries: Any) -> TypeGuard[dict[str, dict[str, Any]]]:
-    if not isinstance(entries, dict) or not {"indptr", "indices"} <= set(entries) <= set(
-        _ARRAYS
-    ):
+    if not isinstance(entries, dict) or not {"indptr", "indices"} <= set(entries) <= set(_ARRAYS):
         return False
     kinds = {"shape": list, "bytes": int, "crc32": int, "dtype": str}
     return all(

@@ -43,9 +43,7 @@ class OrderedPrefetcher(Iterator[T], Generic[T]):
     [0, 1, 4, 9]
     """
 
-    def __init__(
-        self, make: Callable[[int], T], num: int, *, num_threads: int, depth: int
-    ) -> None:
+    def __init__(self, make: Callable[[int], T], num: int, *, num_threads: int, depth: int) -> None:
         self._line: _Line[T] = _Line(make, num, num_threads=num_threads)
         self._num = num
         self._taken = 0

@@ -11,23 +11,11 @@ from ._job import BatchScaling, HeteroOptions, MembersChanged, StepReport, plot_
 from ._order import Place, SampleOrder, Share
 from ._trainer import HeteroTrainer, balance
 from .balance._profile import profile_step
-from .balance._simulator import (
-    JobSimulation,
-    Load,
-    SimulatedStep,
-    SimulatedWorker,
-    simulate_job,
-)
+from .balance._simulator import JobSimulation, Load, SimulatedStep, SimulatedWorker, simulate_job
 from .training._batch_norm import WholeBatchNorm
 from .workers._elastic import ElasticMembership
 from .workers._measure import Meter, PowerMeter, ZeusMeter, measure_curve
-from .workers._membership import (
-    FixedMembership,
-    Membership,
-    Wait,
-    WorkerView,
-    measure_all_reduce,
-)
+from .workers._membership import FixedMembership, Membership, Wait, WorkerView, measure_all_reduce
 
 
 __all__ = [

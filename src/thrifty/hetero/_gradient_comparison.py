@@ -84,9 +84,7 @@ class Comparison:
             for name, value in whole.gradients.items()
         }
         sizes = {
-            name: max(
-                (float(part.gradients[name].abs().max()) for part, _ in counted), default=0
-            )
+            name: max((float(part.gradients[name].abs().max()) for part, _ in counted), default=0)
             for name, value in whole.gradients.items()
             if value.numel()
         }
@@ -187,9 +185,7 @@ class EqualDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name.endswith("_") and isinstance(args[0], Tensor):
             return _in_place(func, args, given)
         if name.endswith("_like"):
-            return _filled(
-                func(args[0].new_empty(1), *args[1:], **given), args[0].shape, args[0]
-            )
+            return _filled(func(args[0].new_empty(1), *args[1:], **given), args[0].shape, args[0])
         self.unequal.add(name)
         return func(*args, **kwargs)
 

@@ -71,9 +71,7 @@ class BatchScaling:
             curve.seconds(curve.capacity(curve.seconds(knee), max_batch))
             for curve, knee in zip(curves, knees, strict=True)
         )
-        return max(
-            base, min(max_batch, sum(curve.capacity(end, max_batch) for curve in curves))
-        )
+        return max(base, min(max_batch, sum(curve.capacity(end, max_batch) for curve in curves)))
 
     def factor(self, *, batch: int, base: int, step: int) -> float:
         """Return the factor by which the learning rate is multiplied."""

@@ -62,12 +62,7 @@ class LossCheck:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        *,
-        device: torch.device,
-        collate: Any = None,
+        self, model: nn.Module, objective: Objective, *, device: torch.device, collate: Any = None
     ) -> None:
         self._model = model
         self._objective = objective

@@ -155,9 +155,7 @@ class SampleOrder:
             for size, num in zip(split, own_left, strict=True)
         ]
         public = [size - num for size, num in zip(split, own, strict=True)]
-        for worker in sorted(
-            range(len(split)), key=lambda worker: own[worker] - own_left[worker]
-        ):
+        for worker in sorted(range(len(split)), key=lambda worker: own[worker] - own_left[worker]):
             # Where the public data end, workers with private samples left use more of those.
             short = sum(public) - public_left
             if short <= 0:

@@ -15,13 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, TensorDataset
 
-from thrifty.core import (
-    HeteroError,
-    PeerLostError,
-    TooFewWorkersError,
-    derive_seed,
-    error_text,
-)
+from thrifty.core import HeteroError, PeerLostError, TooFewWorkersError, derive_seed, error_text
 from thrifty.core._child import parent_of
 from thrifty.hetero._job import HeteroOptions
 from thrifty.hetero._trainer import HeteroTrainer
@@ -108,9 +102,7 @@ class TrialWorker:
 
     def load_state(self, data: bytes) -> None:
         """Restore what ``state`` returned."""
-        self._trainer.load_state(
-            from_bytes(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        )
+        self._trainer.load_state(from_bytes(torch.frombuffer(bytearray(data), dtype=torch.uint8)))
         self._followed.forget()
 
     def _evaluate(self, epoch: int) -> dict[str, float]:

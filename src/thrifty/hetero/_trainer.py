@@ -23,15 +23,7 @@ from thrifty.core import (
 )
 from thrifty.perf import Power, SplitChange, StepCurve
 
-from ._job import (
-    REFUSED,
-    HeteroOptions,
-    MembersChanged,
-    Note,
-    StepReport,
-    SummedNotes,
-    WorkerInfo,
-)
+from ._job import REFUSED, HeteroOptions, MembersChanged, Note, StepReport, SummedNotes, WorkerInfo
 from ._loss_check import Inspector, LossCheck
 from ._order import Place, Share
 from .balance._allocation import Allocation
@@ -156,9 +148,7 @@ class HeteroTrainer:
         self._events: list[SplitChange | MembersChanged] = []
         self._allocation: Allocation
         self._inspector = Inspector(
-            LossCheck(
-                model, self._learner.objective, device=self._learner.device, collate=collate
-            ),
+            LossCheck(model, self._learner.objective, device=self._learner.device, collate=collate),
             self._learner,
             seed=seed,
             clock=self._clock,
@@ -437,9 +427,7 @@ class HeteroTrainer:
         self._events.append(event)
         if view.rank:
             return
-        _log.info(
-            "step %d: workers %s, split %s", event.step, list(event.names), list(event.split)
-        )
+        _log.info("step %d: workers %s, split %s", event.step, list(event.names), list(event.split))
         self._say_left_out(frozenset())
 
     def _prepare(self) -> None:

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from ._mlflow import MLflow as MLflow
     from ._tensorboard import TensorBoard as TensorBoard
     from ._wandb import WandB as WandB
-    from .optuna._storage import (
-        export_optuna as export_optuna,
-        optuna_storage as optuna_storage,
-    )
+    from .optuna._storage import export_optuna as export_optuna, optuna_storage as optuna_storage
     from .sklearn._search import ThriftySearchCV as ThriftySearchCV
 
 _HOMES = {

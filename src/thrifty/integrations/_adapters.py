@@ -76,9 +76,7 @@ class KeptTrainable(Trainable):
             TaskError: No epoch has been trained.
         """
         if not self._kept:
-            raise TaskError(
-                f"nothing has been trained yet: {type(self).__name__} has no metrics"
-            )
+            raise TaskError(f"nothing has been trained yet: {type(self).__name__} has no metrics")
         metrics: Mapping[str, float] = self._kept["metrics"]
         return metrics
 
@@ -128,9 +126,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Counter):
         return _marked("counter", [[to_plain(k), count] for k, count in value.items()])
     if isinstance(value, set | frozenset):
-        return _marked(
-            type(value).__name__, [to_plain(item) for item in sorted(value, key=repr)]
-        )
+        return _marked(type(value).__name__, [to_plain(item) for item in sorted(value, key=repr)])
     if isinstance(value, deque):
         return _marked("deque", [value.maxlen, *(to_plain(item) for item in value)])
     if isinstance(value, Mapping):
@@ -224,8 +220,7 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     out = {
         name: float(value) if isinstance(value, torch.Tensor) else value
         for name, value in group.items()
-        if name not in ("params", "param_names", "initial_lr")
-        and isinstance(value, _PLAIN_OPTIONS)
+        if name not in ("params", "param_names", "initial_lr") and isinstance(value, _PLAIN_OPTIONS)
     }
     if "initial_lr" in group:
         out["lr"] = float(group["initial_lr"])

@@ -92,9 +92,7 @@ class HuggingFaceTrainable(KeptTrainable):
         TaskError: An argument sets something that the study controls.
         MissingExtraError: transformers or accelerate is not installed.
 
-    >>> task = HuggingFaceTrainable(
-    ...     lambda hp: None, train_dataset=[], args={"learning_rate": 1e-4}
-    ... )
+    >>> task = HuggingFaceTrainable(lambda hp: None, train_dataset=[], args={"learning_rate": 1e-4})
     >>> HuggingFaceTrainable(lambda hp: None, train_dataset=[], args={"seed": 3})
     Traceback (most recent call last):
         ...
@@ -248,10 +246,7 @@ class HuggingFaceTrainable(KeptTrainable):
         num_batches = len(trainer.get_train_dataloader())
         num_steps = math.ceil(num_batches / trainer.args.gradient_accumulation_steps)
         # The batch size may have changed, and the Trainer computes the epoch from the step.
-        now = {
-            "global_step": epoch * num_steps,
-            "train_batch_size": trainer.args.train_batch_size,
-        }
+        now = {"global_step": epoch * num_steps, "train_batch_size": trainer.args.train_batch_size}
         text = json.dumps({**self._kept["trainer"], **now})
         (folder / "trainer_state.json").write_text(text, encoding="utf-8")
         return str(folder)

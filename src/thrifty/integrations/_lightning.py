@@ -298,9 +298,7 @@ def _epoch_callback_class(base: Any) -> type:
             if self._before is not None:
                 follow(trainer.optimizers, schedulers, before=self._before, now=self.options)
 
-        def on_train_batch_end(
-            self, trainer: Any, pl_module: Any, outputs: Any, *_: Any
-        ) -> None:
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
             if isinstance(loss, torch.Tensor):
                 # With gradient accumulation, the loss is given divided by the number of batches.

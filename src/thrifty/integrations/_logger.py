@@ -46,9 +46,7 @@ class Logger(ABC):
             or not isinstance(patience_s, int | float)
             or patience_s < 0
         ):
-            raise UsageError(
-                f"patience_s is {patience_s!r}; give a number of seconds, 0 or more"
-            )
+            raise UsageError(f"patience_s is {patience_s!r}; give a number of seconds, 0 or more")
         self._patience_s = patience_s
         self._writer: _Writer | None = None
 
@@ -143,11 +141,7 @@ class OpenRuns(Generic[Run]):
     """
 
     def __init__(
-        self,
-        open_run: Callable[[int], Run],
-        close_run: Callable[[Run], None],
-        *,
-        limit: int,
+        self, open_run: Callable[[int], Run], close_run: Callable[[Run], None], *, limit: int
     ) -> None:
         self._open = open_run
         self._close = close_run

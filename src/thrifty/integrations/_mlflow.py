@@ -7,14 +7,7 @@ import time
 from typing import Any
 
 from thrifty.core import require
-from thrifty.study import (
-    StudyBegan,
-    StudyEnded,
-    TrialAdvanced,
-    TrialBegan,
-    TrialEnded,
-    TrialEvent,
-)
+from thrifty.study import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 
 from ._logger import Logger, plain
 
@@ -72,9 +65,7 @@ class MLflow(Logger):
 class _Experiment:
     """The runs of a study's trials."""
 
-    def __init__(
-        self, client: Any, entities: Any, experiment: str, *, began: StudyBegan
-    ) -> None:
+    def __init__(self, client: Any, entities: Any, experiment: str, *, began: StudyBegan) -> None:
         self._client = client
         self._entities = entities
         self._experiment = experiment
@@ -123,11 +114,7 @@ class _Experiment:
 
     def _tags(self, trial: int) -> dict[str, str]:
         began = self._began
-        return {
-            "thrifty.study": began.study,
-            "thrifty.trial": str(trial),
-            "thrifty.key": began.key,
-        }
+        return {"thrifty.study": began.study, "thrifty.trial": str(trial), "thrifty.key": began.key}
 
     def _find(self, trial: int) -> Any:
         # Do not search by the study's name, which may contain quotes.

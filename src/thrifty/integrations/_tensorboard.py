@@ -7,14 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from thrifty.core import MissingExtraError
-from thrifty.study import (
-    StudyBegan,
-    StudyEnded,
-    TrialAdvanced,
-    TrialBegan,
-    TrialEnded,
-    TrialEvent,
-)
+from thrifty.study import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 
 from ._logger import Logger, OpenRuns, plain, safe_name
 

@@ -5,19 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from thrifty.core import (
-    UsageError,
-    fingerprint,
-    require,
-)
-from thrifty.study import (
-    StudyBegan,
-    StudyEnded,
-    TrialAdvanced,
-    TrialBegan,
-    TrialEnded,
-    TrialEvent,
-)
+from thrifty.core import UsageError, fingerprint, require
+from thrifty.study import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 
 from ._logger import Logger, OpenRuns, plain
 

@@ -273,11 +273,7 @@ def own_schedule(
     Raises:
         LayerError: both are given, or neither is.
     """
-    given = {
-        "subnetworks": subnetworks,
-        "concurrent": concurrent,
-        "total_steps": total_steps,
-    }
+    given = {"subnetworks": subnetworks, "concurrent": concurrent, "total_steps": total_steps}
     if isinstance(schedule, GyroSchedule):
         twice = [name for name, value in given.items() if value is not None]
         if twice:

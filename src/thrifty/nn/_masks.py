@@ -249,9 +249,7 @@ class GyroSchedule(nn.Module):
                 f"order={order!r}; give one of {', '.join(map(repr, get_args(Order)))}"
             )
         if order == "legacy" and cycles != 1:
-            raise LayerError(
-                f"cycles={cycles} with order='legacy', which has none; leave it out"
-            )
+            raise LayerError(f"cycles={cycles} with order='legacy', which has none; leave it out")
         self.subnetworks, self.concurrent = int(subnetworks), int(concurrent)
         self.total_steps = int(total_steps)
         drawn = (
@@ -302,9 +300,7 @@ class GyroSchedule(nn.Module):
         )
 
 
-def _partition(
-    schedule: GyroSchedule, *, cycles: int, generator: torch.Generator | None
-) -> Tensor:
+def _partition(schedule: GyroSchedule, *, cycles: int, generator: torch.Generator | None) -> Tensor:
     """Return permutations one after the other, cut into phases.
 
     The last phase is filled up from another permutation.

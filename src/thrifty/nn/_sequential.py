@@ -100,10 +100,7 @@ class GyroSequential(nn.Sequential):
     """
 
     def __init__(
-        self,
-        *layers: nn.Module,
-        execution: Execution = "auto",
-        costs: SlicingCosts | None = None,
+        self, *layers: nn.Module, execution: Execution = "auto", costs: SlicingCosts | None = None
     ) -> None:
         super().__init__(*layers)
         if execution not in get_args(Execution):
@@ -272,11 +269,7 @@ class GyroMLP(GyroSequential):
         before = in_features
         for width in hidden:
             drop = BlockGyroDropout(
-                p,
-                num_features=width,
-                group_size=group_size,
-                schedule=schedule,
-                generator=generator,
+                p, num_features=width, group_size=group_size, schedule=schedule, generator=generator
             )
             layers += [nn.Linear(before, width), activation(), drop]
             before = width
@@ -315,9 +308,7 @@ def _dropout_after(
         layer = layers[end]
         if _drops(layer):
             assert isinstance(layer, BlockGyroDropout)
-            fits = (
-                _same_units(layer, product, x) and layer.num_features == product.weight.shape[0]
-            )
+            fits = _same_units(layer, product, x) and layer.num_features == product.weight.shape[0]
             return (end, layer) if fits else (position, None)
         if type(layer) not in allowed or not is_plain(layer):
             break
@@ -351,11 +342,7 @@ def _same_units(drop: BlockGyroDropout, product: _Product, x: Tensor) -> bool:
 def _product(layer: _Product, now: _Split, *, outputs: KeptGroups | None) -> _Split:
     options: dict[str, Any] = {"inputs": now.kept, "outputs": outputs}
     if type(layer) is nn.Conv2d:
-        options |= {
-            "stride": layer.stride,
-            "padding": layer.padding,
-            "dilation": layer.dilation,
-        }
+        options |= {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
         x = gyro_conv2d(now.x, layer.weight, layer.bias, **options)
         return replace(now, x=x, kept=outputs, dim=2)
     x = gyro_linear(now.x, layer.weight, layer.bias, **options)

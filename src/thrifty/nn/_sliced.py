@@ -105,9 +105,7 @@ def gyro_conv2d(
     num_blocks = weight.shape[0] * (1 if inputs is None else inputs.num_groups)
     chosen = weight.reshape(num_blocks, -1).index_select(0, places.flatten())
     kernels = chosen.reshape(len(x), -1, wanted, *weight.shape[2:])
-    biases = (
-        [None] * len(x) if bias is None else _of_outputs(bias, outputs).expand(len(x), 1, -1)
-    )
+    biases = [None] * len(x) if bias is None else _of_outputs(bias, outputs).expand(len(x), 1, -1)
     return torch.stack([
         F.conv2d(part, kernel, None if own is None else own[0], **options)
         for part, kernel, own in zip(x, kernels, biases, strict=True)
@@ -258,12 +256,7 @@ def is_transformed(x: Tensor) -> bool:
 
 
 def is_trusted(
-    owner: nn.Module,
-    group: Sequence[nn.Module],
-    *,
-    position: int,
-    now: S,
-    quick: Callable[[S], S],
+    owner: nn.Module, group: Sequence[nn.Module], *, position: int, now: S, quick: Callable[[S], S]
 ) -> bool:
     """Return whether ``quick`` may replace the layers of a group; compare both now and then.
 

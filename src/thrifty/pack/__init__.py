@@ -8,15 +8,7 @@ import sys as _sys
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
-from ._backend import (
-    Backend,
-    EpochPlan,
-    Member,
-    Outcome,
-    TimeShare,
-    UnverifiedError,
-    out_of_memory,
-)
+from ._backend import Backend, EpochPlan, Member, Outcome, TimeShare, UnverifiedError, out_of_memory
 from ._pack import Pack, pack
 from ._state import State, borrowed_streams, pack_state, seed_step, step_counters, unpack_state
 from .backends._auto import AutoBackend, Prefer

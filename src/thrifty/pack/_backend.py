@@ -84,9 +84,7 @@ class TimeShare:
 
     def plus(self, other: TimeShare) -> TimeShare:
         """Return the sum."""
-        return TimeShare(
-            seconds=self.seconds + other.seconds, checks=self.checks + other.checks
-        )
+        return TimeShare(seconds=self.seconds + other.seconds, checks=self.checks + other.checks)
 
 
 Outcome = Mapping[str, float] | Exception

@@ -63,9 +63,7 @@ class Pack:
         seeds: Sequence[int] | None = None,
     ) -> None:
         if not models:
-            raise UsageError(
-                "thrifty.pack([]) has nothing to train; give it at least one model"
-            )
+            raise UsageError("thrifty.pack([]) has nothing to train; give it at least one model")
         for name, given in (("values", values), ("seeds", seeds)):
             if given is not None and len(given) != len(models):
                 raise UsageError(
@@ -372,9 +370,7 @@ class _GivenTrial(FusedTrial):
         self.followed = FollowedOptimizer(task.optimizer, model, values)
         self._options = [self.followed.options(values)]
 
-    def ready(
-        self, feed: IteratorFeed, *, values: Mapping[str, Any], step: int, tick: int
-    ) -> None:
+    def ready(self, feed: IteratorFeed, *, values: Mapping[str, Any], step: int, tick: int) -> None:
         """Prepare for one step."""
         self.feed = feed
         self.rates = dropout_rates(self.model)

@@ -103,10 +103,7 @@ def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> A
         return {"tensor": key}
     if isinstance(value, Mapping):
         items = [
-            [
-                _plain_key(key),
-                _take_apart(v, tensors, path=f"{path}.{key}" if path else f"{key}"),
-            ]
+            [_plain_key(key), _take_apart(v, tensors, path=f"{path}.{key}" if path else f"{key}")]
             for key, v in value.items()
         ]
         versions = state_versions(value)
@@ -135,9 +132,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _sparse(
-    value: torch.Tensor, tensors: dict[str, torch.Tensor], *, path: str
-) -> dict[str, Any]:
+def _sparse(value: torch.Tensor, tensors: dict[str, torch.Tensor], *, path: str) -> dict[str, Any]:
     keys = []
     for part in parts_of(value):
         keys.append(_free_key(path or "value", tensors))
@@ -151,9 +146,7 @@ def _sparse(
     }
 
 
-def _made_sparse(
-    inside: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
+def _made_sparse(inside: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     parts = [tensors[key].clone() for key in inside["parts"]]
     layout, shape = getattr(torch, inside["layout"]), inside["shape"]
     if layout is torch.sparse_coo:
@@ -192,8 +185,7 @@ def _put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "state_dict":
         items, versions = inside
         return with_versions(
-            {key: _put_together(v, tensors) for key, v in items},
-            _put_together(versions, tensors),
+            {key: _put_together(v, tensors) for key, v in items}, _put_together(versions, tensors)
         )
     parts = [_put_together(v, tensors) for v in inside]
     return tuple(parts) if kind == "tuple" else parts

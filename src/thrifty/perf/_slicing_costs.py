@@ -66,9 +66,7 @@ class SlicingCosts:
         """Return the time with slicing as a share of the time with masking."""
         weights = product.inputs * product.outputs
         kept = product.inputs_kept * product.outputs_kept
-        masked = self._products(product.parts * product.rows, weights) + self._bytes(
-            3 * weights
-        )
+        masked = self._products(product.parts * product.rows, weights) + self._bytes(3 * weights)
         of_part = self._products(product.rows, kept) + self._bytes(_MOVED * kept)
         return (product.parts * of_part + self._bytes(weights)) / masked
 

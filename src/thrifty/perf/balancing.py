@@ -105,18 +105,13 @@ def split_for_energy(
             more = min(left, curves[worker].capacity(limit, batch) - sizes[worker])
             sizes[worker] += more
             left -= more
-        if (
-            not left
-        ):  # rounding can put a limit below the quickest step, which leaves samples over
+        if not left:  # rounding can put a limit below the quickest step, which leaves samples over
             tries.append(tuple(sizes))
     return min(tries, key=lambda sizes: forecast_split(curves, sizes, powers=powers)[::-1])
 
 
 def forecast_split(
-    curves: Sequence[StepCurve],
-    split: Sequence[int],
-    *,
-    powers: Sequence[Power] | None = None,
+    curves: Sequence[StepCurve], split: Sequence[int], *, powers: Sequence[Power] | None = None
 ) -> SplitForecast:
     """Return the time and energy of a step with this split, without the exchange of gradients.
 

@@ -173,10 +173,7 @@ class CollectiveModel:
 
     @classmethod
     def fit(
-        cls,
-        measurements: Sequence[CollectiveTiming],
-        *,
-        prior: Mapping[str, Link] | None = None,
+        cls, measurements: Sequence[CollectiveTiming], *, prior: Mapping[str, Link] | None = None
     ) -> CollectiveModel:
         """Fit a model to measurements.
 
@@ -227,9 +224,7 @@ class CollectiveModel:
         key = name, collective
         ring = self._rings.get(key)
         link = self._link_terms(name, collective)
-        self._check_known(
-            key, between=bool((machines > 1).any()), inside=bool((devices > 1).any())
-        )
+        self._check_known(key, between=bool((machines > 1).any()), inside=bool((devices > 1).any()))
         out = np.zeros(sizes.shape)
         for shape in sorted(set(zip(machines.flat, devices.flat, strict=True)) - {(1, 1)}):
             here = (machines == shape[0]) & (devices == shape[1])
@@ -319,8 +314,7 @@ class _MeasuredRing:
         ring: np.ndarray = _terms(sizes, shape) @ np.where(known, self._each, link) + _TINY_S
         distances = {other: math.dist(np.log2(shape), np.log2(other)) for other in self._curves}
         deviations = [
-            np.log(self._measured(sizes, other) / self._ring(sizes, other))
-            for other in distances
+            np.log(self._measured(sizes, other) / self._ring(sizes, other)) for other in distances
         ]
         weights = np.array(list(distances.values())) ** -2.0
         mean = np.average(deviations, axis=0, weights=weights)
@@ -388,11 +382,7 @@ def _rising(points: Mapping[float, Sequence[float]]) -> tuple[np.ndarray, np.nda
 def _left_out_errors(timings: Sequence[CollectiveTiming]) -> np.ndarray:
     """Return the sorted absolute log errors of measurements held out by size and shape."""
     errors = [
-        abs(
-            math.log(
-                t.seconds / float(ring.seconds(np.array(t.num_bytes), t.shape, np.zeros(4)))
-            )
-        )
+        abs(math.log(t.seconds / float(ring.seconds(np.array(t.num_bytes), t.shape, np.zeros(4)))))
         for ring, left_out in _without(timings)
         for t in left_out
         if ring.has_seen(t.shape)
@@ -403,9 +393,7 @@ def _left_out_errors(timings: Sequence[CollectiveTiming]) -> np.ndarray:
 def _without(
     timings: Sequence[CollectiveTiming],
 ) -> Iterator[tuple[_MeasuredRing, list[CollectiveTiming]]]:
-    kinds = {
-        kind: at for at, kind in enumerate(sorted({(t.shape, t.num_bytes) for t in timings}))
-    }
+    kinds = {kind: at for at, kind in enumerate(sorted({(t.shape, t.num_bytes) for t in timings}))}
     folds = min(len(kinds), _FOLDS)
     for fold in range(folds if folds > 1 else 0):
         held = [kinds[t.shape, t.num_bytes] % folds == fold for t in timings]

@@ -99,9 +99,7 @@ class StepProfile:
         if not (np.isfinite(others).all() and (others >= 0).all()):
             raise UsageError("times and bytes are finite and not negative")
         if self.precision not in PRECISIONS:
-            raise UsageError(
-                f"precision is one of {', '.join(PRECISIONS)}, not {self.precision!r}"
-            )
+            raise UsageError(f"precision is one of {', '.join(PRECISIONS)}, not {self.precision!r}")
         ready = np.asarray(self.bucket_ready, float)
         if len(self.bucket_bytes) != ready.size or not ready.size:
             raise UsageError(

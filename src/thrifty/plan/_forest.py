@@ -39,8 +39,7 @@ def stage_forest(plan: SearchPlan, *, ends: Mapping[tuple[int, int], int]) -> li
     >>> from thrifty.space import Constant, Step, Timeline
     >>> plan = SearchPlan()
     >>> nodes = [
-    ...     plan.insert(Timeline({"lr": lr}, epochs=9))
-    ...     for lr in (Constant(0.1), Step(0.1, [3]))
+    ...     plan.insert(Timeline({"lr": lr}, epochs=9)) for lr in (Constant(0.1), Step(0.1, [3]))
     ... ]
     >>> for trial, node in enumerate(nodes):
     ...     plan.request(trial, node, 9)
@@ -82,9 +81,7 @@ def stage_forest(plan: SearchPlan, *, ends: Mapping[tuple[int, int], int]) -> li
     return stages
 
 
-def _passing(
-    plan: SearchPlan, ends: Mapping[tuple[int, int], int]
-) -> dict[tuple[int, int], int]:
+def _passing(plan: SearchPlan, ends: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
     """Count the trials that pass each cut.
 
     They end there, later on the same node, or on a child that branches off from there on.

@@ -13,14 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from thrifty.core import (
-    CheckpointLost,
-    CheckpointRef,
-    EpochDone,
-    Event,
-    StageDone,
-    StageFailed,
-)
+from thrifty.core import CheckpointLost, CheckpointRef, EpochDone, Event, StageDone, StageFailed
 from thrifty.space import BranchInterval, Timeline
 
 from ._stages import Agenda, Answer, Chain, Node
@@ -319,9 +312,7 @@ class SearchPlan:
         self._agenda.settle(node)
         return answers
 
-    def _fail_beyond(
-        self, node: Node, epoch: int, failure: tuple[str, str, str]
-    ) -> list[Answer]:
+    def _fail_beyond(self, node: Node, epoch: int, failure: tuple[str, str, str]) -> list[Answer]:
         """Fail every request that needs training beyond ``epoch`` of a node."""
         answers: list[Answer] = []
         stack = [(node, epoch)]

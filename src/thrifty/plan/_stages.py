@@ -290,9 +290,7 @@ class Agenda:
         for each in self._intervals:
             inside = range(max(each.first, start + 1), min(each.last, stop) + 1)
             found.update(
-                epoch
-                for epoch in inside
-                if node.timeline.piece(each.name, epoch - 1) == each.piece
+                epoch for epoch in inside if node.timeline.piece(each.name, epoch - 1) == each.piece
             )
         return found
 

@@ -97,10 +97,7 @@ def epoch_plan(
 
 
 def plan_of(
-    num_steps: Callable[[Mapping[str, Any]], int],
-    timeline: Timeline,
-    *,
-    epoch: int,
+    num_steps: Callable[[Mapping[str, Any]], int], timeline: Timeline, *, epoch: int
 ) -> EpochPlan:
     """Return the ``epoch_plan`` of a trial that is in no back-end, given its ``num_steps``."""
     values = timeline.at(epoch)

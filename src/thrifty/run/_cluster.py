@@ -130,10 +130,7 @@ class ClusterExecutor(Executor):
 
     def submit(self, assignment: Assignment) -> None:
         """Give an assignment to the worker with the least work, preferably one that is running."""
-        handle = min(
-            self._hands,
-            key=lambda h: (not h.counted, h.load, not h.up, not h.starting),
-        )
+        handle = min(self._hands, key=lambda h: (not h.counted, h.load, not h.up, not h.starting))
         handle.waiting.append(assignment)
         self._move(handle)
         if self.num_free(pack_size=self._pack_size) == 0:
@@ -240,11 +237,7 @@ class ClusterExecutor(Executor):
         """
         reports: list[Report] = []
         for handle in self._hands:
-            if (
-                handle.up
-                and handle.call is not None
-                and handle.turn_s >= self._limit_s + TURN_S
-            ):
+            if handle.up and handle.call is not None and handle.turn_s >= self._limit_s + TURN_S:
                 handle.end()
                 reports += handle.slot.time_out(self._limit_s)
                 if handle.waiting:
@@ -266,9 +259,7 @@ class ClusterExecutor(Executor):
         """Request further workers, so that a cluster that scales with demand grows."""
         num_up = sum(handle.up for handle in self._hands)
         num_asked = sum(handle.starting and not handle.counted for handle in self._hands)
-        idle = [
-            handle for handle in self._hands if handle.worker is None and not handle.counted
-        ]
+        idle = [handle for handle in self._hands if handle.worker is None and not handle.counted]
         for handle in idle[: max(0, max(1, num_up) - num_asked)]:
             handle.start()
 
@@ -301,12 +292,7 @@ class WorkerHandle:
     """A worker slot: its worker, if it has one, and the assignments running and waiting."""
 
     def __init__(
-        self,
-        spec: WorkerSpec,
-        cluster: Cluster,
-        clock: Callable[[], float],
-        *,
-        expected: bool,
+        self, spec: WorkerSpec, cluster: Cluster, clock: Callable[[], float], *, expected: bool
     ) -> None:
         self._spec = spec
         self._cluster = cluster
@@ -373,9 +359,7 @@ class WorkerHandle:
         for assignment in assignments:
             self.slot.take(assignment)
         refusals, self._refusals = self._refusals, []
-        self.call = self._cluster.advance(
-            self.worker, assignments, refusals=refusals, stop=stop
-        )
+        self.call = self._cluster.advance(self.worker, assignments, refusals=refusals, stop=stop)
         self.since = self._clock()
 
     def end(self) -> None:

@@ -16,12 +16,7 @@ from typing import Any
 
 import cloudpickle
 
-from thrifty.core import (
-    UsageError,
-    WorkerLostError,
-    plain_logger,
-    require,
-)
+from thrifty.core import UsageError, WorkerLostError, plain_logger, require
 from thrifty.pack import Prefer, Task, Trainable
 from thrifty.store._address import redact_root
 
@@ -97,14 +92,10 @@ class Ray(ExecutorConfig):
                     f"say num_{name.lower()}s={self.resources[name]:g} instead"
                 )
         for name, amount in _needs(self, all_of_them=True).items():
-            if not (
-                math.isfinite(amount) and amount >= 0 and (amount == 0 or amount * UNITS >= 1)
-            ):
+            if not (math.isfinite(amount) and amount >= 0 and (amount == 0 or amount * UNITS >= 1)):
                 raise UsageError(f"Ray: {amount} of {name}: 0, or at least {1 / UNITS}")
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
-            raise UsageError(
-                f"Ray(num_gpus={self.num_gpus}): a fraction of one GPU, or whole ones"
-            )
+            raise UsageError(f"Ray(num_gpus={self.num_gpus}): a fraction of one GPU, or whole ones")
         if self.workers is None and not _needs(self):
             raise UsageError(
                 "Ray(num_cpus=0): a worker that needs nothing fits any number of times; "

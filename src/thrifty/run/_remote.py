@@ -139,8 +139,7 @@ def user_paths() -> list[str]:
     Each machine has a Python installation of its own.
     """
     installed = [
-        Path(sysconfig.get_path(name))
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+        Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")
     ]
     paths = [Path(path).absolute() for path in sys.path]
     return [

@@ -186,9 +186,7 @@ class Completeness:
         """Register a new trial before it is trained."""
         self._check.note(trial)
 
-    def at_end(
-        self, course: RunningChain, backend: AutoBackend, state: State
-    ) -> Exception | None:
+    def at_end(self, course: RunningChain, backend: AutoBackend, state: State) -> Exception | None:
         """Compare a trial that has ended a stage with a trial restored from its state.
 
         The comparison removes the trial from the back-end; its course continues from ``state``.
@@ -201,9 +199,7 @@ class Completeness:
         Returns:
             The error that the comparison found, or None.
         """
-        if not self._check.is_due(
-            backend.trial(course.number), is_first=not course.is_compared
-        ):
+        if not self._check.is_due(backend.trial(course.number), is_first=not course.is_compared):
             return None
         course.is_compared = True
         live = backend.take(course.number)

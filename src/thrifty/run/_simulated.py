@@ -108,9 +108,7 @@ class Times:
 
     def gap_s(self) -> float:
         """Draw the seconds from now until the next event (``math.inf``: never)."""
-        return (
-            math.inf if self._rng is None else self._mean_s * self._rng.standard_exponential()
-        )
+        return math.inf if self._rng is None else self._mean_s * self._rng.standard_exponential()
 
 
 class SimulatedClock:
@@ -263,9 +261,7 @@ class Simulated(ExecutorConfig):
             see.
 
     >>> config = Simulated(
-    ...     workers=1000,
-    ...     epoch_s=30.0,
-    ...     outcome=lambda timeline, epoch, seed: {"loss": 1 / epoch},
+    ...     workers=1000, epoch_s=30.0, outcome=lambda timeline, epoch, seed: {"loss": 1 / epoch}
     ... )
     >>> config.open().num_free()
     1000
@@ -287,11 +283,7 @@ class Simulated(ExecutorConfig):
     pack_size = 1
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.workers, bool)
-            or not isinstance(self.workers, int)
-            or self.workers < 1
-        ):
+        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
             raise UsageError(f"workers={self.workers!r}: it must be a whole number, 1 or more")
         if not callable(self.epoch_s):
             _checked_s(self.epoch_s)
@@ -300,9 +292,7 @@ class Simulated(ExecutorConfig):
                 f"start_s={self.start_s!r}: it must be a finite number of seconds, 0 or more"
             )
         if self.checkpoint_bytes < 0:
-            raise UsageError(
-                f"checkpoint_bytes={self.checkpoint_bytes!r}: it must be 0 or more"
-            )
+            raise UsageError(f"checkpoint_bytes={self.checkpoint_bytes!r}: it must be 0 or more")
 
     @property
     def num_workers(self) -> int:
@@ -449,9 +439,7 @@ class SimulatedExecutor(Executor):
         elif what is _EventKind.PREEMPT_NOTICE:
             self._announce(worker, number)
         elif what is _EventKind.PREEMPTED:
-            self._leave(
-                number, reports, kind="evicted", back_after_s=self._config.faults.replace_s
-            )
+            self._leave(number, reports, kind="evicted", back_after_s=self._config.faults.replace_s)
         else:
             self.counts.failures += 1
             self._leave(number, reports, kind="lost", back_after_s=self._config.faults.repair_s)
@@ -540,9 +528,7 @@ class SimulatedExecutor(Executor):
         self._unlist(worker)
         self._foresee(self._config.faults.notice_s, _EventKind.PREEMPTED, number)
 
-    def _leave(
-        self, number: int, reports: list[Report], *, kind: str, back_after_s: float
-    ) -> None:
+    def _leave(self, number: int, reports: list[Report], *, kind: str, back_after_s: float) -> None:
         worker = self._workers[number]
         course = worker.course
         self._unlist(worker)
@@ -587,7 +573,5 @@ def _started(stage: Stage, worker: SimulatedWorker) -> StageStarted:
 
 def _checked_s(seconds: float) -> float:
     if not 0 < seconds < math.inf:
-        raise UsageError(
-            f"an epoch takes {seconds!r} s: epoch_s must give a finite number above 0"
-        )
+        raise UsageError(f"an epoch takes {seconds!r} s: epoch_s must give a finite number above 0")
     return seconds

@@ -51,13 +51,7 @@ from thrifty.plan import Stage
 
 from ._alone import epoch_plan
 from ._executor import Assignment, Report
-from ._running_chain import (
-    Completeness,
-    RunningChain,
-    StateFiles,
-    evaluated,
-    nothing_to_write,
-)
+from ._running_chain import Completeness, RunningChain, StateFiles, evaluated, nothing_to_write
 
 
 logger = plain_logger(__name__)
@@ -530,9 +524,7 @@ class Worker:
 
     def _started(self, course: RunningChain) -> StageStarted:
         stage = course.stage
-        return StageStarted(
-            node=stage.node, start=stage.start, stop=stage.stop, worker=self.name
-        )
+        return StageStarted(node=stage.node, start=stage.start, stop=stage.stop, worker=self.name)
 
     def _state_of(self, course: RunningChain) -> State | None:
         """Return the state of a trial; if the task's code fails, fail the trial and return None."""
@@ -594,9 +586,7 @@ class Worker:
 def _plus(done: EpochDone, more: TimeShare) -> EpochDone:
     """Return an epoch with additional time."""
     return replace(
-        done,
-        seconds=done.seconds + more.seconds,
-        seconds_checks=done.seconds_checks + more.checks,
+        done, seconds=done.seconds + more.seconds, seconds_checks=done.seconds_checks + more.checks
     )
 
 

@@ -102,12 +102,7 @@ class GridSearch(Algorithm):
         check_counts(self, max_epochs=self.max_epochs, levels=self.levels)
 
     def ask(
-        self,
-        history: History,
-        space: Space,
-        *,
-        num: int,
-        rng: np.random.Generator,
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """Return all configurations of the grid that are not in the history yet."""
         sampler = GridSampler(levels=self.levels)
@@ -138,12 +133,7 @@ class RandomSearch(Algorithm):
         check_sampler(self, self.sampler)
 
     def ask(
-        self,
-        history: History,
-        space: Space,
-        *,
-        num: int,
-        rng: np.random.Generator,
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """Return all trials that are not in the history yet."""
         starts = repeat((0, self.max_epochs), max(self.num_trials - len(history), 0))
@@ -193,12 +183,7 @@ class MedianStopping(Algorithm):
         return (*range(self.grace_epochs, self.max_epochs, self.interval), self.max_epochs)
 
     def ask(
-        self,
-        history: History,
-        space: Space,
-        *,
-        num: int,
-        rng: np.random.Generator,
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """Return all trials that are not in the history yet, and verdicts on waiting trials."""
         checkpoints = self.checkpoints()
@@ -210,9 +195,7 @@ class MedianStopping(Algorithm):
             waiting = history.waiting(here)
             if waiting:
                 ascending = averages.at[here]
-                out += [
-                    self._verdict(history[number], there, ascending) for _, number in waiting
-                ]
+                out += [self._verdict(history[number], there, ascending) for _, number in waiting]
         return out
 
     def _verdict(self, trial: Trial, there: int, ascending: SortedList[float]) -> Decision:

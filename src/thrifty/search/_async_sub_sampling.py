@@ -212,9 +212,7 @@ class AsyncSubSampling(Algorithm):
 
     def __post_init__(self) -> None:
         check_counts(self, num_trials=self.num_trials)
-        check_halving(
-            self, eta=self.eta, min_epochs=self.min_epochs, max_epochs=self.max_epochs
-        )
+        check_halving(self, eta=self.eta, min_epochs=self.min_epochs, max_epochs=self.max_epochs)
         check_threshold(self, self.threshold)
         check_sampler(self, self.sampler)
 
@@ -244,12 +242,7 @@ class AsyncSubSampling(Algorithm):
         return out
 
     def _deserving(
-        self,
-        history: History,
-        standing: Standing,
-        *,
-        leader: Trial,
-        others: dict[int, Challengers],
+        self, history: History, standing: Standing, *, leader: Trial, others: dict[int, Challengers]
     ) -> Iterator[Trial]:
         """Yield the trials to train further, the most deserving first, each of them once."""
         c = threshold(standing.num_observed, self.threshold)
@@ -290,11 +283,7 @@ class AsyncSubSampling(Algorithm):
         for epoch, entries in rest.items():
             heading[_level(self.rungs(), epoch)].append(entries)
         return merge(
-            *(
-                islice(merge(*heading[level]), free[level])
-                for level in heading
-                if free[level] > 0
-            )
+            *(islice(merge(*heading[level]), free[level]) for level in heading if free[level] > 0)
         )
 
     def _ahead(
@@ -309,9 +298,7 @@ class AsyncSubSampling(Algorithm):
         return [Proposal(target=rungs[_level(rungs, history[number].reached)], trial=number)]
 
 
-def _by_difference(
-    others: dict[int, Challengers], epoch: int, leader: Trial
-) -> Iterator[Entry]:
+def _by_difference(others: dict[int, Challengers], epoch: int, leader: Trial) -> Iterator[Entry]:
     """Yield all trials that wait at an epoch, the one least behind the leader first."""
     top, both = leader.scores[epoch - 1], others[epoch]
     return merge(ranked(both.good, top=top), ranked(both.rest, top=top))

@@ -67,9 +67,7 @@ class Halving:
 
     eta: int
 
-    def decide(
-        self, history: History, *, group: Hashable, rungs: Sequence[int]
-    ) -> list[Decision]:
+    def decide(self, history: History, *, group: Hashable, rungs: Sequence[int]) -> list[Decision]:
         """Return decisions on the first rung that is complete and not decided yet."""
         return halve(history, rungs, eta=self.eta, group=group)
 
@@ -111,9 +109,7 @@ class RungAlgorithm(Algorithm):
 
     def __post_init__(self) -> None:
         check_counts(self, num_trials=self.num_trials)
-        check_halving(
-            self, eta=self.eta, min_epochs=self.min_epochs, max_epochs=self.max_epochs
-        )
+        check_halving(self, eta=self.eta, min_epochs=self.min_epochs, max_epochs=self.max_epochs)
         check_sampler(self, self.sampler)
 
     def rungs(self) -> tuple[int, ...]:
@@ -150,9 +146,7 @@ class ASHA(RungAlgorithm):
             return self._last_one(history, rungs)
         return out
 
-    def _promotions(
-        self, history: History, step: tuple[int, int], *, num: int
-    ) -> list[Decision]:
+    def _promotions(self, history: History, step: tuple[int, int], *, num: int) -> list[Decision]:
         """Promote at most ``num`` trials that wait in the top ``1 / eta`` of a rung."""
         here, there = step
         board = history.leaderboard(here)
@@ -187,9 +181,7 @@ class Rule(Protocol):
     It is hashable, because state derived from a history is cached by rule.
     """
 
-    def decide(
-        self, history: History, *, group: int, rungs: tuple[int, ...]
-    ) -> Sequence[Decision]:
+    def decide(self, history: History, *, group: int, rungs: tuple[int, ...]) -> Sequence[Decision]:
         """Return decisions about the trials of a group; they depend on these trials alone."""
         ...
 
@@ -342,12 +334,7 @@ class SuccessiveHalving(RungAlgorithm):
     """
 
     def ask(
-        self,
-        history: History,
-        space: Space,
-        *,
-        num: int,
-        rng: np.random.Generator,
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """Return all trials that are not in the history yet, or the verdict on a complete rung."""
         rungs = self.rungs()
@@ -391,12 +378,7 @@ class Hyperband(BracketAlgorithm):
         return brackets_of(self.max_epochs, eta=self.eta, num_trials=self.num_trials)
 
     def ask(
-        self,
-        history: History,
-        space: Space,
-        *,
-        num: int,
-        rng: np.random.Generator,
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """Return all trials that are not in the history yet, or the verdicts on complete rungs."""
         return ask_brackets(

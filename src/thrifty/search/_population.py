@@ -56,10 +56,7 @@ class PopulationBasedTraining(Algorithm):
 
     def __post_init__(self) -> None:
         check_counts(
-            self,
-            max_epochs=self.max_epochs,
-            population=self.population,
-            interval=self.interval,
+            self, max_epochs=self.max_epochs, population=self.population, interval=self.interval
         )
         _check_options(self)
         check_sampler(self, self.sampler)
@@ -74,12 +71,7 @@ class PopulationBasedTraining(Algorithm):
         return (*range(self.interval, self.max_epochs, self.interval), self.max_epochs)
 
     def ask(
-        self,
-        history: History,
-        space: Space,
-        *,
-        num: int,
-        rng: np.random.Generator,
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """Return the first population, or the next generation once the previous one is complete."""
         _check_space(self, space)
@@ -262,7 +254,5 @@ def _check_space(self: PopulationBasedTraining, space: Space) -> None:
 
 def _is_numeric(domain: object) -> bool:
     if isinstance(domain, Choice):
-        return all(
-            isinstance(o, int | float) and not isinstance(o, bool) for o in domain.options
-        )
+        return all(isinstance(o, int | float) and not isinstance(o, bool) for o in domain.options)
     return isinstance(domain, Float | Int)

@@ -17,14 +17,7 @@ from thrifty.search.samplers._base_sampler import option_error
 from thrifty.space import Space
 
 from ._algorithm import draw
-from ._halving import (
-    Bracket,
-    BracketAlgorithm,
-    RungAlgorithm,
-    ask_brackets,
-    best,
-    brackets_of,
-)
+from ._halving import Bracket, BracketAlgorithm, RungAlgorithm, ask_brackets, best, brackets_of
 from ._history import Decision, History, Leaderboard, Proposal, Trial
 from ._sorted_list import SortedList
 from .samplers import KDESampler, Sampler
@@ -209,9 +202,7 @@ class _Replay:
 
     @classmethod
     def of(cls, history: History, group: Hashable) -> _Replay:
-        return cls(
-            trials={k: history[k] for k in history.in_group(group)}, epochs={}, scores={}
-        )
+        return cls(trials={k: history[k] for k in history.in_group(group)}, epochs={}, scores={})
 
     def play(self, targets: dict[int, int]) -> bool:
         """Move trials to their targets; return whether all have reached them or failed."""
@@ -279,9 +270,7 @@ class _RoundsOfBrackets:
 
     eta: int
 
-    def decide(
-        self, history: History, *, group: int, rungs: tuple[int, ...]
-    ) -> Sequence[Decision]:
+    def decide(self, history: History, *, group: int, rungs: tuple[int, ...]) -> Sequence[Decision]:
         """Return the next round of a bracket if the one before is complete."""
         return Rounds(rungs=rungs, eta=self.eta).decide(history, group=group)
 

@@ -306,6 +306,4 @@ def _check_size(domain: Float | Int, where: str) -> None:
     if not finite:
         raise SpaceError(f"{where}: bounds must be finite, and so must their difference")
     if domain.step and (ends[1] - ends[0]) / domain.step > MAX_INT:
-        raise SpaceError(
-            f"{where}: step={domain.step!r} gives more than 2**53 values; raise it"
-        )
+        raise SpaceError(f"{where}: step={domain.step!r} gives more than 2**53 values; raise it")

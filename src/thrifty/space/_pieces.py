@@ -113,9 +113,7 @@ class PowerArc(NamedTuple):
 
     def shifted(self, epochs: float) -> PowerArc:
         """Return the same shape, ``epochs`` later."""
-        return PowerArc(
-            self.first, self.last, self.start + epochs, self.stop + epochs, self.power
-        )
+        return PowerArc(self.first, self.last, self.start + epochs, self.stop + epochs, self.power)
 
 
 class RexArc(NamedTuple):

@@ -94,9 +94,7 @@ class Space:
     def size(self) -> float:
         """Return the number of configurations (``math.inf`` if the space has an interval)."""
         conditional = [n for n in self._order if conditions_of(self._params[n])]
-        total = math.prod(
-            _variants.size(self._params[n], lambda d: d.size()) for n in self._order
-        )
+        total = math.prod(_variants.size(self._params[n], lambda d: d.size()) for n in self._order)
         if not conditional or math.isinf(total):
             return total
         return float(sum(1 for _ in self._grid(self._order, every_value, {})))
@@ -137,8 +135,7 @@ class Space:
         [True, False]
         """
         return any(
-            not isinstance(s.segments(max_epochs)[0].piece, Hold)
-            or len(s.segments(max_epochs)) > 1
+            not isinstance(s.segments(max_epochs)[0].piece, Hold) or len(s.segments(max_epochs)) > 1
             for s in _schedules(self._params[name])
         )
 

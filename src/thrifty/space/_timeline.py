@@ -131,9 +131,7 @@ def _runs(config: Mapping[str, Any], epochs: int) -> tuple[Run, ...]:
     moving: list[int] = []
     for index, name in enumerate(names):
         value = config[name]
-        lane = (
-            _lane(value, epochs) if isinstance(value, Schedule) else ((0, epochs, hold(value)),)
-        )
+        lane = _lane(value, epochs) if isinstance(value, Schedule) else ((0, epochs, hold(value)),)
         lanes.append(lane)
         if len(lane) > 1:
             moving.append(index)
@@ -149,9 +147,7 @@ def _runs(config: Mapping[str, Any], epochs: int) -> tuple[Run, ...]:
     return tuple(out)
 
 
-def _merged(
-    key: list[Hashable], moving: list[tuple[int, Lane]], epochs: int
-) -> tuple[Run, ...]:
+def _merged(key: list[Hashable], moving: list[tuple[int, Lane]], epochs: int) -> tuple[Run, ...]:
     """Cut wherever any of several hyper-parameters changes."""
     cuts = sorted({start for _, lane in moving for start, _, _ in lane} | {epochs})
     at = [0] * len(moving)

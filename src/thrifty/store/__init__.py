@@ -29,12 +29,7 @@ from ._records import (
     TrialReported,
     TrialStopped,
 )
-from ._reports import (
-    FailureGroup,
-    FrameBackend,
-    failure_groups,
-    frame,
-)
+from ._reports import FailureGroup, FrameBackend, failure_groups, frame
 from ._schema import VERSION
 from ._store import Driver, Store
 from .coordination._leases import Heartbeat, Lease

@@ -58,9 +58,7 @@ def redact_url(url: object) -> str:
     This works for addresses of databases and file systems, including those that cannot be parsed.
     A path without ``://`` is not an address.
 
-    >>> redact_url(
-    ...     "postgresql+psycopg://me:secret@host/thrifty?sslmode=require&sslpassword=also"
-    ... )
+    >>> redact_url("postgresql+psycopg://me:secret@host/thrifty?sslmode=require&sslpassword=also")
     'postgresql+psycopg://me:***@host/thrifty?sslmode=require&sslpassword=***'
     >>> redact_url("sqlite:///thrifty.db")
     'sqlite:///thrifty.db'

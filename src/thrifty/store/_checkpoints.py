@@ -26,13 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from sqlalchemy import Engine, select
 
-from thrifty.core import (
-    CheckpointError,
-    CheckpointRef,
-    StoreWriteError,
-    UsageError,
-    plain_logger,
-)
+from thrifty.core import CheckpointError, CheckpointRef, StoreWriteError, UsageError, plain_logger
 
 from . import _schema as schema
 from ._address import redact, redact_root
@@ -95,8 +89,7 @@ class CheckpointFolder:
         """
         path = f"{_safe(folder)}/{node}-{epoch}.safetensors"
         contiguous = {
-            key: np.ascontiguousarray(value).reshape(value.shape)
-            for key, value in tensors.items()
+            key: np.ascontiguousarray(value).reshape(value.shape) for key, value in tensors.items()
         }
         data = save(contiguous, metadata={"thrifty": json.dumps(meta)})
         try:
@@ -108,16 +101,12 @@ class CheckpointFolder:
                 self._fs.pipe_file(f"{self._path}/{path}", data)
         except OSError as error:
             path = f"{self._shown}/{path}"
-            raise _refused(error, path, len(data), said=self._said(error)) from self._cause(
-                error
-            )
+            raise _refused(error, path, len(data), said=self._said(error)) from self._cause(error)
         return CheckpointRef(
             node=node, epoch=epoch, path=path, num_bytes=len(data), digest=_digest(data)
         )
 
-    def read(
-        self, ref: CheckpointRef
-    ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
+    def read(self, ref: CheckpointRef) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
         """Return the arrays and the JSON data of a state; the arrays are writeable.
 
         Raises:
@@ -220,8 +209,7 @@ class CheckpointFolder:
         for part in (file.parent, file):
             if part.is_symlink():
                 raise OSError(
-                    errno.ELOOP,
-                    f"{part} is a symbolic link, which may lead out of {self._shown}",
+                    errno.ELOOP, f"{part} is a symbolic link, which may lead out of {self._shown}"
                 )
 
     def _write_local(self, path: Path, data: bytes) -> None:
@@ -342,12 +330,7 @@ def survey(engine: Engine, checkpoints: CheckpointFolder) -> Survey:
 
 
 def remove_leftovers(
-    engine: Engine,
-    checkpoints: CheckpointFolder,
-    lease: Lease,
-    *,
-    folder: str,
-    now: float,
+    engine: Engine, checkpoints: CheckpointFolder, lease: Lease, *, folder: str, now: float
 ) -> Leftovers:
     """Delete leftovers of killed runs from one plan's folder.
 

@@ -211,9 +211,7 @@ def _file_of(address: URL) -> Path | None:
 
 
 def _sqlite(address: URL) -> Engine:
-    options: dict[str, Any] = {
-        "connect_args": {"timeout": _PATIENCE_S, "check_same_thread": False}
-    }
+    options: dict[str, Any] = {"connect_args": {"timeout": _PATIENCE_S, "check_same_thread": False}}
     if _file_of(address) is None:
         options["poolclass"] = StaticPool
     engine = create_engine(address, **options)
@@ -462,7 +460,5 @@ def _version(connection: Connection, url: str) -> str | None:
 
 
 def _selected_version(connection: Connection) -> str | None:
-    found: str | None = connection.execute(
-        text("SELECT version_num FROM thrifty_version")
-    ).scalar()
+    found: str | None = connection.execute(text("SELECT version_num FROM thrifty_version")).scalar()
     return found

@@ -14,14 +14,7 @@ from thrifty.space import config_from_json
 
 from . import _schema as schema
 from ._engine import consistent_read, fetch, user_errors
-from ._records import (
-    CheckpointAdded,
-    EpochRecord,
-    NodeRecord,
-    PlanInfo,
-    PlanRecords,
-    records_of,
-)
+from ._records import CheckpointAdded, EpochRecord, NodeRecord, PlanInfo, PlanRecords, records_of
 from ._writer import write
 
 

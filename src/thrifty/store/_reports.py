@@ -62,9 +62,7 @@ def failure_groups(errors: Mapping[int, tuple[str, str, str]]) -> list[FailureGr
         members.setdefault(error_key(errors[number][1]), []).append(number)
     groups = [
         FailureGroup(
-            trials=tuple(numbers),
-            message=errors[numbers[0]][1],
-            traceback=errors[numbers[0]][2],
+            trials=tuple(numbers), message=errors[numbers[0]][1], traceback=errors[numbers[0]][2]
         )
         for numbers in members.values()
     ]
@@ -110,9 +108,7 @@ def is_legacy(spec: Mapping[str, Any]) -> bool:
 def changes(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return descriptions of the differences between two sets of components, most telling first.
 
-    >>> changes(
-    ...     {"function f": "#1", "attribute x": "1"}, {"function f": "#2", "attribute x": "2"}
-    ... )
+    >>> changes({"function f": "#1", "attribute x": "1"}, {"function f": "#2", "attribute x": "2"})
     ['attribute x was 1 and is 2', 'function f changed']
     """
     values: list[str] = []
@@ -226,11 +222,7 @@ class EpochTimes:
     @classmethod
     def of(cls, epoch: EpochDone | EpochRecord) -> EpochTimes:
         """Return the times of an epoch that has ended."""
-        alone, low, high = (
-            epoch.seconds_alone,
-            epoch.seconds_alone_low,
-            epoch.seconds_alone_high,
-        )
+        alone, low, high = (epoch.seconds_alone, epoch.seconds_alone_low, epoch.seconds_alone_high)
         return cls(
             seconds=epoch.seconds,
             checks=epoch.seconds_checks,

@@ -219,14 +219,7 @@ class Driver:
         revision: The revision of the plan up to which the caller knows everything.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        lease: Lease,
-        *,
-        clock: Clock,
-        revision: int,
-    ) -> None:
+    def __init__(self, engine: Engine, lease: Lease, *, clock: Clock, revision: int) -> None:
         self.shared = lease.shared
         self._engine = engine
         self._lease = lease
@@ -331,11 +324,7 @@ class Driver:
                 if len(spans) == 1:  # one row needs no transaction, which saves round trips
                     connection.execution_options(isolation_level="AUTOCOMMIT")
                 taken = claim(
-                    connection,
-                    spans,
-                    plan=self._plan,
-                    owner=self._lease.owner,
-                    seen=self._seen,
+                    connection, spans, plan=self._plan, owner=self._lease.owner, seen=self._seen
                 )
                 # Leaving the context without a commit rolls back partial claims.
                 if taken:

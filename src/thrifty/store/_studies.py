@@ -12,13 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, Select, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from thrifty.core import (
-    Clock,
-    StoreBusyError,
-    StudyMismatchError,
-    StudyNotFoundError,
-    plain_text,
-)
+from thrifty.core import Clock, StoreBusyError, StudyMismatchError, StudyNotFoundError, plain_text
 from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
@@ -283,9 +277,7 @@ class Studies:
         A trial has reported less if its training was stopped between two reports.
         """
         n, e, t = schema.nodes, schema.epochs, schema.trials
-        plan = (
-            select(schema.studies.c.plan).where(schema.studies.c.id == study).scalar_subquery()
-        )
+        plan = select(schema.studies.c.plan).where(schema.studies.c.id == study).scalar_subquery()
         with consistent_read(self._engine) as connection:
             trials = connection.execute(
                 select(t.c.number, t.c.node, t.c.target)
@@ -340,9 +332,7 @@ def _records(connection: Connection, study: int) -> StudyRecords:
         select(entries).where(entries.c.study == study).order_by(entries.c.id)
     ).all()
     return StudyRecords(
-        trials=records_of(
-            TrialRecord, trials, config=config_from_json, parent=_pair, error=_error
-        ),
+        trials=records_of(TrialRecord, trials, config=config_from_json, parent=_pair, error=_error),
         log=records_of(LogRecord, log, config=_config),
     )
 

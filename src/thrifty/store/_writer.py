@@ -282,10 +282,7 @@ def _trials(connection: Connection, records: Sequence[TrialMove]) -> None:
     for columns, rows in by_columns.items():
         statement = (
             update(table)
-            .where(
-                table.c.study == bindparam("in_study"),
-                table.c.number == bindparam("of_number"),
-            )
+            .where(table.c.study == bindparam("in_study"), table.c.number == bindparam("of_number"))
             .values({name: bindparam(f"new_{name}") for name in columns})
         )
         connection.execute(statement, rows)

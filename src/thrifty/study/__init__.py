@@ -7,14 +7,7 @@ from ._loop import Observer, StopWhen
 from ._repository import Storage
 from ._results import Savings, TrialResult
 from ._study import Study
-from ._trial_events import (
-    StudyBegan,
-    StudyEnded,
-    TrialAdvanced,
-    TrialBegan,
-    TrialEnded,
-    TrialEvent,
-)
+from ._trial_events import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 from .simulation._simulate import simulate
 from .simulation._simulation_report import DecisionTimes, Simulation
 

@@ -19,14 +19,7 @@ from thrifty.core import (
     plain_logger,
 )
 from thrifty.perf import PackCurve
-from thrifty.plan import (
-    Chain,
-    Measured,
-    SearchPlan,
-    evictable_checkpoints,
-    pack_size,
-    superseded,
-)
+from thrifty.plan import Chain, Measured, SearchPlan, evictable_checkpoints, pack_size, superseded
 from thrifty.run import ExecutorConfig, Local
 from thrifty.run._local import num_cores
 from thrifty.store import CheckpointRemoved, Driver, Store

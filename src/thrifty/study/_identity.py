@@ -218,10 +218,7 @@ class Recipe:
         if legacy:
             parts = {"task": self._legacy_task(), "seed": self.seed, "version": LEGACY_VERSION}
             return fingerprint(parts)
-        return fingerprint({
-            "family": self.family(),
-            "metrics": self.identity.evaluation_digest,
-        })
+        return fingerprint({"family": self.family(), "metrics": self.identity.evaluation_digest})
 
     def family(self) -> str:
         """Return the identity of the training; studies that share it may differ in metrics."""

@@ -275,9 +275,7 @@ def importance(
     >>> space = Space(lr=Float(0, 1), decay=Float(0, 1))
     >>> draws = [space.sample(np.random.default_rng(seed)) for seed in range(30)]
     >>> trials = [
-    ...     TrialResult(
-    ...         number=n, config=c, state="done", epochs=1, value=c["lr"], curve=(c["lr"],)
-    ...     )
+    ...     TrialResult(number=n, config=c, state="done", epochs=1, value=c["lr"], curve=(c["lr"],))
     ...     for n, c in enumerate(draws)
     ... ]
     >>> importance(trials, space, metric="loss", mode="min")["lr"] > 0.9
@@ -291,9 +289,7 @@ def importance(
     seen = comparable(trials, space, at_least=at_least)
     _check_number(seen, trials, metric=metric, method=method, at_least=at_least)
     if not seen.coordinates:
-        raise UsageError(
-            f"nothing varies in {space!r}: every hyper-parameter has one value only"
-        )
+        raise UsageError(f"nothing varies in {space!r}: every hyper-parameter has one value only")
     if min(seen.values) == max(seen.values):
         shares = dict.fromkeys((c.name for c in seen.coordinates), 0.0)
     elif method == "fanova":
@@ -315,12 +311,7 @@ def importance(
 
 
 def _check_number(
-    seen: Comparable,
-    trials: Sequence[TrialResult],
-    *,
-    metric: str,
-    method: Method,
-    at_least: int,
+    seen: Comparable, trials: Sequence[TrialResult], *, metric: str, method: Method, at_least: int
 ) -> None:
     """Raise UsageError if there are too few comparable trials, and say what the others lack."""
     num_needed = max(enough(num_coordinates=len(seen.coordinates)), at_least)
@@ -412,9 +403,7 @@ def _ped_anova(seen: Comparable, *, metric: str, mode: str) -> dict[str, float]:
     for picked, value in zip(seen.picked, seen.values, strict=True):
         own = {name: d for name, d in distributions.items() if name in picked}
         params = {name: external(d, picked[name]) for name, d in own.items()}
-        study.add_trial(
-            optuna.trial.create_trial(params=params, distributions=own, value=value)
-        )
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=own, value=value))
     present = {name for picked in seen.picked for name in picked}
     shares = {}
     with warnings.catch_warnings():

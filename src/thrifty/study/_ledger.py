@@ -439,9 +439,7 @@ class Ledger:
             self.touched.add(ref.node)
             if not ref.borrowed and ref.epoch not in self.plan.nodes[ref.node].checkpoints:
                 self.kept_bytes += ref.num_bytes
-        answers = self.plan.learn(
-            [done(epoch) for epoch in records.epochs], records.checkpoints
-        )
+        answers = self.plan.learn([done(epoch) for epoch in records.epochs], records.checkpoints)
         for answer in answers:
             self._answered(answer)
 

@@ -100,11 +100,7 @@ class StopWhen:
                 return f"{ledger.epochs_trained:,} epoch{' was' if one else 's were'} trained"
             if self.seconds is not None and clock.monotonic() - began >= self.seconds:
                 return f"{self.seconds:g} s have passed"
-            if (
-                self.target is not None
-                and best is not None
-                and sign * (best - self.target) >= 0
-            ):
+            if self.target is not None and best is not None and sign * (best - self.target) >= 0:
                 return f"{ledger.goals.metrics[0]} is {best:g}"
             return ""
 
@@ -302,10 +298,7 @@ def _next_chain(parts: Parts, num_free: int) -> Chain | None:
             _learn(parts, force=True)
             continue
         decisions = parts.algorithm.ask(
-            ledger.history,
-            parts.space,
-            num=num_free,
-            rng=ask_rng(parts.seed, ledger.history),
+            ledger.history, parts.space, num=num_free, rng=ask_rng(parts.seed, ledger.history)
         )
         if not decisions:
             return None

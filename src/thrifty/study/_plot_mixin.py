@@ -145,12 +145,7 @@ class PlotMixin:
             MissingExtraError: matplotlib is not installed.
         """
         return _draw(
-            "slice_plot",
-            self.trials,
-            self.space,
-            metric=self.metric,
-            mode=self.mode,
-            names=names,
+            "slice_plot", self.trials, self.space, metric=self.metric, mode=self.mode, names=names
         )
 
     def plot_contour(self, names: Sequence[str] | None = None) -> Figure:

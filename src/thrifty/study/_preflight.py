@@ -54,8 +54,7 @@ def short_names(names: Sequence[str], *, limit: int = 22) -> tuple[str, ...]:
     """Shorten each name to about ``limit`` characters, each still different from the others.
 
     >>> short_names(
-    ...     ["Step(0.1, (30, 60, 90), gamma=0.1)", "Step(0.1, (30, 60, 90), gamma=0.3)"],
-    ...     limit=16,
+    ...     ["Step(0.1, (30, 60, 90), gamma=0.1)", "Step(0.1, (30, 60, 90), gamma=0.3)"], limit=16
     ... )
     ('Step(0.1…ma=0.1)', 'Step(0.1…ma=0.3)')
     """
@@ -115,8 +114,7 @@ def _describe(value: Any) -> str:
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(
-        f"{name} [{index}]" if names.count(name) > 1 else name
-        for index, name in enumerate(names)
+        f"{name} [{index}]" if names.count(name) > 1 else name for index, name in enumerate(names)
     )
 
 
@@ -194,12 +192,7 @@ logger = plain_logger(__name__)
 def check_arguments(task: object, space: object, *, algorithm: object) -> None:
     """Raise UsageError for arguments of the wrong kind."""
     for value, kind, name, wanted in (
-        (
-            task,
-            Task | Trainable,
-            "task",
-            "an instance of your thrifty.Task or thrifty.Trainable",
-        ),
+        (task, Task | Trainable, "task", "an instance of your thrifty.Task or thrifty.Trainable"),
         (space, Space, "space", "a search space, such as thrifty.Space(lr=0.1)"),
         (
             algorithm,
@@ -444,6 +437,4 @@ def _trial(number: int, record: PriorRecord, goals: Goals) -> Trial:
 
 
 def _said(goals: Goals) -> str:
-    return ", ".join(
-        f"{m} ({mode})" for m, mode in zip(goals.metrics, goals.modes, strict=True)
-    )
+    return ", ".join(f"{m} ({mode})" for m, mode in zip(goals.metrics, goals.modes, strict=True))

@@ -78,9 +78,7 @@ class Provenance:
             return ""
         parts = []
         if num_known:
-            parts.append(
-                f"{num_known:,} of {total:,} epochs known from {self._from(studies, own)}"
-            )
+            parts.append(f"{num_known:,} of {total:,} epochs known from {self._from(studies, own)}")
         if self.evaluated:
             of = "" if num_known else f" of {total:,} epochs"
             parts.append(f"{self.evaluated:,}{of} evaluated again with kept states")
@@ -98,11 +96,7 @@ class Provenance:
             day = time.strftime("%Y-%m-%d", time.localtime(info.created_at))
             name = f"this study ({day})" if first == own else f"study {info.name!r} ({day})"
         more = (
-            ""
-            if not rest
-            else " and another one"
-            if len(rest) == 1
-            else f" and {len(rest)} others"
+            "" if not rest else " and another one" if len(rest) == 1 else f" and {len(rest)} others"
         )
         return name + more
 
@@ -177,9 +171,7 @@ class Reader:
             self._mark = mark
         return self._ledger
 
-    def finished(
-        self, repository: StudyRepository, store: Store, info: StudyInfo
-    ) -> Ledger | None:
+    def finished(self, repository: StudyRepository, store: Store, info: StudyInfo) -> Ledger | None:
         """Return the ledger of a study that has nothing left to try, or None."""
         if info.state != "done":
             return None
@@ -300,9 +292,7 @@ def overview(
         ("metric", ", ".join(f"{metric} ({mode})" for metric, mode in pairs)),
     ]
     if goals.constraints:
-        limits = (
-            f"{name} {b.side.replace('_', ' ')} {b.limit:g}" for name, b in goals.constraints
-        )
+        limits = (f"{name} {b.side.replace('_', ' ')} {b.limit:g}" for name, b in goals.constraints)
         rows.append(("constraints", ", ".join(limits)))
     title = f"Study {repository.name!r}"
     try:

@@ -147,10 +147,7 @@ class StudyRepository:
     def open(self, *, create: bool = True) -> Store:
         """Open the store that holds the study, or will hold it."""
         return Store.open(
-            self.storage.url,
-            checkpoints=self.storage.checkpoints,
-            clock=self.clock,
-            create=create,
+            self.storage.url, checkpoints=self.storage.checkpoints, clock=self.clock, create=create
         )
 
     def find(self, store: Store) -> StudyInfo | None:
@@ -168,9 +165,7 @@ class StudyRepository:
             try:
                 recipe.check_same(info.spec, same_plan=same_plan, where=where)
             except StudyMismatchError as error:
-                raise StudyMismatchError(
-                    f"{error}{self._how_to_replace(store, info)}"
-                ) from None
+                raise StudyMismatchError(f"{error}{self._how_to_replace(store, info)}") from None
         return info
 
     def _how_to_replace(self, store: Store, info: StudyInfo) -> str:
@@ -255,9 +250,7 @@ class StudyRepository:
                 raise
             return made
 
-    def enqueue(
-        self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def enqueue(self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]) -> None:
         """Record the enqueued configurations that are not recorded yet.
 
         Raises:
@@ -287,10 +280,7 @@ class StudyRepository:
                 info = store.studies.get(source)
                 name, theirs = source, goals_of(info.spec)
                 ledger = Ledger(
-                    SearchPlan(),
-                    goals=theirs,
-                    max_epochs=info.spec["max_epochs"],
-                    clock=self.clock,
+                    SearchPlan(), goals=theirs, max_epochs=info.spec["max_epochs"], clock=self.clock
                 )
                 records = store.studies.snapshot(info)
                 ledger.load_plan(records.plan)

@@ -254,9 +254,7 @@ def candidates(ledger: Ledger, *, name: str) -> list[Trial]:
 
 def best_ones(ledger: Ledger) -> list[Trial]:
     """Return the best trial so far, or the Pareto front if there are several objectives."""
-    feasible = [
-        t for t in ledger.history if t.reached and t.state != "failed" and not t.violation
-    ]
+    feasible = [t for t in ledger.history if t.reached and t.state != "failed" and not t.violation]
     if len(ledger.goals.metrics) > 1:
         return [feasible[i] for i in nondominated([t.objectives for t in feasible])]
     best = ledger.best_trial
@@ -345,9 +343,7 @@ MAX_CHARS = 400
 _LEFT = ' style="text-align:left"'  # notebooks align cells to the right
 
 
-def facts(
-    title: str, rows: Iterable[tuple[str, object]], *, notes: Sequence[object] = ()
-) -> str:
+def facts(title: str, rows: Iterable[tuple[str, object]], *, notes: Sequence[object] = ()) -> str:
     """Return a table with a name and a value in each row.
 
     >>> facts("Trial 3", [("state", "<done>")]).count("&lt;done&gt;")

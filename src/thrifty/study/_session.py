@@ -21,15 +21,7 @@ from rich.text import Text
 
 from thrifty.core import Clock, EpochDone, StateError, fingerprint, plain_logger, plain_text
 from thrifty.run import ExecutorConfig
-from thrifty.store import (
-    Heartbeat,
-    Lease,
-    PlanInfo,
-    Store,
-    StudyInfo,
-    StudyMoved,
-    failure_groups,
-)
+from thrifty.store import Heartbeat, Lease, PlanInfo, Store, StudyInfo, StudyMoved, failure_groups
 from thrifty.store._reports import error_key
 
 from ._housekeeping import DiskBudget, Packing, PassedStates, gc_frozen, with_threads_of
@@ -156,9 +148,7 @@ def _say_how_it_ended(
         ledger.failure_log.say_all(ledger.errors, before=failed_before)
     if not done:
         because = f": {why}" if why else ""
-        logger.warning(
-            "study %r was stopped%s; run it again to go on", repository.name, because
-        )
+        logger.warning("study %r was stopped%s; run it again to go on", repository.name, because)
     elif ledger.history.enqueued:
         logger.warning(
             "study %r is done, but %d enqueued configurations were not tried: %r has as many "
@@ -186,9 +176,7 @@ def say_if_all_failed(repository: StudyRepository, ledger: Ledger) -> bool:
     return True
 
 
-def say_what_was_not_checked(
-    repository: StudyRepository, ledger: Ledger, *, error: str
-) -> None:
+def say_what_was_not_checked(repository: StudyRepository, ledger: Ledger, *, error: str) -> None:
     """Log a warning if the dry run before training has failed, unless a trial fails with its error.
 
     Args:
@@ -224,9 +212,7 @@ def say_where_from(
     found = Provenance.of(ledger)
     text = found.text(store.studies.made() if found.known else {}, own=ledger.study_id)
     if not text and finished:
-        text = (
-            f"{len(ledger.errors):,} of {len(ledger.history):,} trials failed; nothing to train"
-        )
+        text = f"{len(ledger.errors):,} of {len(ledger.history):,} trials failed; nothing to train"
     if not text:
         return
     if progress:
@@ -264,9 +250,7 @@ def _begin(
         )
         if may_go_on or trial.number in ended:
             at = stood.get(trial.number, trial.reached)
-            one = TrialBegan(
-                trial=trial.number, config=trial.config, parent=trial.parent, epoch=at
-            )
+            one = TrialBegan(trial=trial.number, config=trial.config, parent=trial.parent, epoch=at)
             tell(observers, one)
     tell_news(observers, ledger)
 
@@ -361,11 +345,7 @@ class Progress:
         done, needed = plan.num_epochs_done, plan.num_epochs_needed
         trained = done - (self._done_before or 0)
         left_s = (needed - done) * elapsed_s / max(trained, 1)
-        best = (
-            ""
-            if ledger.best_value is None
-            else f"  best {self._metric} {ledger.best_value:.4g}"
-        )
+        best = "" if ledger.best_value is None else f"  best {self._metric} {ledger.best_value:.4g}"
         saved = ledger.trial_epochs - min(done, ledger.trial_epochs)
         failed = f" ({len(ledger.errors)} failed)" if ledger.errors else ""
         self._bar.detail = f"{len(history)} trials{failed}{best}  {saved:,} epochs saved"

@@ -407,9 +407,7 @@ class Study(PlotMixin):
     @overload
     def trials_dataframe(self, *, backend: Literal["polars"]) -> pl.DataFrame: ...
 
-    def trials_dataframe(
-        self, *, backend: FrameBackend = "pandas"
-    ) -> pd.DataFrame | pl.DataFrame:
+    def trials_dataframe(self, *, backend: FrameBackend = "pandas") -> pd.DataFrame | pl.DataFrame:
         """Return a data frame with one row per trial.
 
         The columns are number, state, epochs, value, error, and each hyper-parameter. Several
@@ -475,9 +473,7 @@ class Study(PlotMixin):
 
 def _studies(given: object) -> tuple[str | Study, ...]:
     studies = (given,) if isinstance(given, str | Study) else given
-    if not isinstance(studies, Sequence) or not all(
-        isinstance(s, str | Study) for s in studies
-    ):
+    if not isinstance(studies, Sequence) or not all(isinstance(s, str | Study) for s in studies):
         raise UsageError(
             f"warm_start is {given!r}; give the name of an earlier study, the study, or a list of "
             "these"

@@ -210,7 +210,5 @@ class FailureLog:
 def failure_text(groups: Sequence[FailureGroup]) -> str:
     """Return a line for each error, and one that says where the traceback of the first is."""
     first = groups[0]
-    hint = (
-        f"\nstudy.trials[{first.trials[0]}].error has the traceback" if first.traceback else ""
-    )
+    hint = f"\nstudy.trials[{first.trials[0]}].error has the traceback" if first.traceback else ""
     return "\n".join(failure_lines(groups)) + hint

@@ -233,9 +233,7 @@ def check_any_sign(algorithm: Algorithm, space: Space | None = None) -> None:
             [entry for entry in study.log if isinstance(entry, Proposal | Stop)]
             for study in studies
         )
-        assert one == other, (
-            "it decides differently where all scores are lower by the same amount"
-        )
+        assert one == other, "it decides differently where all scores are lower by the same amount"
 
 
 def check_interrupted(algorithm: Algorithm, space: Space | None = None) -> None:

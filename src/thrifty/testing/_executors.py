@@ -22,14 +22,7 @@ from thrifty.core import (
     StoreWriteError,
 )
 from thrifty.plan import Chain, Stage
-from thrifty.run import (
-    Assignment,
-    Executor,
-    ExecutorConfig,
-    Report,
-    state_from_arrays,
-    train_alone,
-)
+from thrifty.run import Assignment, Executor, ExecutorConfig, Report, state_from_arrays, train_alone
 from thrifty.space import MultiStep, Timeline
 from thrifty.store import CheckpointFolder
 

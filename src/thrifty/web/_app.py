@@ -112,9 +112,7 @@ def study_detail(asked: AboutStudy) -> Response:
 
 
 @_study.get("/history", response_model=models.History)
-def history(
-    asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=10_000)] = 2000
-) -> Response:
+def history(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=10_000)] = 2000) -> Response:
     """Return the values of trials and the best so far."""
     return asked.answer(
         ("history", limit), lambda views, view: studies.history(views, view, limit=limit)
@@ -160,8 +158,7 @@ def workers(asked: AboutStudy, query: Annotated[WorkersQuery, Query()]) -> Respo
     """Return the stages on workers over time."""
     options = dict(query)
     return asked.answer(
-        ("workers", *options.values()),
-        lambda views, view: charts.workers(views, view, **options),
+        ("workers", *options.values()), lambda views, view: charts.workers(views, view, **options)
     )
 
 
@@ -207,9 +204,7 @@ router.include_router(_study)
 def _forest(desk: ResponseService, view: StudyView) -> forests.StageForest:
     """Return the stage forest, cached for both the drawing and the pages of trials."""
     kept = desk.cache.get(
-        ("forest", view.id),
-        stamp=desk.stamp(view.id),
-        make=lambda: charts.forest(desk.views, view),
+        ("forest", view.id), stamp=desk.stamp(view.id), make=lambda: charts.forest(desk.views, view)
     )
     found: forests.StageForest = kept.value
     return found
@@ -318,8 +313,7 @@ class SecurityMiddleware:
             await _let_in(with_headers, _cookie_name(scope), self._token)
         else:
             said = (
-                "the token is missing or wrong; open the address that "
-                "`thrifty dashboard` printed"
+                "the token is missing or wrong; open the address that `thrifty dashboard` printed"
             )
             await _refuse(
                 with_headers, 401, detail=said, headers=[(b"www-authenticate", b"Bearer")]

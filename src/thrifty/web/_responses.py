@@ -81,9 +81,7 @@ class Cache:
                 return found
             return self._make(key, stamp=stamp, make=make)
 
-    def _make(
-        self, key: Hashable, *, stamp: str | None, make: Callable[[], Any]
-    ) -> CachedValue:
+    def _make(self, key: Hashable, *, stamp: str | None, make: Callable[[], Any]) -> CachedValue:
         began = self._now()
         try:
             value = make()

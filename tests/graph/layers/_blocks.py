@@ -36,9 +36,7 @@ def blocks(draw):
 def random_block(num_dst, num_src, *, most=5, seed=0):
     """Return a block whose destinations have 0 to ``most`` neighbours."""
     rng = np.random.default_rng(seed)
-    rows = [
-        rng.integers(0, num_src, rng.integers(0, most + 1)).tolist() for _ in range(num_dst)
-    ]
+    rows = [rng.integers(0, num_src, rng.integers(0, most + 1)).tolist() for _ in range(num_dst)]
     return block_of(rows, num_src)
 
 

@@ -81,11 +81,7 @@ def test_forward_derivative_of_what_needs_no_gradient(fast, slow):
 def test_index_operations_do_the_same(block, width, mean, own):
     how = _AggregateKind(mean=mean, own=own)
     x = features(block.num_src, width, requires_grad=True)
-    fast = {
-        (False, False): neighbor_sum,
-        (True, False): neighbor_mean,
-        (True, True): mean_and_own,
-    }
+    fast = {(False, False): neighbor_sum, (True, False): neighbor_mean, (True, True): mean_and_own}
     if (mean, own) not in fast:
         return
     out = fast[mean, own](x, block)

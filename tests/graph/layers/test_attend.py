@@ -74,9 +74,7 @@ def test_attention_by_index_operations(block, heads):
 
 @pytest.mark.parametrize("fast", [attended_sum, _weighted_sum_by_index])
 @given(
-    block=blocks().filter(lambda b: b.num_edges),
-    heads=st.integers(1, 3),
-    width=st.integers(1, 3),
+    block=blocks().filter(lambda b: b.num_edges), heads=st.integers(1, 3), width=st.integers(1, 3)
 )
 def test_attended_sum(fast, block, heads, width):
     compare(

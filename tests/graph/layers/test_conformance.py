@@ -15,9 +15,7 @@ MAKERS = {
     "sage no bias": lambda a, b: SAGE(a, b, bias=False),
     "gat": GAT,
     "gat heads": lambda a, b: GAT(a, b, heads=2, concat=False, dropout=0.5, bias=False),
-    "gin": lambda a, b: GIN(
-        nn.Sequential(nn.Linear(a, 4), nn.Tanh(), nn.Linear(4, b)), eps=0.3
-    ),
+    "gin": lambda a, b: GIN(nn.Sequential(nn.Linear(a, 4), nn.Tanh(), nn.Linear(4, b)), eps=0.3),
     "gin train": lambda a, b: GIN(nn.Linear(a, b), eps=0.1, train_eps=True),
 }
 

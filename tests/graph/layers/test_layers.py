@@ -5,14 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.graph.layers._blocks import (
-    adjacency,
-    block_of,
-    features,
-    means,
-    random_block,
-    shared,
-)
+from tests.graph.layers._blocks import adjacency, block_of, features, means, random_block, shared
 from thrifty.core import GraphError
 from thrifty.graph import GAT, GIN, SAGE
 
@@ -50,9 +43,7 @@ def test_sage_leaves_a_shared_input_as_it_is_first():
 def test_sage_without_neighbors_is_a_linear_layer():
     layer, block = SAGE(3, 2).double(), block_of([[], []], 4)
     x = features(4, 3)
-    torch.testing.assert_close(
-        layer(x, block), F.linear(x[:2], layer.weight[:, 3:], layer.bias)
-    )
+    torch.testing.assert_close(layer(x, block), F.linear(x[:2], layer.weight[:, 3:], layer.bias))
 
 
 def test_gin_is_that_of_dense_matrices():

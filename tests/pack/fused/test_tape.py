@@ -157,9 +157,7 @@ def test_a_tape_gives_what_the_program_gives(compute, gradients):
         lambda x: F.glu(x, 1),
         lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
         lambda x: F.local_response_norm(x, 2),
-        lambda x: F.grid_sample(
-            x, torch.tanh(x[:, :2].permute(0, 2, 3, 1)), align_corners=False
-        ),
+        lambda x: F.grid_sample(x, torch.tanh(x[:, :2].permute(0, 2, 3, 1)), align_corners=False),
         lambda x: torch.linalg.solve(x @ x.mT + 3 * torch.eye(4, dtype=torch.float64), x),
         lambda x: torch.fft.rfft(x).abs(),
         lambda x: torch.cdist(x[:, 0], x[:, 1]),

@@ -11,15 +11,7 @@ from torch import nn
 
 from tests.pack._drive import Trial, alone, assert_same, together
 from thrifty.core import derive_seed
-from thrifty.pack import (
-    SGD,
-    BlockOptions,
-    FusedBackend,
-    Member,
-    Task,
-    UnfusableError,
-    times,
-)
+from thrifty.pack import SGD, BlockOptions, FusedBackend, Member, Task, UnfusableError, times
 
 
 pytestmark = pytest.mark.slow
@@ -71,9 +63,7 @@ class Labels(Task):
         return Clouds()
 
     def model(self, hp):
-        return nn.Sequential(
-            nn.Linear(3, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 2)
-        ).double()
+        return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 2)).double()
 
     def loss(self, model, batch):
         return F.cross_entropy(model(batch.points)[: len(batch.labels)], batch.labels)
@@ -112,8 +102,7 @@ def refused(task, message):
 @pytest.mark.parametrize("seeds", [(1, 1, 1), (1, 2, 1, 2, 1)], ids=["together", "mixed"])
 def test_fused_trials_get_what_they_get_alone(task, seeds):
     some = [
-        Trial(config={"lr": 0.02 * (k + 1)}, seed=seed, epochs=5)
-        for k, seed in enumerate(seeds)
+        Trial(config={"lr": 0.02 * (k + 1)}, seed=seed, epochs=5) for k, seed in enumerate(seeds)
     ]
     assert_same(together(fused(task), some), alone(task, some), tolerance=1e-10)
 
@@ -137,9 +126,7 @@ def test_random_numbers_that_are_nobodys_own():
     class Task(Labels):
         def loss(self, model, batch):
             noise = torch.rand(batch.points.shape, dtype=torch.float64)
-            return F.cross_entropy(
-                model(batch.points + noise)[: len(batch.labels)], batch.labels
-            )
+            return F.cross_entropy(model(batch.points + noise)[: len(batch.labels)], batch.labels)
 
     refused(Task(), "random numbers that are not each trial's own")
 

@@ -60,9 +60,7 @@ def group_of(size=SIZE, *, num_rows=None, batch=None, seed=0, channels_last=Fals
         rows = torch.zeros(size, batch, dtype=torch.float64)
         for k, num in enumerate(num_rows):
             rows[k, :num] = 1.0 / num
-    return Group(
-        size, randomness=Randomness(generators), rows=rows, channels_last=channels_last
-    )
+    return Group(size, randomness=Randomness(generators), rows=rows, channels_last=channels_last)
 
 
 def refused(match, forward, *inputs, make=nn.Module, size=SIZE, num_rows=None, batch=None):
@@ -187,20 +185,14 @@ class _Twins:
         draws = group.randomness.draws
         compute = recorded_with._compute(leaves)
         program, _ = record(
-            lambda: compute(group),
-            [*chain(*leaves)],
-            draws=lambda: [d.noise for d in draws],
+            lambda: compute(group), [*chain(*leaves)], draws=lambda: [d.noise for d in draws]
         )
         fresh = self._leaves()
-        noises = [
-            DropoutMask(noise=torch.zeros_like(d.noise), path=d.path, p=d.p) for d in draws
-        ]
+        noises = [DropoutMask(noise=torch.zeros_like(d.noise), path=d.path, p=d.p) for d in draws]
         generators = [torch.Generator().manual_seed(self.seed + k) for k in range(self.size)]
         for draw in noises:
             fill(draw, generators=generators, rates=[{}] * self.size, num_rows=self.num_rows)
-        tape = bind(
-            program, [t.detach() for t in chain(*fresh)], draws=[d.noise for d in noises]
-        )
+        tape = bind(program, [t.detach() for t in chain(*fresh)], draws=[d.noise for d in noises])
         before = [b.clone() for b in fresh[1]]
         for _ in range(2):  # a tape can run again
             for buffer, value in zip(fresh[1], before, strict=True):
@@ -249,15 +241,12 @@ class _Twins:
 
         def compute(group):
             module = copy.deepcopy(self.modules[0])
-            for (name, _), leaf in zip(
-                list(module.named_parameters()), parameters, strict=True
-            ):
+            for (name, _), leaf in zip(list(module.named_parameters()), parameters, strict=True):
                 put(module, "_parameters", name, group.pack(leaf))
             for (name, _), leaf in zip(list(module.named_buffers()), buffers, strict=True):
                 put(module, "_buffers", name, group.pack(leaf))
             handed = [
-                _handed(group, x, v, copied=True)
-                for x, v in zip(self.inputs, inputs, strict=True)
+                _handed(group, x, v, copied=True) for x, v in zip(self.inputs, inputs, strict=True)
             ]
             out = [group.first(t) for t in _tensors(self.forward(module, *handed))]
             total = sum(_total([t[k] for t in out], k) for k in range(group.size))

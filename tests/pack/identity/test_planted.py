@@ -37,9 +37,7 @@ class Mine(LineTask):
 """
 
 # Get these by name because `torch.optim` deletes its attribute `optimizer`.
-HOOKS = tuple(
-    sys.modules[name] for name in ("torch.nn.modules.module", "torch.optim.optimizer")
-)
+HOOKS = tuple(sys.modules[name] for name in ("torch.nn.modules.module", "torch.optim.optimizer"))
 CHANGED = (
     (F, "mse_loss"), (torch, "relu"), (torch.nn, "Linear"),
     (torch.nn.Linear, "reset_parameters"),
@@ -72,9 +70,7 @@ def identity(tmp_path, monkeypatch):
     def of(helpers, loss="F.mse_loss(model(x), y)"):
         mine = TASK.replace("LOSS", loss)
         with torch_put_back():
-            return task_identity(
-                project(tmp_path, monkeypatch, mine=mine, helpers=helpers).Mine()
-            )
+            return task_identity(project(tmp_path, monkeypatch, mine=mine, helpers=helpers).Mine())
 
     return of
 
@@ -168,9 +164,7 @@ def test_an_edit_is_seen_and_a_comment_is_not(identity, case):
     text = textwrap.dedent(helpers)
     one = identity(text.replace("K", "1.5"), *loss)
     assert identity(text.replace("K", "2.5"), *loss).training_digest != one.training_digest
-    assert (
-        identity(f"# a comment\n\n{text}".replace("K", "1.5"), *loss).training == one.training
-    )
+    assert identity(f"# a comment\n\n{text}".replace("K", "1.5"), *loss).training == one.training
 
 
 def test_nothing_is_found_where_nobody_has_put_anything():
@@ -227,8 +221,7 @@ def test_a_module_that_has_the_name_is_not_asked(identity):
 
 
 @pytest.mark.parametrize(
-    "statement",
-    ["import helpers as h; return h.scale", "from helpers import scale; return scale"],
+    "statement", ["import helpers as h; return h.scale", "from helpers import scale; return scale"]
 )
 def test_a_module_that_is_imported_inside_a_function_is_asked(tmp_path, monkeypatch, statement):
     mine = project(

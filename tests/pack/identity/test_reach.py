@@ -156,14 +156,9 @@ def test_imports_inside_functions(tmp_path, monkeypatch, body):
     assert places(reach([mine.f]))["helpers.SCALE"] == 3
 
 
-def test_a_module_of_the_users_that_cannot_be_imported_is_left_to_training(
-    tmp_path, monkeypatch
-):
+def test_a_module_of_the_users_that_cannot_be_imported_is_left_to_training(tmp_path, monkeypatch):
     mine = project(
-        tmp_path,
-        monkeypatch,
-        mine="def f(x):\n    import broken\n",
-        broken="raise ValueError\n",
+        tmp_path, monkeypatch, mine="def f(x):\n    import broken\n", broken="raise ValueError\n"
     )
     assert functions(reach([mine.f])) == {"f"}
 

@@ -24,10 +24,7 @@ SAME = {
     "comments": ("def f(x):\n  return x", "def f(x):  # why\n  # because\n  return x"),
     "layout": ("def f(x, y):\n  return x+y", "def f(\n  x,\n  y,\n):\n    return (x\n    + y)"),
     "a docstring": ("def f(x):\n  return x", "def f(x):\n  'Doc.'\n  return x"),
-    "other text": (
-        "def f(x):\n  return x",
-        "def f(x):\n  ...\n  1\n  return x",
-    ),
+    "other text": ("def f(x):\n  return x", "def f(x):\n  ...\n  1\n  return x"),
     "pass": ("def f(x):\n  x += 1", "def f(x):\n  pass\n  x += 1\n  pass"),
     "quotes": ("def f():\n  return 'a' 'b'", 'def f():\n  return "ab"'),
     "annotations": ("def f(x):\n  y = x", "def f(x: int) -> int:\n  y: int = x"),
@@ -60,10 +57,7 @@ DIFFERENT = {
     "conversions": ("def f(x):\n  return f'{x}'", "def f(x):\n  return f'{x!r}'"),
     "formats": ("def f(x):\n  return f'{x:2}'", "def f(x):\n  return f'{x:3}'"),
     "text in f-strings": ("def f(x):\n  return f'{x}a'", "def f(x):\n  return f'a{x}'"),
-    "nested defaults": (
-        "def f():\n  return lambda x=1: x",
-        "def f():\n  return lambda x=2: x",
-    ),
+    "nested defaults": ("def f():\n  return lambda x=1: x", "def f():\n  return lambda x=2: x"),
     "nested decorators": (
         "def f():\n  @a\n  def g(): return 1",
         "def f():\n  @b\n  def g(): return 1",
@@ -115,9 +109,7 @@ def module(tmp_path, monkeypatch, text):
 
 def test_source_of_functions_in_files(tmp_path, monkeypatch):
     one = module(tmp_path, monkeypatch, "def f(x):\n    return x + 1\n")
-    two = module(
-        tmp_path, monkeypatch, "# moved\n\n\ndef f(x):\n    'Doc.'\n    return (x + 1)\n"
-    )
+    two = module(tmp_path, monkeypatch, "# moved\n\n\ndef f(x):\n    'Doc.'\n    return (x + 1)\n")
     three = module(tmp_path, monkeypatch, "def f(x):\n    return x + 2\n")
     assert code_digest(one.f) == code_digest(two.f) != code_digest(three.f)
 
@@ -197,14 +189,8 @@ def test_decorated_and_nested_functions_have_a_source(tmp_path, monkeypatch):
             return [self for _ in (1, 2)]
     """
     mine = module(tmp_path, monkeypatch, text)
-    again = module(
-        tmp_path, monkeypatch, text.replace("return x", "# same\n        return (x)")
-    )
-    for read in (
-        lambda m: m.g,
-        lambda m: m.g.__wrapped__,
-        lambda m: m.A.p.fget,
-    ):
+    again = module(tmp_path, monkeypatch, text.replace("return x", "# same\n        return (x)"))
+    for read in (lambda m: m.g, lambda m: m.g.__wrapped__, lambda m: m.A.p.fget):
         assert code_digest(read(mine)) == code_digest(read(again))
 
 
@@ -219,9 +205,7 @@ def test_a_free_variable_is_not_a_global(tmp_path, monkeypatch):
 
 
 def test_cells_of_a_notebook():
-    source = (
-        "from __future__ import annotations\ny = await z()\ndef f(x: int):\n    return x + 1\n"
-    )
+    source = "from __future__ import annotations\ny = await z()\ndef f(x: int):\n    return x + 1\n"
     name = "/tmp/ipykernel_1/123.py"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     try:

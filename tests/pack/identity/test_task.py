@@ -175,10 +175,7 @@ NOTHING = {
     "a comment": ("    margin = 0.1", "    # why\n    margin = 0.1  # because"),
     "a docstring": ("'''Doc.'''", "'''Another.'''"),
     "no docstring": ("'''Doc.'''", "pass"),
-    "layout": (
-        "self.margin * self.threshold",
-        "(\n            self.margin\n * self.threshold)",
-    ),
+    "layout": ("self.margin * self.threshold", "(\n            self.margin\n * self.threshold)"),
     "an unused global": ("UNUSED = 1", "UNUSED = 2"),
     "an unused function": ("UNUSED = 1", "def unused():\n    return 1"),
     "an annotation": ("def model(self, hp):", "def model(self, hp) -> 'Net':"),
@@ -246,8 +243,7 @@ def test_metrics_that_assign_are_a_part_of_training(identity, line):
 
 def test_metrics_may_have_objects_of_their_own(identity):
     meter = (
-        "class Meter:\n    def add(self, x):\n        self.total = x\n        return x\n"
-        "class Mine"
+        "class Meter:\n    def add(self, x):\n        self.total = x\n        return x\nclass Mine"
     )
     found = identity(
         "class Mine",
@@ -272,10 +268,7 @@ def test_the_size_of_batches_for_evaluation_is_no_part_of_training():
 
     one, two = Larger(), Larger()
     two.eval_batch_size = 8
-    assert changed(task_identity(one), task_identity(two)) == (
-        set(),
-        {"attribute eval_batch_size"},
-    )
+    assert changed(task_identity(one), task_identity(two)) == (set(), {"attribute eval_batch_size"})
 
 
 def test_an_optimizer_on_the_task_counts_by_content():

@@ -89,8 +89,7 @@ def test_attributes_that_come_and_go():
     thing = Thing()
     thing.a, thing.b = 1, 2
     places = [
-        Place(name=f"thing.{key}", kind="attribute", holder=thing, key=key)
-        for key in ("a", "b")
+        Place(name=f"thing.{key}", kind="attribute", holder=thing, key=key) for key in ("a", "b")
     ]
     keeper = Keeper(places)
     thing.new = 3

@@ -6,12 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from bench.cloud.step_time_models import Boosting, Ernest, Paleo, Pollux
-from thrifty.perf.steptime import (
-    Hybrid,
-    Overlapping,
-    PerfectScaling,
-    Setup,
-)
+from thrifty.perf.steptime import Hybrid, Overlapping, PerfectScaling, Setup
 from thrifty.perf.steptime._transfer import Transfer
 
 

@@ -19,9 +19,7 @@ profiles = st.dictionaries(st.integers(1, 500), st.floats(1e-3, 10.0), min_size=
 def alone(*rows):
     """Return a model of one device, fitted to (placement, batch, seconds)."""
     setups = [Setup(placement=placement, batch=batch) for placement, batch, _ in rows]
-    return SingleDeviceTime(
-        Columns.of(setups), np.array([seconds for *_, seconds in rows], float)
-    )
+    return SingleDeviceTime(Columns.of(setups), np.array([seconds for *_, seconds in rows], float))
 
 
 def of_one(profile):
@@ -83,9 +81,7 @@ def test_of_one_size_half_is_fixed_and_half_grows(copies, seconds):
 
 
 def test_a_larger_placement_says_nothing_of_one_device():
-    assert at(alone(((1,), 8, 1.0), ((2,), 8, 9.0), ((1, 1), 16, 9.0)), 8) == pytest.approx([
-        1.0
-    ])
+    assert at(alone(((1,), 8, 1.0), ((2,), 8, 9.0), ((1, 1), 16, 9.0)), 8) == pytest.approx([1.0])
 
 
 def test_the_smallest_placements_stand_in_for_one_device():

@@ -59,14 +59,13 @@ def test_each_fit_sees_whole_placements_and_all_of_one_device(made):
 
 
 def test_the_order_of_machines_is_no_other_placement(made):
-    setups = [
-        Setup(placement=each, batch=8) for each in [(1, 2), (2, 1), (3,), (4,), (5,), (6,)]
-    ]
+    setups = [Setup(placement=each, batch=8) for each in [(1, 2), (2, 1), (3,), (4,), (5,), (6,)]]
     Bagged(Noting, num=20, share=0.6).fit(setups, np.ones(6))
     assert {len(placements(model)) for model in made} == {3}
-    assert {
-        sum(sum(s.placement) == 3 and len(s.placement) == 2 for s in m.seen) for m in made
-    } == {0, 2}
+    assert {sum(sum(s.placement) == 3 and len(s.placement) == 2 for s in m.seen) for m in made} == {
+        0,
+        2,
+    }
 
 
 def test_the_mean_is_that_of_logarithms(made):

@@ -64,9 +64,7 @@ def test_other_units_of_time_give_the_same_forecasts(name, unit):
     if name == "transfer":  # references keep their unit: stay within the grid
         unit = min(max(unit, 0.1), 10.0)
     other = forecast(ALL[name], setups, unit * times, QUERIES)
-    assert other == pytest.approx(
-        unit * seconds, rel=0.02 if name == "transfer" else NEAR[name]
-    )
+    assert other == pytest.approx(unit * seconds, rel=0.02 if name == "transfer" else NEAR[name])
 
 
 @every
@@ -75,9 +73,7 @@ def test_the_order_of_measurements_does_not_matter(name):
     times = noisy(setups)
     order = np.random.default_rng(1).permutation(len(setups))
     shuffled = forecast(ALL[name], [setups[at] for at in order], times[order], QUERIES)
-    assert shuffled == pytest.approx(
-        forecast(ALL[name], setups, times, QUERIES), rel=NEAR[name]
-    )
+    assert shuffled == pytest.approx(forecast(ALL[name], setups, times, QUERIES), rel=NEAR[name])
 
 
 @every

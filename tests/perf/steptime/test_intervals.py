@@ -237,9 +237,7 @@ def test_intervals_are_around_the_forecast_and_grow_with_coverage():
         factors.append(high[0] / middle[0])
     assert factors == sorted(factors)
     assert factors[0] < factors[-1]
-    assert (
-        model.interval(setups)[0].tolist() == model.interval(setups, coverage=0.9)[0].tolist()
-    )
+    assert model.interval(setups)[0].tolist() == model.interval(setups, coverage=0.9)[0].tolist()
 
 
 def test_a_second_fit_forgets_the_first():

@@ -8,11 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from bench.cloud.step_time_models import Boosting, Ernest, Paleo, Pollux
 from tests.perf._draw import drawn
-from thrifty.perf.steptime import (
-    Overlapping,
-    PerfectScaling,
-    Setup,
-)
+from thrifty.perf.steptime import Overlapping, PerfectScaling, Setup
 from thrifty.perf.steptime._hybrid import overlapped, terms
 from thrifty.perf.steptime._model import Columns
 
@@ -120,9 +116,7 @@ def test_perfect_scaling_is_blind_to_placements():
     times = [0.1 + 0.01 * s.batch + 0.5 * (s.num_devices - 1) for s in setups]
     guessed = forecast(PerfectScaling, setups, times, LARGE)
     inside = [s.batch != 20 for s in LARGE]
-    assert guessed[inside] == pytest.approx([
-        0.1 + 0.01 * s.batch for s in LARGE if s.batch != 20
-    ])
+    assert guessed[inside] == pytest.approx([0.1 + 0.01 * s.batch for s in LARGE if s.batch != 20])
 
 
 def test_boosting_stays_where_it_was_beyond_what_it_has_seen():

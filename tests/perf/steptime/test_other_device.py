@@ -49,9 +49,7 @@ def scaled(steps, factor):
 
 def taken(steps, places):
     return PairedSteps(
-        setups=steps.setups[places],
-        here_s=steps.here_s[places],
-        there_s=steps.there_s[places],
+        setups=steps.setups[places], here_s=steps.here_s[places], there_s=steps.there_s[places]
     )
 
 
@@ -75,9 +73,7 @@ def test_small_steps_take_alike_and_large_ones_as_the_devices_do():
 
 def test_a_network_of_another_efficiency_needs_one_probe():
     factors = np.exp(0.3 * np.random.default_rng(0).normal(size=len(MANY)))
-    references = [
-        scaled(network(work), factor) for work, factor in zip(MANY, factors, strict=True)
-    ]
+    references = [scaled(network(work), factor) for work, factor in zip(MANY, factors, strict=True)]
     new = scaled(network(0.1), 1.4)
     assert error(fitted(references, new, probes=[3]), new) < 0.01
 
@@ -89,8 +85,7 @@ def test_a_probe_counts_as_much_as_networks_differ():
     new = scaled(network(0.1), 1.5)
     moved = [
         np.log(
-            fitted(known, new, probes=[3]).predict(new.setups, new.here_s)
-            / network(0.1).there_s
+            fitted(known, new, probes=[3]).predict(new.setups, new.here_s) / network(0.1).there_s
         )
         for known in (alike, differing)
     ]
@@ -100,8 +95,7 @@ def test_a_probe_counts_as_much_as_networks_differ():
 
 def test_three_probes_show_a_network_that_bends_otherwise():
     references = [
-        network(work, launch=launch)
-        for work, launch in zip(WORK, (1, 3, 0.5, 2, 1), strict=True)
+        network(work, launch=launch) for work, launch in zip(WORK, (1, 3, 0.5, 2, 1), strict=True)
     ]
     new = network(0.1, times=8.0)
     one, three = (fitted(references, new, probes) for probes in ([0], [0, 4, 7]))
@@ -141,9 +135,7 @@ def test_a_number_that_all_setups_share_says_nothing():
 def test_units_do_not_matter(unit, other):
     def measured(steps):
         return PairedSteps(
-            setups=steps.setups * other,
-            here_s=steps.here_s * unit,
-            there_s=steps.there_s * unit,
+            setups=steps.setups * other, here_s=steps.here_s * unit, there_s=steps.there_s * unit
         )
 
     new, references = network(0.1), [network(work, noise=0.02) for work in WORK[::2]]

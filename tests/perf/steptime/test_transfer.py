@@ -103,9 +103,7 @@ def test_references_that_explain_alike_count_alike():
 
 def test_one_device_takes_its_own_time():
     model = fitted([known(by_nodes)], by_nodes, volume=3.0, compute=7.0)
-    assert model.predict(SINGLE) == pytest.approx(
-        times(SINGLE, by_nodes, compute=7.0), rel=1e-6
-    )
+    assert model.predict(SINGLE) == pytest.approx(times(SINGLE, by_nodes, compute=7.0), rel=1e-6)
 
 
 def test_a_transfer_from_nothing():

@@ -216,18 +216,13 @@ class RentalInputs:
         Each probe assumes that the earlier ones confirmed the estimates.
         """
         probes = Probes(
-            self.workload,
-            self.offers,
-            self.options,
-            cap_usd=cap_usd,
-            cap_s=self.asked.probe_time,
+            self.workload, self.offers, self.options, cap_usd=cap_usd, cap_s=self.asked.probe_time
         )
         found = []
         while (probe := probes.next()) is not None:
             found.append(probe)
             believed = {
-                what: (getattr(probes.estimates, what)(probe.offer).median,)
-                for what in probe.finds
+                what: (getattr(probes.estimates, what)(probe.offer).median,) for what in probe.finds
             }
             probes.record(probe, ProbeResult(**believed))
         return found, probes.ended
@@ -249,9 +244,7 @@ class RentalInputs:
             )
         notes += plan.notes
         if self.market is not None:
-            notes.append(
-                f"{asked.evictions:g} evictions of a spot machine in an hour are assumed"
-            )
+            notes.append(f"{asked.evictions:g} evictions of a spot machine in an hour are assumed")
         chosen = [each.offer for each in (plan.best.machines if plan.best else ())]
         for source in ("data sheets", "measured pairs"):
             guessed = {o.device for o in chosen if self.estimates.speed_from(o) == source}
@@ -330,9 +323,7 @@ def _hand_over(plan: FleetPlan, file: Path, asked: RentOptions) -> None:
         figure = plot_front(plan, deadline_s=asked.deadline, budget_usd=asked.budget)
         known = figure.canvas.get_supported_filetypes()
         if asked.plot.suffix[1:].lower() not in known:
-            raise UsageError(
-                f"{asked.plot}: its ending must be one of {', '.join(sorted(known))}"
-            )
+            raise UsageError(f"{asked.plot}: its ending must be one of {', '.join(sorted(known))}")
         figure.savefig(asked.plot, dpi=150)
         say(f"wrote {asked.plot}", err=asked.as_json)
     if asked.export is None and not asked.launch:
@@ -353,6 +344,4 @@ def _hand_over(plan: FleetPlan, file: Path, asked: RentOptions) -> None:
     if asked.launch:
         question = f"rent {plan.best} for about ${plan.best.cost_usd.median:,.2f}?"
         click.confirm(plain_text(question), abort=True, err=asked.as_json)
-        say(
-            f"SkyPilot's request {launch(task)}: follow it with sky api logs", err=asked.as_json
-        )
+        say(f"SkyPilot's request {launch(task)}: follow it with sky api logs", err=asked.as_json)

@@ -126,8 +126,7 @@ _OPTIONS = (
         type=Pair(whole=False),
         multiple=True,
         help=(
-            "A hyper-parameter of the task, NAME=VALUE  "
-            "[default: the first value of each domain]."
+            "A hyper-parameter of the task, NAME=VALUE  [default: the first value of each domain]."
         ),
     ),
     click.option(
@@ -147,9 +146,7 @@ _OPTIONS = (
     ),
     click.option("--steps", type=click.IntRange(min=1), help="Steps of the training."),
     click.option(
-        "--epochs",
-        type=click.IntRange(min=1),
-        help="The same in epochs  [default: the study's].",
+        "--epochs", type=click.IntRange(min=1), help="The same in epochs  [default: the study's]."
     ),
     click.option(
         "--batch",
@@ -184,9 +181,7 @@ _OPTIONS = (
         help="Most machines of a VM type or an accelerator, as in p3.2xlarge=4.",
     ),
     click.option("--spot", is_flag=True, help="Spot machines may be taken, too."),
-    click.option(
-        "--prices", type=_file(exists=True), help="History of AWS's spot prices (CSV)."
-    ),
+    click.option("--prices", type=_file(exists=True), help="History of AWS's spot prices (CSV)."),
     click.option(
         "--evictions",
         type=click.FloatRange(min=0),
@@ -194,9 +189,7 @@ _OPTIONS = (
         show_default=True,
         help="Of a spot machine in an hour; with --prices.",
     ),
-    click.option(
-        "--mixed", is_flag=True, help="Several VM types in one fleet may be taken, too."
-    ),
+    click.option("--mixed", is_flag=True, help="Several VM types in one fleet may be taken, too."),
     click.option(
         "--accumulation/--no-accumulation",
         default=True,
@@ -221,23 +214,14 @@ _OPTIONS = (
         help="The median has to meet the deadline or the budget, not the 90 % end.",
     ),
     click.option(
-        "--probe",
-        type=Dollars(),
-        help="Suggest what to measure first, for at most this price.",
+        "--probe", type=Dollars(), help="Suggest what to measure first, for at most this price."
     ),
     click.option(
-        "--probe-time",
-        type=Duration(),
-        default="10m",
-        show_default=True,
-        help="The same in time.",
+        "--probe-time", type=Duration(), default="10m", show_default=True, help="The same in time."
     ),
     click.option("--plot", type=_file(), help="Draw time against cost."),
     click.option("--export", type=_file(), help="Write a task for SkyPilot (YAML)."),
-    click.option(
-        "--script",
-        help="What the machines run, as torchrun takes it  [default: FILE].",
-    ),
+    click.option("--script", help="What the machines run, as torchrun takes it  [default: FILE]."),
     click.option(
         "--launch", is_flag=True, help="Let SkyPilot rent the machines, after a question."
     ),

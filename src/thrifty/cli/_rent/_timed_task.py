@@ -14,14 +14,7 @@ import torch
 from thrifty.cli._train import load_study
 from thrifty.core import UsageError
 from thrifty.hetero import HeteroTask, profile_step
-from thrifty.pack import (
-    HyperParameters,
-    Source,
-    Task,
-    borrowed_streams,
-    open_source,
-    optimizer_of,
-)
+from thrifty.pack import HyperParameters, Source, Task, borrowed_streams, open_source, optimizer_of
 from thrifty.perf import StepProfile
 from thrifty.space import Timeline
 from thrifty.study import Study
@@ -104,9 +97,7 @@ def load_subject(file: Path, *, name: str | None, hp: Mapping[str, Any]) -> Prof
             raise UsageError(
                 f"{file} defines several tasks ({', '.join(tasks)}); pick one with --name"
             ) from None
-        return ProfiledTask(
-            task=_plain(next(iter(tasks.values()))), values=dict(hp), study=None
-        )
+        return ProfiledTask(task=_plain(next(iter(tasks.values()))), values=dict(hp), study=None)
     config = {**next(study.space.grid(levels=1)), **hp}
     values = Timeline(config, epochs=study.algorithm.max_epochs).at(0)
     return ProfiledTask(task=_plain(study.task), values=values, study=study)

@@ -84,9 +84,7 @@ class Devices:
         profile = workload.profile
         estimates.check_profile(profile)
         chosen = [
-            precision_of(
-                offer, allowed=workload.precisions, profile=profile, estimates=estimates
-            )
+            precision_of(offer, allowed=workload.precisions, profile=profile, estimates=estimates)
             for offer in offers
         ]
         gain = _ends([each for _, each in chosen])
@@ -157,8 +155,7 @@ class Devices:
     def nearby(self) -> Devices:
         """Return the medians, then each factor a little larger: compute, inner, network."""
         factors = {
-            name: getattr(self, name)[0]
-            * np.where(np.arange(4) == place, 1 + _NEAR, 1.0)[:, None]
+            name: getattr(self, name)[0] * np.where(np.arange(4) == place, 1 + _NEAR, 1.0)[:, None]
             for place, name in enumerate(FACTORS, start=1)
         }
         return replace(self.with_factors(factors), quantiles=(0.5,) * 4)
@@ -239,9 +236,7 @@ def _numbers(link: Link) -> tuple[float, ...]:
     return link.bytes_per_s, link.latency_s, link.inner_bytes_per_s, link.inner_latency_s
 
 
-def _pack_ratio(
-    workload: Workload, offers: Sequence[Offer], usable: Sequence[float]
-) -> np.ndarray:
+def _pack_ratio(workload: Workload, offers: Sequence[Offer], usable: Sequence[float]) -> np.ndarray:
     """Return ``Devices.pack_ratio``: the last measured pack is the largest."""
     packs = workload.packs
     if packs is None:
@@ -326,10 +321,7 @@ def equal_steps(
                 wider=devices.priors.observed,
             )
     return EqualSteps(
-        step_s=np.where(fits, step_s, np.inf),
-        replay_s=replay_s,
-        batch=batch,
-        num_micro=num_micro,
+        step_s=np.where(fits, step_s, np.inf), replay_s=replay_s, batch=batch, num_micro=num_micro
     )
 
 

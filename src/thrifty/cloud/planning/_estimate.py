@@ -212,9 +212,7 @@ def all_steps_s(workload: Workload, devices: Devices, step_s: np.ndarray) -> np.
     if workload.parallelism_phases is None:
         return workload.steps * step_s
     seconds = study_s(
-        np.moveaxis(step_s, -1, 0),
-        workload.parallelism_phases,
-        devices.pack_ratio[:, None],
+        np.moveaxis(step_s, -1, 0), workload.parallelism_phases, devices.pack_ratio[:, None]
     )
     return np.moveaxis(seconds, 0, -1)
 
@@ -379,9 +377,7 @@ def _micro_batches(
         return np.array([np.searchsorted(each, step_s, side="right") for each in took.T])
 
     times = np.unique(took)
-    first = bisect_left(
-        times, workload.global_batch, key=lambda each: int(batches(each) @ of_kind)
-    )
+    first = bisect_left(times, workload.global_batch, key=lambda each: int(batches(each) @ of_kind))
     return batches(float(times[first]))
 
 

@@ -64,9 +64,7 @@ class Goal:
             time_s: seconds of each fleet: median, low, high, [3, fleets].
             cost_usd: dollars of each fleet: median, low, high, [3, fleets].
         """
-        limited, other = (
-            (time_s, cost_usd) if self.deadline_s is not None else (cost_usd, time_s)
-        )
+        limited, other = (time_s, cost_usd) if self.deadline_s is not None else (cost_usd, time_s)
         if self.limit is None:
             return None
         meets = np.flatnonzero(limited[self.end] <= self.limit)
@@ -134,9 +132,7 @@ class FleetOptions:
     def __post_init__(self) -> None:
         _ = self.goal  # raises CloudError if deadline and budget are invalid
         if self.max_nodes < 1:
-            raise CloudError(
-                f"a fleet has at least one machine, not max_nodes={self.max_nodes}"
-            )
+            raise CloudError(f"a fleet has at least one machine, not max_nodes={self.max_nodes}")
         for name, most in self.quotas.items():
             if most < 0:
                 raise CloudError(f"a quota is 0 or more, not {most} for {name!r}")
@@ -145,17 +141,13 @@ class FleetOptions:
         """Return the most machines of an offer, by the quotas of its type and its accelerator."""
         most = self.max_nodes
         quotas = self.quotas
-        return min(
-            most, quotas.get(offer.instance_type, most), quotas.get(offer.accelerator, most)
-        )
+        return min(most, quotas.get(offer.instance_type, most), quotas.get(offer.accelerator, most))
 
     @property
     def goal(self) -> Goal:
         """Deadline or budget, and which end of a forecast must meet it."""
         return Goal(
-            deadline_s=self.deadline_s,
-            budget_usd=self.budget_usd,
-            conservative=self.conservative,
+            deadline_s=self.deadline_s, budget_usd=self.budget_usd, conservative=self.conservative
         )
 
 
@@ -209,9 +201,7 @@ def _quota(rented: MachineGroup) -> str | None:
         return f"{count} in {offer.region} take {cores} of the quota {name}"
     if offer.cloud == "gcp":
         kind = "preemptible GPUs, or else of GPUs" if rented.spot else "GPUs"
-        return (
-            f"{count} in {offer.region} take {gpus} {offer.accelerator} of the quota of {kind}"
-        )
+        return f"{count} in {offer.region} take {gpus} {offer.accelerator} of the quota of {kind}"
     if offer.cloud == "nebius":
         return f"{count} in {offer.region} take {gpus} of the quota of GPUs"
     return None

@@ -13,10 +13,7 @@ from thrifty.cloud._hardware import HardwareEstimates
 from thrifty.cloud._offer import Fleet, Offer
 from thrifty.cloud._workload import Workload
 from thrifty.cloud.planning._estimate import Machines, estimate
-from thrifty.core import (
-    CloudError,
-    require,
-)
+from thrifty.core import CloudError, require
 from thrifty.perf import StepProfile
 
 from ._devices import Devices, kind_of, replayed_s
@@ -170,9 +167,7 @@ _SHORTER = 0.7
 """Factor from one step time to the next one that is tried."""
 
 
-def mixed_fleets(
-    workload: Workload, offers: Sequence[Offer], options: FleetOptions
-) -> list[Fleet]:
+def mixed_fleets(workload: Workload, offers: Sequence[Offer], options: FleetOptions) -> list[Fleet]:
     """Return good on-demand fleets that may mix several types.
 
     For each of many step times, this is the fleet with the lowest hourly price. The search covers
@@ -184,9 +179,7 @@ def mixed_fleets(
         MissingExtraError: scipy is not installed.
     """
     if workload.parallelism_phases is not None:
-        raise CloudError(
-            "a study is planned for machines of one type: leave out mixed, or widths"
-        )
+        raise CloudError("a study is planned for machines of one type: leave out mixed, or widths")
     goal = options.goal
     fleets: dict[str, Fleet] = {}
     for local in _regions(workload, offers, options):

@@ -59,9 +59,7 @@ def notes_on(
     if unknown:
         notes.append(f"left out, because their speed is unknown: {', '.join(unknown)}")
     if not any(workload.profile.peak_bytes):
-        notes.append(
-            "the model's memory was not measured: whether the samples fit is not known"
-        )
+        notes.append("the model's memory was not measured: whether the samples fit is not known")
     for rented in machines:
         notes += _notes_on_machines(workload, rented)
     if options.spot and options.market is None:
@@ -293,6 +291,5 @@ def _nearest(table: Table, goal: Goal, others: Sequence[Fleet]) -> Fleet:
     if np.isfinite(values[lot, size]):
         some.append(table.fleet(int(lot), int(size) + 1))
     return min(
-        some,
-        key=lambda each: goal.bound(each.cost_usd if goal.deadline_s is None else each.time_s),
+        some, key=lambda each: goal.bound(each.cost_usd if goal.deadline_s is None else each.time_s)
     )

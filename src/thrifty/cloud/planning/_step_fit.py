@@ -99,9 +99,7 @@ def _observed(
     start = np.log([each.median for each in prior])
     factors = start
     for _ in range(_ITERATIONS):
-        forecast, slopes = _replays(
-            profile, together, estimates=estimates, factors=np.exp(factors)
-        )
+        forecast, slopes = _replays(profile, together, estimates=estimates, factors=np.exp(factors))
         seen = ObservedSteps.of(
             together,
             prior=prior,

@@ -106,10 +106,7 @@ def table_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions)
     kinds = tuple(group[0] for group in groups)
     devices = Devices.of(kinds, estimates=options.estimates, workload=workload)
     steps = equal_steps(
-        workload.profile,
-        devices,
-        global_batch=workload.global_batch,
-        most_nodes=options.max_nodes,
+        workload.profile, devices, global_batch=workload.global_batch, most_nodes=options.max_nodes
     )
     allowed = np.array([options.allowance(offer) for offer in kinds])
     work_s = np.where(

@@ -137,9 +137,7 @@ def group(keys: np.ndarray, values: np.ndarray, starts: np.ndarray, out: np.ndar
 
 
 @kernel
-def reverse(
-    indptr: np.ndarray, indices: np.ndarray, starts: np.ndarray, out: np.ndarray
-) -> None:
+def reverse(indptr: np.ndarray, indices: np.ndarray, starts: np.ndarray, out: np.ndarray) -> None:
     """Write the rows of the reversed edges, each in ascending order.
 
     ``starts`` are zeros, one more than there are nodes.
@@ -158,11 +156,7 @@ def reverse(
 
 @kernel
 def transpose(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    starts: np.ndarray,
-    rows: np.ndarray,
-    edges: np.ndarray,
+    indptr: np.ndarray, indices: np.ndarray, starts: np.ndarray, rows: np.ndarray, edges: np.ndarray
 ) -> None:
     """Write the reversed edges as ``reverse`` does, and each edge's number to ``edges``."""
     _count(indices, starts)

@@ -81,9 +81,7 @@ def num_taken(degree: int, fanout: int, replace: bool) -> int:
 
 
 @inlined
-def _floyd(
-    picks: np.ndarray, at: int, num: int, low: int, degree: int, state: np.uint64
-) -> None:
+def _floyd(picks: np.ndarray, at: int, num: int, low: int, degree: int, state: np.uint64) -> None:
     """Pick ``num`` different numbers below ``degree``, each set with the same probability.
 
     Algorithm by Robert Floyd in Bentley, "Programming Pearls: A Sample of Brilliance", CACM 1987.
@@ -235,9 +233,7 @@ _INCLUSION_AHEAD = 32
 
 
 @kernel
-def push(
-    indptr: np.ndarray, indices: np.ndarray, weights: np.ndarray, sums: np.ndarray
-) -> None:
+def push(indptr: np.ndarray, indices: np.ndarray, weights: np.ndarray, sums: np.ndarray) -> None:
     """Add the weight of each node to the sum of each of its neighbours, once for each edge."""
     num = len(indices)
     for node in range(len(weights)):

@@ -191,21 +191,14 @@ class _Queues:
         return out
 
     @staticmethod
-    def noise(
-        before: Mapping[str, float], after: Mapping[str, float], *, took_s: float
-    ) -> float:
+    def noise(before: Mapping[str, float], after: Mapping[str, float], *, took_s: float) -> float:
         """Return how much longer the thread that waited most took than it would have alone."""
         waited = max((after[key] - s for key, s in before.items() if key in after), default=0.0)
         return waited / max(took_s - waited, _TINY_S)
 
 
 def _profile(
-    rehearsal: Rehearsal,
-    sizes: Sequence[int],
-    make: Make,
-    *,
-    budget_s: float,
-    queues: _Queues,
+    rehearsal: Rehearsal, sizes: Sequence[int], make: Make, *, budget_s: float, queues: _Queues
 ) -> StepProfile:
     began, before = rehearsal.clock.monotonic(), queues.waited_s()
     until = began + budget_s
@@ -367,16 +360,13 @@ def profile_key(
     """Return a digest of everything that a profile depends on, except the loss."""
     return fingerprint({
         "parameters": [
-            [list(each.shape), str(each.dtype), each.requires_grad]
-            for each in model.parameters()
+            [list(each.shape), str(each.dtype), each.requires_grad] for each in model.parameters()
         ],
         "model": repr(model),
         "training": [module.training for module in model.modules()],
         "optimizer": type(optimizer).__qualname__,
         "batch": [
-            [list(each.shape), str(each.dtype)]
-            if isinstance(each, Tensor)
-            else type(each).__name__
+            [list(each.shape), str(each.dtype)] if isinstance(each, Tensor) else type(each).__name__
             for each in tree_leaves(batch)
         ],
         "sizes": list(sizes),

@@ -79,9 +79,7 @@ class FlatGradients:
         late: list[_Bucket] = []
         for key, indices in groups.items():
             size = sum(members[at].numel() for at in indices)
-            buffer = torch.zeros(
-                size + (told if key == wide else 0), dtype=key[0], device=key[1]
-            )
+            buffer = torch.zeros(size + (told if key == wide else 0), dtype=key[0], device=key[1])
             self._buffers.append(buffer)
             self._gradients.append(buffer[:size])
             if key == wide:
@@ -180,9 +178,7 @@ class FlatGradients:
         for each in self._gradients:
             each.mul_(factor)
 
-    def _cut(
-        self, buffer: Tensor, indices: Sequence[int], cap_mb: float | None
-    ) -> list[_Bucket]:
+    def _cut(self, buffer: Tensor, indices: Sequence[int], cap_mb: float | None) -> list[_Bucket]:
         """Cut a buffer into full buckets and one for the rest, which may contain no gradients."""
         buckets: list[_Bucket] = []
         begin = end = 0

@@ -233,9 +233,7 @@ def _copy(value: Any) -> Any:
 def _refill(container: Any, before: Any) -> None:
     """Restore the elements of a container if they have changed."""
     if isinstance(container, dict):
-        if list(container) != list(before) or any(
-            container[k] is not before[k] for k in before
-        ):
+        if list(container) != list(before) or any(container[k] is not before[k] for k in before):
             container.clear()
             container.update(before)
     elif isinstance(container, set):

@@ -210,9 +210,7 @@ class Learner:
             seed_everything(seed)
             taken = None
             if len(share):
-                taken = self.samples.take(
-                    share.public, share.private, watched=inspect is not None
-                )
+                taken = self.samples.take(share.public, share.private, watched=inspect is not None)
                 if inspect is not None:
                     inspect(taken)
             # Gradients left by other code would count as part of this step.
@@ -323,9 +321,7 @@ class Learner:
 
     def _check_optimizer(self) -> None:
         own = set(map(id, self.model.parameters()))
-        others = [
-            p for g in self.optimizer.param_groups for p in g["params"] if id(p) not in own
-        ]
+        others = [p for g in self.optimizer.param_groups for p in g["params"] if id(p) not in own]
         if others:
             raise HeteroError(
                 f"the optimizer trains {len(others)} tensors that are no parameters of the model, "

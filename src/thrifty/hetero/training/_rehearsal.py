@@ -72,8 +72,7 @@ class Rehearsal:
                 hook.remove()
         whole = max(self._watch.seconds(begin, end), 1e-12)
         return {
-            at: min(1.0, self._watch.seconds(begin, mark) / whole)
-            for at, mark in arrived.items()
+            at: min(1.0, self._watch.seconds(begin, mark) / whole) for at, mark in arrived.items()
         }
 
     def peak_bytes(self, batch: Any) -> float:

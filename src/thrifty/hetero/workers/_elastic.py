@@ -77,10 +77,7 @@ def loopback_name(names: Iterable[str]) -> str | None:
 def is_loopback(host: str) -> bool:
     """Return whether an address or a name refers to this machine.
 
-    >>> [
-    ...     is_loopback(host)
-    ...     for host in ("127.0.0.1", "localhost", "::1", "10.0.0.1", "worker-3")
-    ... ]
+    >>> [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "10.0.0.1", "worker-3")]
     [True, True, True, False, False]
     """
     if host == "localhost":
@@ -249,8 +246,7 @@ class ElasticMembership:
             told = [member.data or {} for member in members]
             self._attempt = max(int(each["attempt"]) for each in told)
             begun = any(
-                each["starts"] or member.step
-                for each, member in zip(told, members, strict=True)
+                each["starts"] or member.step for each, member in zip(told, members, strict=True)
             )
             if self.name in names and len(names) >= self._min_workers and begun:
                 view = WorkerView(

@@ -89,11 +89,7 @@ class ZeusMeter:
     """
 
     def __init__(
-        self,
-        *,
-        gpus: list[int] | None = None,
-        cpus: list[int] | None = None,
-        monitor: Any = None,
+        self, *, gpus: list[int] | None = None, cpus: list[int] | None = None, monitor: Any = None
     ) -> None:
         if not gpus and not cpus:
             raise HeteroError("name the GPUs or the CPU packages that this worker uses")
@@ -152,9 +148,7 @@ def measure_curve(
 
     >>> from thrifty.testing import VirtualClock
     >>> clock = VirtualClock()
-    >>> curve = measure_curve(
-    ...     lambda n: clock.advance(0.1 + 0.01 * n), max_samples=64, clock=clock
-    ... )
+    >>> curve = measure_curve(lambda n: clock.advance(0.1 + 0.01 * n), max_samples=64, clock=clock)
     >>> round(curve.fixed_s, 3), round(curve.sample_s, 3)
     (0.1, 0.01)
     """

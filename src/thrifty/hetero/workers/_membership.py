@@ -252,9 +252,7 @@ def measure_all_reduce(
     ]
 
 
-def _median_s(
-    members: Membership, tensor: torch.Tensor, *, repeats: int, clock: Clock
-) -> float:
+def _median_s(members: Membership, tensor: torch.Tensor, *, repeats: int, clock: Clock) -> float:
     times = []
     for _ in range(_WARM_UP + repeats):
         began = clock.monotonic()
@@ -272,9 +270,7 @@ def to_bytes(value: Any) -> Tensor:
     3
     """
     state = pack_state(value)
-    tensors = {
-        f"{i}": t.detach().cpu().contiguous() for i, t in enumerate(state.tensors.values())
-    }
+    tensors = {f"{i}": t.detach().cpu().contiguous() for i, t in enumerate(state.tensors.values())}
     tree = json.dumps({"keys": list(state.tensors), "tree": state.tree}).encode()
     body = save(tensors) if tensors else b""
     return torch.frombuffer(
@@ -392,9 +388,7 @@ class WorkerGroup:
         self._members.all_reduce(table)
         return tuple(WorkerInfo.from_row(row) for row in table.tolist())
 
-    def share(
-        self, give: Callable[[], Any], take: Callable[[Any], None], *, source: int
-    ) -> None:
+    def share(self, give: Callable[[], Any], take: Callable[[Any], None], *, source: int) -> None:
         """Send nested dicts and lists of tensors and plain values to all other workers.
 
         Args:
@@ -426,12 +420,7 @@ class WorkerGroup:
             )
 
     def _send(
-        self,
-        view: WorkerView,
-        give: Callable[[], Any],
-        take: Callable[[Any], None],
-        *,
-        source: int,
+        self, view: WorkerView, give: Callable[[], Any], take: Callable[[Any], None], *, source: int
     ) -> None:
         if len(view.names) == 1:
             return

@@ -8,10 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thrifty.core import (
-    UsageError,
-    require,
-)
+from thrifty.core import UsageError, require
 
 
 if TYPE_CHECKING:

@@ -251,9 +251,7 @@ def _frozen(
         name: str(value) if isinstance(own[name], CategoricalDistribution) else value
         for name, value in record.config.items()
     }
-    finite = {
-        epoch: value for epoch, value in enumerate(curve, start=1) if math.isfinite(value)
-    }
+    finite = {epoch: value for epoch, value in enumerate(curve, start=1) if math.isfinite(value)}
     return FrozenTrial(
         number=record.number,
         state=state,

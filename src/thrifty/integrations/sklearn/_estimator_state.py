@@ -64,9 +64,7 @@ class EstimatorState:
             tree = json.dumps([writer.node(each) for each in estimators])
         except Exception as error:
             names = ", ".join(sorted({type(each).__name__ for each in estimators}))
-            raise TaskError(
-                f"the state of {names} cannot be kept: {error_text(error)}"
-            ) from error
+            raise TaskError(f"the state of {names} cannot be kept: {error_text(error)}") from error
         data = torch.frombuffer(writer.data or bytearray(1), dtype=torch.uint8)
         return {"format": FORMAT, "tree": tree, "data": data}
 

@@ -59,9 +59,7 @@ class Resource:
         """
         learner, _ = last_step(estimator)
         params = learner.get_params(deep=False)
-        grows = [
-            n for n in ("n_estimators", "max_iter") if n in params and "warm_start" in params
-        ]
+        grows = [n for n in ("n_estimators", "max_iter") if n in params and "warm_start" in params]
         if isinstance(per_epoch, bool) or not isinstance(per_epoch, int) or per_epoch < 1:
             raise UsageError(
                 f"resource_per_epoch is {per_epoch!r}; it must be a whole number, 1 or more"
@@ -273,11 +271,7 @@ class EstimatorTask(Trainable):
                 X = preparation.transform(held_out.X)
                 held_out = Samples(X=X, y=held_out.y, params=held_out.params)
         return Fold(
-            estimator=whole,
-            preparation=preparation,
-            learner=learner,
-            train=samples,
-            test=held_out,
+            estimator=whole, preparation=preparation, learner=learner, train=samples, test=held_out
         )
 
     def _fit(self, fold: Fold, prefix: str) -> None:

@@ -60,10 +60,7 @@ class ParamSpace:
             SpaceError: It is not a dictionary, or a value is none of these.
 
         >>> from scipy.stats import loguniform
-        >>> ParamSpace.of({
-        ...     "alpha": loguniform(1e-5, 1e-1),
-        ...     "loss": ["hinge", "log_loss"],
-        ... }).space
+        >>> ParamSpace.of({"alpha": loguniform(1e-5, 1e-1), "loss": ["hinge", "log_loss"]}).space
         Space(alpha=Float(low=1e-05, high=0.1, log=True, step=None, conditions=()),
         loss=Choice(options=('hinge', 'log_loss'), conditions=()))
         """
@@ -107,9 +104,7 @@ class Distributed(Domain):
     def levels(self, num: int) -> tuple[Any, ...]:
         """Return at most ``num`` values: the midpoints of equally likely parts."""
         if not hasattr(self.distribution, "ppf"):
-            raise SpaceError(
-                f"{self!r} has no quantiles to make a grid of; give a list of values"
-            )
+            raise SpaceError(f"{self!r} has no quantiles to make a grid of; give a list of values")
         middles = (np.arange(num) + 0.5) / num
         return tuple(dict.fromkeys(_item(self.distribution.ppf(q)) for q in middles))
 
@@ -125,10 +120,7 @@ class Distributed(Domain):
     def __repr__(self) -> str:
         frozen = self.distribution
         if hasattr(frozen, "dist"):
-            arguments = [
-                *map(repr, frozen.args),
-                *(f"{k}={v!r}" for k, v in frozen.kwds.items()),
-            ]
+            arguments = [*map(repr, frozen.args), *(f"{k}={v!r}" for k, v in frozen.kwds.items())]
             return f"{frozen.dist.name}({', '.join(arguments)})"
         # An address in memory would make it a different study in each process.
         return described(frozen, otherwise=by_content)
@@ -179,8 +171,4 @@ def _is_plain(value: Any) -> bool:
 
 
 def _item(value: Any) -> Any:
-    return (
-        value.item()
-        if isinstance(value, np.generic | np.ndarray) and value.ndim == 0
-        else value
-    )
+    return value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value

@@ -32,12 +32,7 @@ except ImportError:
     raise MissingExtraError("scikit-learn", extra="sklearn") from None
 
 # Imported after the check above, because these modules need scikit-learn, too.
-from ._estimator_task import (
-    EstimatorTask,
-    Resource,
-    Samples,
-    last_step,
-)
+from ._estimator_task import EstimatorTask, Resource, Samples, last_step
 from ._param_space import ParamSpace
 
 
@@ -232,9 +227,7 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc] 
             workers = joblib.effective_n_jobs(self.n_jobs)
             return Local(workers=workers, devices=("cpu",), pack="solo", pack_size=1)
         if self.n_jobs is not None:
-            raise UsageError(
-                "n_jobs and executor both say where to train; leave one of them out"
-            )
+            raise UsageError("n_jobs and executor both say where to train; leave one of them out")
         return self.executor
 
     def _task(self, samples: Samples, groups: Any) -> EstimatorTask:
@@ -330,9 +323,7 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc] 
         began = time.perf_counter()
         everything = task.on_everything()
         timeline = Timeline(study.best_trial.config, epochs=study.algorithm.max_epochs)
-        backend, _ = train_alone(
-            everything, timeline, seed=study.seed, epochs=self.best_epochs_
-        )
+        backend, _ = train_alone(everything, timeline, seed=study.seed, epochs=self.best_epochs_)
         fitted = backend.trial.task
         assert isinstance(fitted, EstimatorTask)
         self.best_estimator_ = fitted.folds[0].whole()

@@ -280,9 +280,7 @@ class AutoBackend(Backend):
         if reason not in self._said:
             self._said.add(reason)
             logger.warning(
-                "%s is trained by plain PyTorch, not fused: %s",
-                type(self._task).__name__,
-                reason,
+                "%s is trained by plain PyTorch, not fused: %s", type(self._task).__name__, reason
             )
 
 
@@ -339,9 +337,7 @@ class _Plain(Backend):
 
     def trial_of_any_kind(self, slot: int) -> Trial:
         """Return the trial in a slot."""
-        return (
-            self._solos[slot].trial if self._together is None else self._together.trials[slot]
-        )
+        return self._solos[slot].trial if self._together is None else self._together.trials[slot]
 
     def trials(self, *, without: Collection[int]) -> list[FusedTrial]:
         """Return the trials that could be fused, except those in the slots ``without``."""

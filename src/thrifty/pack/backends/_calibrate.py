@@ -78,9 +78,7 @@ def calibrate(
                 if not out_of_memory(error):
                     raise
                 break
-            worse = (
-                last and len(step_s) == 1 and step_s[size] > GAIN * first.get(size, math.inf)
-            )
+            worse = last and len(step_s) == 1 and step_s[size] > GAIN * first.get(size, math.inf)
             if worse or (size >= max(step_s) and not _promises_more(step_s)):
                 break
         if step_s:
@@ -113,10 +111,7 @@ def _promises_more(step_s: Mapping[int, float]) -> bool:
 def _up_to_the_best(curve: PackCurve) -> PackCurve:
     """Drop the sizes past saturation: larger packs run as several groups of the best size."""
     best = min(curve.step_s, key=lambda k: curve.step_s[k] / k * GAIN ** (k == 1))
-    return replace(
-        curve,
-        step_s={k: s for k, s in curve.step_s.items() if k <= best},
-    )
+    return replace(curve, step_s={k: s for k, s in curve.step_s.items() if k <= best})
 
 
 def _measure_fused(
@@ -147,9 +142,7 @@ def _measure_fused(
     return seconds, float(backend.memory_bytes())
 
 
-def _solo_steps(
-    task: Task, member: Member, device: torch.device, *, whole: bool
-) -> Iterator[None]:
+def _solo_steps(task: Task, member: Member, device: torch.device, *, whole: bool) -> Iterator[None]:
     trial = TaskTrial(task, device)
     trial.begin(replace(member, state=None, epoch=0))
     epoch = 0

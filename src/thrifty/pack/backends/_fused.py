@@ -163,11 +163,7 @@ class FusedBackend(Backend):
         """
         rows = _rows(trial)
         batch_size = trial.batch_size(values)
-        group = (
-            trial.signature,
-            self._kind(trial, values),
-            rows,
-        )
+        group = (trial.signature, self._kind(trial, values), rows)
         half_octave = round(2 * math.log2(batch_size))
         return Traits(
             identity=(*group[:2], batch_size, rows),
@@ -297,11 +293,7 @@ class FusedBackend(Backend):
 
     def _time_key(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
         """Return what the time of a trial alone depends on."""
-        return (
-            self._structure_key(trial),
-            self._kind(trial, values),
-            trial.batch_size(values),
-        )
+        return (self._structure_key(trial), self._kind(trial, values), trial.batch_size(values))
 
     def _retire_programs(self) -> None:
         """Discard all recordings, since values built into them may differ from those of today."""
@@ -436,9 +428,7 @@ class FusedBackend(Backend):
             raise UnfusableError("it shares parameters or buffers with another trial")
         trial.tensor_ids = own
 
-    def _ready_optimizer(
-        self, trial: FusedTrial, values: Mapping[str, Any]
-    ) -> GroupedOptimizer:
+    def _ready_optimizer(self, trial: FusedTrial, values: Mapping[str, Any]) -> GroupedOptimizer:
         """Return the optimizer over rows for a trial whose state fits. Raises as ``key`` does."""
         optimizer, _ = grouped_optimizer(trial.followed, values)
         steps_taken(trial, optimizer, self.structure(trial, values))
@@ -508,9 +498,9 @@ class FusedBackend(Backend):
                 batches = LastingError(trial.batches(plan))
                 self._feeds[key] = IteratorFeed(batches, seeds=trial.fetch_seeds(plan))
             else:
-                order = epoch_order(
-                    trial.source.num_train, seed=trial.seed, epoch=plan.epoch
-                ).to(self._device)
+                order = epoch_order(trial.source.num_train, seed=trial.seed, epoch=plan.epoch).to(
+                    self._device
+                )
                 self._feeds[key] = ArrayFeed(trial.source.arrays, order, batch_size)
         return self._feeds[key]
 

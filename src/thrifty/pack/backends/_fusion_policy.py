@@ -224,12 +224,7 @@ class FusionPolicy:
         ])
 
     def _calibrate(
-        self,
-        name: str,
-        *,
-        fused: FusedBackend,
-        trial: FusedTrial,
-        values: Mapping[str, Any],
+        self, name: str, *, fused: FusedBackend, trial: FusedTrial, values: Mapping[str, Any]
     ) -> Calibration:
         assert isinstance(self._task, Task)
         # before the measurement, because this raises if the trial cannot be fused
@@ -283,11 +278,7 @@ def _price(
 
 
 def _configure(
-    fused: FusedBackend,
-    trial: FusedTrial,
-    calibration: Calibration,
-    *,
-    values: Mapping[str, Any],
+    fused: FusedBackend, trial: FusedTrial, calibration: Calibration, *, values: Mapping[str, Any]
 ) -> None:
     """Have trials like this one fused in the way that was best."""
     best = calibration.fused

@@ -12,12 +12,4 @@ from ._packed import Group, Packed
 from ._step import BlockOptions
 
 
-__all__ = [
-    "Block",
-    "BlockOptions",
-    "Group",
-    "Packed",
-    "UnfusableError",
-    "dry_run",
-    "register_rule",
-]
+__all__ = ["Block", "BlockOptions", "Group", "Packed", "UnfusableError", "dry_run", "register_rule"]

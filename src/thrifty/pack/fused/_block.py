@@ -102,9 +102,9 @@ class Block:
         saves.
         """
         sizes = [batch_size, *(t.batch_size(t.plan_values) for t in self.trials)]
-        return len(self.trials) < self.capacity and max(
+        return len(self.trials) < self.capacity and max(sizes) <= self._options.max_padding * min(
             sizes
-        ) <= self._options.max_padding * min(sizes)
+        )
 
     def add(self, trial: FusedTrial) -> None:
         """Give a trial the next row; the tensors of its module become views of that row."""
@@ -231,9 +231,7 @@ class Block:
     def _gradients(self, bound: Bound | None) -> torch.Tensor:
         """Compute the gradients of the step whose inputs are ready; return the losses, ``[K]``."""
         if bound is None:
-            return whole_step(
-                self.structure, self._state, self.trials, at_once=self._options.size
-            )
+            return whole_step(self.structure, self._state, self.trials, at_once=self._options.size)
         self._programs.prepare(bound)()
         return self._losses_of(bound)
 

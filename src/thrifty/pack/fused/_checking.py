@@ -94,11 +94,7 @@ def _metrics_agree(structure: Structure, trial: FusedTrial) -> bool:
             leaves, spec = pytree.tree_flatten(batch)
             rows = _double(leaves)
             experiment = Experiment(
-                structure=double,
-                models=[model],
-                batches=[rows],
-                tolerance=TOLERANCE,
-                shared=True,
+                structure=double, models=[model], batches=[rows], tolerance=TOLERANCE, shared=True
             )
             packed = experiment.packed_metrics()[0]
             own = pytree.tree_unflatten([row.clone() for row in rows], spec)
@@ -202,11 +198,7 @@ class StepCheck:
         self.seconds += time.perf_counter() - began
 
     def judge(
-        self,
-        loss: torch.Tensor,
-        *,
-        structure: Structure,
-        is_current: Callable[[], bool] | None,
+        self, loss: torch.Tensor, *, structure: Structure, is_current: Callable[[], bool] | None
     ) -> Difference | None:
         """Take the step alone and compare, before the trial moves on to its next step.
 
@@ -226,17 +218,11 @@ class StepCheck:
             self.seconds += time.perf_counter() - began
 
     def _judge(
-        self,
-        loss: torch.Tensor,
-        *,
-        structure: Structure,
-        is_current: Callable[[], bool] | None,
+        self, loss: torch.Tensor, *, structure: Structure, is_current: Callable[[], bool] | None
     ) -> Difference | None:
         trial = self.trial
         packed = StepTaken(
-            loss=loss.detach().clone(),
-            gradients=self._gradients,
-            tensors=own_tensors(trial.model),
+            loss=loss.detach().clone(), gradients=self._gradients, tensors=own_tensors(trial.model)
         )
         trial.apply_options()
         batch: Any = None

@@ -62,9 +62,7 @@ def dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
         return _dry_run(task, model, batch)
 
 
-def _check_caches(
-    caches: Sequence[Any], *, task: Task, model: torch.nn.Module, batch: Any
-) -> None:
+def _check_caches(caches: Sequence[Any], *, task: Task, model: torch.nn.Module, batch: Any) -> None:
     """Check that functions with cached results draw no random numbers at their first call.
 
     A pack would make that first call at another position of the random stream.
@@ -163,10 +161,7 @@ def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> boo
             trained=structure.trained,
         )
         return Experiment(
-            structure=wide,
-            models=[_copy(model, double=True)],
-            batches=[rows],
-            tolerance=TOLERANCE,
+            structure=wide, models=[_copy(model, double=True)], batches=[rows], tolerance=TOLERANCE
         ).trains_alike()
     except (UnfusableError, RuntimeError):
         return False
@@ -177,12 +172,7 @@ class _NoDoubleError(Exception):
 
 
 def _tested(
-    task: Task,
-    model: torch.nn.Module,
-    leaves: Sequence[torch.Tensor],
-    spec: Any,
-    *,
-    double: bool,
+    task: Task, model: torch.nn.Module, leaves: Sequence[torch.Tensor], spec: Any, *, double: bool
 ) -> Structure:
     models = [_copy(model, double=double) for _ in range(2)]
     _perturb(models[1])
@@ -225,9 +215,7 @@ def _all_alone(
     copies = [deepcopy(model) for model in models]
     watch = Watch({"task": task, "model": copies[0]}, ignored=rate_places(copies[0]))
     if watch.unwatchable:
-        raise UnfusableError(
-            f"{watch.unwatchable} is an iterator, whose position cannot be read"
-        )
+        raise UnfusableError(f"{watch.unwatchable} is an iterator, whose position cannot be read")
     try:
         steps = [
             train_alone(task, model, batch, seed=k)

@@ -87,9 +87,7 @@ def evaluate_whole(
             found = structure.metrics(batch, state=state.of_rows(rows), size=len(rows))
             total.add(found, num=num)
     return [
-        means
-        for rows, total in zip(parts, sums, strict=True)
-        for means in total.rows(len(rows))
+        means for rows, total in zip(parts, sums, strict=True) for means in total.rows(len(rows))
     ]
 
 
@@ -146,9 +144,7 @@ class Evaluation:
             found = self._together(trials, block)
         if found is None:
             return {trial: self._alone(trial) for trial in trials}
-        return {
-            trial: self._checked(trial, found[block.index(trial)], block) for trial in trials
-        }
+        return {trial: self._checked(trial, found[block.index(trial)], block) for trial in trials}
 
     def _together(
         self, trials: Sequence[FusedTrial], block: Sequence[FusedTrial]
@@ -229,11 +225,7 @@ class Evaluation:
         return metrics_agree_in_double(
             self._structure, trial, is_current=self._programs.evaluations_are_current
         ) and are_metrics_rounding(
-            found,
-            alone,
-            tensors=own_tensors(trial.model),
-            evaluate=evaluate,
-            tolerance=tolerance,
+            found, alone, tensors=own_tensors(trial.model), evaluate=evaluate, tolerance=tolerance
         )
 
     def _give_up(self, reason: str) -> None:

@@ -113,12 +113,7 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
             for name, t in held.items()
             if t is not None
         )
-        parts.append((
-            path,
-            f"{kind.__module__}.{kind.__qualname__}",
-            _value(settings, 0),
-            tensors,
-        ))
+        parts.append((path, f"{kind.__module__}.{kind.__qualname__}", _value(settings, 0), tensors))
     return tuple(parts)
 
 
@@ -161,9 +156,7 @@ def family(model: torch.nn.Module) -> Hashable:
                 for name, p in module._parameters.items()
                 if p is not None
             ),
-            tuple(
-                (name, tuple(b.shape)) for name, b in module._buffers.items() if b is not None
-            ),
+            tuple((name, tuple(b.shape)) for name, b in module._buffers.items() if b is not None),
         )
         for path, module in model.named_modules()
     )
@@ -183,9 +176,7 @@ def kin(model: torch.nn.Module) -> Hashable:
 
 def dropout_rates(model: torch.nn.Module) -> dict[str, float]:
     """Return the rates of all dropout layers, by path."""
-    return {
-        path: float(getattr(module, name)) for path, (module, name) in dropouts(model).items()
-    }
+    return {path: float(getattr(module, name)) for path, (module, name) in dropouts(model).items()}
 
 
 def dropouts(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, str]]:
@@ -230,10 +221,7 @@ def _value(value: Any, depth: int) -> Hashable:
     if depth <= _MAX_DEPTH and type(value) in (list, tuple):
         return (type(value).__name__, tuple(_value(v, depth + 1) for v in value))
     if depth <= _MAX_DEPTH and type(value) is dict:
-        return (
-            "dict",
-            tuple((_value(k, depth), _value(v, depth + 1)) for k, v in value.items()),
-        )
+        return ("dict", tuple((_value(k, depth), _value(v, depth + 1)) for k, v in value.items()))
     if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes > _MAX_HASHED_BYTES:
         return ("array", id(value))
     try:

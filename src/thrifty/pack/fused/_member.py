@@ -324,9 +324,7 @@ class FusedTrial(TaskTrial):
         The code of a dataset runs between steps and may change values. Each step looks at one part
         of the values only.
         """
-        if self._looks_around and self.watch.changed(
-            self.step_index % WATCH_PARTS, WATCH_PARTS
-        ):
+        if self._looks_around and self.watch.changed(self.step_index % WATCH_PARTS, WATCH_PARTS):
             self.check_at(self.step_index)
             self._watch, self._looks_around = self._new_watch(), False
 

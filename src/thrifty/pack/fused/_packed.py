@@ -84,9 +84,7 @@ class Layout:
         first, last = places[0], places[-1]
         assert len(places) == last - first + 1, "parameters of one group lie side by side"
         is_last = last + 1 == len(self.segments)
-        return self.segments[first].start, self.width if is_last else self.segments[
-            last + 1
-        ].start
+        return self.segments[first].start, self.width if is_last else self.segments[last + 1].start
 
     def views(self, rows: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield each parameter, ``[K, *shape]``, as a view of ``rows``, ``[K, P]``."""
@@ -111,8 +109,7 @@ class Layout:
             segment.name in parameters
             and parameters[segment.name].dim() == len(segment.shape)
             and all(
-                n <= m
-                for n, m in zip(parameters[segment.name].shape, segment.shape, strict=True)
+                n <= m for n, m in zip(parameters[segment.name].shape, segment.shape, strict=True)
             )
             for segment in self.segments
         )

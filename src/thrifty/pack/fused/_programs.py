@@ -257,8 +257,7 @@ class Programs:
         untrained = self._state.untrained(variant.size)
         bound.names = recorded.names
         bound.draws = tuple(
-            DropoutMask(noise=torch.zeros_like(d.noise), path=d.path, p=d.p)
-            for d in recorded.draws
+            DropoutMask(noise=torch.zeros_like(d.noise), path=d.path, p=d.p) for d in recorded.draws
         )
         gradients = self._state.gradients(variant.size) if variant.training else []
         inputs = in_order(bound.batch, bound.rows, [*trained, *untrained])

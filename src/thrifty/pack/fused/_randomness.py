@@ -13,10 +13,7 @@ from ._member import FusedTrial
 
 
 def draw_masks(
-    draws: Sequence[DropoutMask],
-    trials: Sequence[FusedTrial],
-    *,
-    num_rows: Sequence[int] | None,
+    draws: Sequence[DropoutMask], trials: Sequence[FusedTrial], *, num_rows: Sequence[int] | None
 ) -> None:
     """Fill each trial's dropout masks.
 
@@ -29,8 +26,7 @@ def draw_masks(
     """
     first: dict[Any, int] = {}
     same = [
-        first.setdefault((t.draw_key, num_rows and num_rows[k]), k)
-        for k, t in enumerate(trials)
+        first.setdefault((t.draw_key, num_rows and num_rows[k]), k) for k, t in enumerate(trials)
     ]
     drawing = [k for k in range(len(same)) if same[k] == k]
     for k in drawing:

@@ -46,9 +46,7 @@ def _log_softmax(x: torch.Tensor, dim: int, *half: Any, out: torch.Tensor) -> No
 
 
 def _is_narrow(x: torch.Tensor, dim: int) -> bool:
-    return (
-        not x.is_cuda and x.dim() == 2 and dim == 1 and len(x) >= MANY and x.shape[1] <= NARROW
-    )
+    return not x.is_cuda and x.dim() == 2 and dim == 1 and len(x) >= MANY and x.shape[1] <= NARROW
 
 
 _QUICK: dict[Any, tuple[Callable[..., Any], tuple[str, ...]]] = {
@@ -122,11 +120,7 @@ IN_PLACE_SAFE = frozenset({
 })  # fmt: skip
 """Element-wise functions, which may overwrite an argument of the same shape."""
 
-VIEWS = frozenset({
-    aten._unsafe_view.default,
-    aten.lift_fresh.default,
-    aten._reshape_alias.default,
-})
+VIEWS = frozenset({aten._unsafe_view.default, aten.lift_fresh.default, aten._reshape_alias.default})
 """Functions whose result shares memory with their argument although their schema is silent."""
 
 CREATIONS = frozenset({
@@ -232,9 +226,7 @@ def record(
         calls=tuple(recorder.calls),
         num_inputs=len(inputs),
         constants={
-            number: tensor
-            for number, tensor in recorder.foreign.items()
-            if number >= len(inputs)
+            number: tensor for number, tensor in recorder.foreign.items() if number >= len(inputs)
         },
         draws=tuple(recorder.known(t) for t in draws()),
         outputs=tuple(None if t is None else recorder.value_of(t) for t in outputs),

@@ -48,9 +48,7 @@ class RowState:
         self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
         self._addresses: dict[int, list[int]] = {}  # of the module's tensors, for each row
         self._counters = [
-            place
-            for place, name in enumerate(structure.untrained)
-            if name in structure.counters
+            place for place, name in enumerate(structure.untrained) if name in structure.counters
         ]
 
     def _group(self, columns: tuple[int, int] | None) -> Rows | None:
@@ -88,9 +86,7 @@ class RowState:
         flat = self._parameters[where]
         return [*self._structure.layout.views(flat), *[other[where] for other in self._others]]
 
-    def take_gradients(
-        self, rows: Sequence[int], gradients: Sequence[torch.Tensor | None]
-    ) -> None:
+    def take_gradients(self, rows: Sequence[int], gradients: Sequence[torch.Tensor | None]) -> None:
         """Write gradients to where the optimizer reads them.
 
         Args:
@@ -201,9 +197,7 @@ class RowState:
         """Return whether the tensors of a trial's module are still views of its row."""
         return self._addresses[row] == _addresses(trial)
 
-    def _views(
-        self, trial: FusedTrial, row: torch.Tensor
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def _views(self, trial: FusedTrial, row: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the trial's part of each trained tensor of a row, by name.
 
         If the trial's model is narrower than the block's, its part is a corner of the tensor.

@@ -297,8 +297,7 @@ class Experiment:
         """Replay a recording with other random numbers; this may change ``state``."""
         batch, rows = self._batch(), self._rows()
         generators = [
-            torch.Generator(device=batch[0].device).manual_seed(k)
-            for k in range(len(self.models))
+            torch.Generator(device=batch[0].device).manual_seed(k) for k in range(len(self.models))
         ]
         rates = [dropout_rates(model) for model in self.models]
         for draw in recorded.draws:
@@ -387,9 +386,7 @@ def run_packed(
 def stacked(structure: Structure, models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
     """Return a stacked copy of the state of models, in the structure's order."""
     own = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
-    return [
-        torch.stack([each[name].detach() for each in own]) for name in structure.state_names
-    ]
+    return [torch.stack([each[name].detach() for each in own]) for name in structure.state_names]
 
 
 def _padded(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -55,9 +55,7 @@ class Recorded:
 
 
 def in_order(
-    batch: Sequence[torch.Tensor],
-    rows: torch.Tensor | None,
-    state: Sequence[torch.Tensor],
+    batch: Sequence[torch.Tensor], rows: torch.Tensor | None, state: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Return the inputs of a program in the order in which it takes them."""
     return [*batch, *([] if rows is None else [rows]), *state]
@@ -275,9 +273,7 @@ class Structure:
 
     def _evaluate(self, group: Group, batch: Any) -> dict[str, torch.Tensor]:
         metrics = self.task.metrics(self.model, batch)
-        return {
-            name: _scalar(group, value, f"metric {name!r}") for name, value in metrics.items()
-        }
+        return {name: _scalar(group, value, f"metric {name!r}") for name, value in metrics.items()}
 
     @contextmanager
     def _holding(self, group: Group, state: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -313,9 +309,7 @@ def _scalar(group: Group, value: Any, what: str) -> torch.Tensor:
     """Return one number per trial, ``[K]``; ``what`` names the value in error messages."""
     if type(value) is Packed:
         if value.numel() != 1:
-            raise UnfusableError(
-                f"{what} has shape {tuple(value.shape)}; it must be one number"
-            )
+            raise UnfusableError(f"{what} has shape {tuple(value.shape)}; it must be one number")
         return group.first(value).reshape(group.size)
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.reshape(1).expand(group.size)

@@ -167,9 +167,7 @@ class _Binder:
         variant, out_names = found
         for number in call.outputs:
             target = self._to.get(number)
-            self._static[number] = (
-                self._allocate(index, call, number) if target is None else target
-            )
+            self._static[number] = self._allocate(index, call, number) if target is None else target
         outs = ", ".join(
             f"{name}={self._name(Ref(number))}"
             for name, number in zip(out_names, call.outputs, strict=True)
@@ -186,11 +184,7 @@ class _Binder:
         Returns:
             Whether the call could be emitted in this way.
         """
-        if (
-            len(call.outputs) != 1
-            or len(call.function._schema.returns) != 1
-            or self._is_list(call)
-        ):
+        if len(call.outputs) != 1 or len(call.function._schema.returns) != 1 or self._is_list(call):
             return False
         (number,) = call.outputs
         shape, _, dtype = self._program.meta[number]

@@ -224,9 +224,7 @@ class _Identification:
         where = f"{kind.__qualname__}.{HOOK}()"
         named = is_a(stand_in, dict) and all(isinstance(key, str) for key in stand_in)
         for key, value in stand_in.items() if named else [(HOOK, stand_in)]:
-            text = (
-                short_text(value) or f"#{self._values.digest(value, path=f'{where}[{key!r}]')}"
-            )
+            text = short_text(value) or f"#{self._values.digest(value, path=f'{where}[{key!r}]')}"
             out[f"attribute {key}"] = [text]
         return out
 
@@ -362,9 +360,7 @@ def only_evaluated(
         return apart
     if not rest.mentioned & _COMPUTED:
         others = members - frozenset(contract)
-        apart, rest = _grown(
-            apart, rest, others=others, whole=whole, reach_without=reach_without
-        )
+        apart, rest = _grown(apart, rest, others=others, whole=whole, reach_without=reach_without)
     return frozenset() if _assigns(task, whole, rest) else apart
 
 

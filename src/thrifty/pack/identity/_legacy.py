@@ -63,9 +63,7 @@ def _source_digest(kind: type) -> str:
             digest.update(inspect.getsource(base).encode())
         except (OSError, TypeError):  # typed at a prompt: use the compiled code
             for name, member in sorted(vars(base).items()):
-                digest.update(
-                    name.encode() + _compiled(member) if name not in _NOT_CODE else b""
-                )
+                digest.update(name.encode() + _compiled(member) if name not in _NOT_CODE else b"")
     return digest.hexdigest()
 
 

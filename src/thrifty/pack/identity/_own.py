@@ -199,9 +199,7 @@ def _is_enums_own(kind: type, name: str, *, member: Any) -> bool:
     return (
         isinstance(member, (kind, *_BUILT_IN))
         or type(member).__module__ == "enum"
-        or (
-            name.startswith("_") and name.endswith("_") and not isinstance(member, FunctionType)
-        )
+        or (name.startswith("_") and name.endswith("_") and not isinstance(member, FunctionType))
         or (isinstance(member, FunctionType) and member.__globals__.get("__name__") == "enum")
         or name == "__new__"
     )

@@ -21,9 +21,7 @@ class _Missing:
 MISSING: Final = _Missing()
 """The value of a place that holds nothing now: a name that is not defined yet, an empty cell."""
 
-PlaceKind = Literal[
-    "global", "closure", "default", "class attribute", "attribute", "item", "slot"
-]
+PlaceKind = Literal["global", "closure", "default", "class attribute", "attribute", "item", "slot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +109,7 @@ class Place:
 def _namespace(holder: Any) -> Any:
     """Return the dict of an instance or class, past any ``__getattr__`` or property of the user."""
     return (
-        type.__dict__["__dict__"].__get__(holder)
-        if isinstance(holder, type)
-        else vars_of(holder)
+        type.__dict__["__dict__"].__get__(holder) if isinstance(holder, type) else vars_of(holder)
     )
 
 
@@ -230,9 +226,7 @@ class Settings:
 
     def __init__(self) -> None:
         self._known = {
-            "torch.get_default_dtype()": _Setting(
-                torch.get_default_dtype, torch.set_default_dtype
-            ),
+            "torch.get_default_dtype()": _Setting(torch.get_default_dtype, torch.set_default_dtype),
             "torch.get_default_device()": _Setting(
                 torch.get_default_device, torch.set_default_device
             ),

@@ -48,9 +48,7 @@ class _Search:
         self._modules = dict(sys.modules)
         self._seen: set[int] = set()
         self._namespaces: list[tuple[Mapping[str, Any], list[Any]]] = []
-        self._named: list[tuple[Mapping[str, Any], list[str]]] = [
-            (sys.modules, [*self._modules])
-        ]
+        self._named: list[tuple[Mapping[str, Any], list[str]]] = [(sys.modules, [*self._modules])]
         places: list[Place] = []
         for name, module in self._modules.items():
             if name.partition(".")[0] not in packages or not isinstance(module, ModuleType):

@@ -99,9 +99,7 @@ def reach(
     named = list(roots.items()) if isinstance(roots, Mapping) else [("", r) for r in roots]
     if home is None and named:
         home = module_name(_code_of(named[0][1]))
-    walk = _Walk(
-        import_name(home or "__main__"), without=without, instead=instead, follow=follow
-    )
+    walk = _Walk(import_name(home or "__main__"), without=without, instead=instead, follow=follow)
     for name, root in named:
         walk.add_root(root, name)
     walk.add(places, values or {})
@@ -258,17 +256,11 @@ class _Walk:
         for index, parameter in enumerate(parameters):
             self._note_place("default", function, index, name=f"{name} default {parameter!r}")
         for parameter in function.__kwdefaults__ or {}:
-            self._note_place(
-                "default", function, parameter, name=f"{name} default {parameter!r}"
-            )
+            self._note_place("default", function, parameter, name=f"{name} default {parameter!r}")
 
     def _read_cell(self, cell: CellType, variable: str, *, name: str, own: bool) -> None:
         place = Place(
-            name=f"{name}.<closure>.{variable}",
-            kind="closure",
-            holder=cell,
-            key=variable,
-            own=own,
+            name=f"{name}.<closure>.{variable}", kind="closure", holder=cell, key=variable, own=own
         )
         value = place.get()
         if own and variable != "__class__":
@@ -305,9 +297,7 @@ class _Walk:
         space = function.__globals__
         package = space.get("__package__") or str(space.get("__name__", "")).rpartition(".")[0]
         try:
-            full = importlib.util.resolve_name(
-                "." * statement.level + statement.module, package
-            )
+            full = importlib.util.resolve_name("." * statement.level + statement.module, package)
         except ImportError:
             return
         attributes = mentions(function.__code__).attributes

@@ -239,11 +239,7 @@ def mentions(code: CodeType) -> Mentions:
 
 
 def _read_instructions(
-    steps: Sequence[dis.Instruction],
-    read: set[str],
-    *,
-    handed_on: set[str],
-    imports: list[Import],
+    steps: Sequence[dis.Instruction], read: set[str], *, handed_on: set[str], imports: list[Import]
 ) -> None:
     for index, step in enumerate(steps):
         if step.opname in _READS_GLOBAL:

@@ -174,9 +174,7 @@ class FollowedOptimizer:
             change = f"{was!r} became {spec!r}"
         elif _shape(was) != _shape(spec):
             change = f"its options changed: {was!r} became {spec!r}"
-        elif (
-            not _same_keys(was, spec) and spec.match(self._parameters.items()) != self._matches
-        ):
+        elif not _same_keys(was, spec) and spec.match(self._parameters.items()) != self._matches:
             change = "other parameters belong to its groups"
         if change is not None:
             raise TaskError(
@@ -184,9 +182,7 @@ class FollowedOptimizer:
                 f"{change}; let hyper-parameters that move change values of options only"
             )
         return tuple(
-            ParameterGroup(
-                names=group.names, options=spec.merged(self._matches[group.names[0]])
-            )
+            ParameterGroup(names=group.names, options=spec.merged(self._matches[group.names[0]]))
             for group in self.groups
         )
 
@@ -257,9 +253,7 @@ class FollowedOptimizer:
         if part is not None:
             value = tuple(PROBE if n == part else v for n, v in enumerate(options[option]))
         stand_ins = [
-            torch.nn.Parameter(
-                torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad
-            )
+            torch.nn.Parameter(torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad)
             for p in self._parameters.values()
         ]
         try:
@@ -286,9 +280,7 @@ class FollowedOptimizer:
         by_number = self.torch.state_dict()["state"]
         names = [name for held in self._held for name in held]
         found = {
-            names[number]: state
-            for number, state in by_number.items()
-            if isinstance(number, int)
+            names[number]: state for number, state in by_number.items() if isinstance(number, int)
         }
         return {name: found[name] for name in self._parameters if name in found}
 
@@ -333,19 +325,14 @@ class FollowedOptimizer:
         self.load_moments(by_name, shared=shared)
 
     def load_moments(
-        self,
-        moments: Mapping[str, Mapping[str, Any]],
-        *,
-        shared: Mapping[str, Any] | None = None,
+        self, moments: Mapping[str, Mapping[str, Any]], *, shared: Mapping[str, Any] | None = None
     ) -> None:
         """Replace the state of all parameters; it is used as it is, not copied.
 
         Raises:
             TaskError: It has state of a parameter that the optimizer does not have.
         """
-        numbers = {
-            name: n for n, name in enumerate(name for held in self._held for name in held)
-        }
+        numbers = {name: n for n, name in enumerate(name for held in self._held for name in held)}
         for name in moments:
             if name not in numbers:
                 raise TaskError(
@@ -398,10 +385,7 @@ def _saved(group: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
         name: value
         for name, value in group.items()
         if name not in NOT_SAVED
-        and (
-            _is_plain(value)
-            or not (name in given or isinstance(value, _CODE) or callable(value))
-        )
+        and (_is_plain(value) or not (name in given or isinstance(value, _CODE) or callable(value)))
     }
 
 

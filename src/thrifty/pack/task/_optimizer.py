@@ -94,9 +94,7 @@ class Optimizer:
             function of one argument.
 
     Example:
-        >>> optimizer = Optimizer(
-        ...     torch.optim.Adadelta, lr="lr", groups={"*.bias": {"rho": "rho"}}
-        ... )
+        >>> optimizer = Optimizer(torch.optim.Adadelta, lr="lr", groups={"*.bias": {"rho": "rho"}})
         >>> sorted(optimizer.names())
         ['lr', 'rho']
         >>> optimizer
@@ -128,9 +126,7 @@ class Optimizer:
         )
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise FrozenInstanceError(
-            "an optimizer specification cannot be changed; make another one"
-        )
+        raise FrozenInstanceError("an optimizer specification cannot be changed; make another one")
 
     def __repr__(self) -> str:
         parts = [_name_of(self.factory)]
@@ -253,9 +249,7 @@ class Optimizer:
         base = self.resolve(values)
         given = []
         for group in groups:
-            own = {
-                k: v for k, v in group.options.items() if self.options.get(k, group) is not v
-            }
+            own = {k: v for k, v in group.options.items() if self.options.get(k, group) is not v}
             given.append({
                 "params": [parameters[name] for name in group.names],
                 **resolved(own, values),
@@ -274,9 +268,7 @@ class Optimizer:
     def clip_value(self, values: Mapping[str, Any]) -> float | None:
         """Return the current gradient-clipping norm; None for no clipping."""
         return (
-            None
-            if self.clip_norm is None
-            else _lookup(self.clip_norm, values, where="clip_norm")
+            None if self.clip_norm is None else _lookup(self.clip_norm, values, where="clip_norm")
         )
 
     # -- checks --------------------------------------------------------------------------

@@ -345,9 +345,7 @@ class Readings:
             follows.
     """
 
-    def __init__(
-        self, task: str, first: Mapping[str, Any], *, moving: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, task: str, first: Mapping[str, Any], *, moving: Iterable[str] = ()) -> None:
         self.first = first
         self.followed: set[str] = set()
         self._task = task

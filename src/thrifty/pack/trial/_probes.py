@@ -210,11 +210,7 @@ def _one_epoch(trial: TrainableTrial, plan: EpochPlan) -> Probe:
     state = trial.state()
     moments: Mapping[str, Mapping[str, Any]] = {"": {"tree": state.tree}}
     return Probe(
-        loss=torch.zeros(()),
-        batch=None,
-        tensors=state.tensors,
-        moments=moments,
-        metrics=metrics,
+        loss=torch.zeros(()), batch=None, tensors=state.tensors, moments=moments, metrics=metrics
     )
 
 

@@ -204,9 +204,7 @@ class StateCheck:
         began = time.perf_counter()
         now = [keeper.now() for keeper in self._keepers]
         try:
-            if self._compare(
-                _Case(live=live, member=member, plan=plan, trains=seconds <= SHORT_S)
-            ):
+            if self._compare(_Case(live=live, member=member, plan=plan, trains=seconds <= SHORT_S)):
                 self._passed.add(situation)
         except Exception as error:
             if not out_of_memory(error):
@@ -234,11 +232,7 @@ class StateCheck:
             restored = self._restored(case)
             theirs = _attempted(case.probe, restored)
         left = [keeper.now() for keeper in self._keepers]
-        if (
-            isinstance(case.live, TaskTrial)
-            and isinstance(self._task, Task)
-            and not self._passed
-        ):
+        if isinstance(case.live, TaskTrial) and isinstance(self._task, Task) and not self._passed:
             check_data(self._task, case.live)
         _put_back(now)
         meant = self._meant(case.live)
@@ -299,12 +293,7 @@ class StateCheck:
                 raise StateError(self._incomplete(_raised(mine, theirs), outside))
             if not isinstance(mine, Exception) and not isinstance(theirs, Exception):
                 self._judge(
-                    case,
-                    mine[0],
-                    theirs[0],
-                    meant=meant,
-                    outside=outside,
-                    num_steps=mine[1],
+                    case, mine[0], theirs[0], meant=meant, outside=outside, num_steps=mine[1]
                 )
             self._followed.add(known)
         self._note_attributes(outside)
@@ -431,12 +420,7 @@ class StateCheck:
         return deepcopy(held) if any(held) else []
 
     def _agrees(
-        self,
-        case: _Case,
-        mine: Probe,
-        meant: Sequence[Mapping[str, Any]],
-        *,
-        num_steps: int,
+        self, case: _Case, mine: Probe, meant: Sequence[Mapping[str, Any]], *, num_steps: int
     ) -> bool:
         """Return whether a restored trial takes the same steps if given what is not state."""
         restored = self._restored(case)

@@ -153,10 +153,7 @@ class TaskTrial:
 
     def state(self) -> State:
         """Return a copy of everything that is needed to continue."""
-        return pack_state({
-            "model": self.model.state_dict(),
-            "optimizer": self.followed.state(),
-        })
+        return pack_state({"model": self.model.state_dict(), "optimizer": self.followed.state()})
 
     def batches(self, plan: EpochPlan) -> Iterator[Batch]:
         """Return the batches of an epoch.
@@ -167,10 +164,7 @@ class TaskTrial:
         """
         self._sources.check(self._owner, self.source, own=self.task)
         return train_batches(
-            self.source,
-            seed=self.seed,
-            epoch=plan.epoch,
-            batch_size=self.batch_size(plan.values),
+            self.source, seed=self.seed, epoch=plan.epoch, batch_size=self.batch_size(plan.values)
         )
 
     def fetch_seeds(self, plan: EpochPlan) -> Callable[[int], int] | None:
@@ -279,9 +273,7 @@ def values_at_step(plan: EpochPlan, step: int) -> dict[str, Any]:
     return {**plan.values, **{name: values[step] for name, values in plan.moving.items()}}
 
 
-def evaluate(
-    task: Task, model: torch.nn.Module, *, source: Source, seed: int
-) -> dict[str, float]:
+def evaluate(task: Task, model: torch.nn.Module, *, source: Source, seed: int) -> dict[str, float]:
     """Return the task's metrics over the validation set, each batch weighted by its samples."""
     model.eval()
     sums = MetricSums()

@@ -27,14 +27,7 @@ from ._reference import (
     own_tensors,
     step_alone,
 )
-from ._restored import (
-    FIRST_BATCH,
-    Probe,
-    how_far_apart,
-    outside_of_state,
-    probes_differ,
-    stand_in,
-)
+from ._restored import FIRST_BATCH, Probe, how_far_apart, outside_of_state, probes_differ, stand_in
 from ._watch import Change, Watch
 
 

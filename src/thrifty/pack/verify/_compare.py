@@ -114,9 +114,7 @@ class MetricsDifference:
     alone: float
 
     def __str__(self) -> str:
-        return (
-            f"the metric {self.name!r} is {self.found:g} in the pack and {self.alone:g} alone"
-        )
+        return f"the metric {self.name!r} is {self.found:g} in the pack and {self.alone:g} alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +130,7 @@ class StepTaken:
 
 
 def compare_step(
-    packed: StepTaken,
-    alone: StepTaken,
-    *,
-    before: Mapping[str, torch.Tensor],
-    num_terms: int,
+    packed: StepTaken, alone: StepTaken, *, before: Mapping[str, torch.Tensor], num_terms: int
 ) -> Difference | None:
     """Compare a step in a block with the same step alone.
 

@@ -198,9 +198,7 @@ def _empty_places(found: Iterable[Reach]) -> Iterator[Place]:
     """Yield an empty place of each function and class, to detect what is added to them later."""
     for each in found:
         for function in each.functions:
-            yield Place(
-                name=f"{function.name}.", kind="attribute", holder=function.value, key=""
-            )
+            yield Place(name=f"{function.name}.", kind="attribute", holder=function.value, key="")
         for kind in each.classes:
             yield Place(name=f"{kind.name}.", kind="class attribute", holder=kind.value, key="")
 
@@ -258,9 +256,7 @@ def _results_of(cache: Any) -> list[Any]:
     return [
         each
         for each in seen
-        if id(each) not in keys | others
-        and not isinstance(each, type)
-        and type(each) is not object
+        if id(each) not in keys | others and not isinstance(each, type) and type(each) is not object
     ]
 
 
@@ -446,9 +442,7 @@ _HANDLERS: Mapping[type, _Handler] = {
     torch.Generator: _Handler(
         lambda value: value.get_state().clone(), lambda value, state: value.set_state(state)
     ),
-    np.random.Generator: _Handler(
-        lambda value: value.bit_generator.state, _write_numpy_generator
-    ),
+    np.random.Generator: _Handler(lambda value: value.bit_generator.state, _write_numpy_generator),
     np.random.RandomState: _Handler(
         lambda value: value.get_state(), lambda value, state: value.set_state(state)
     ),
@@ -464,9 +458,7 @@ _BY_CLASS: Mapping[type, _Handler] = {
         lambda value: dict(dict.items(value)), _filled(dict, "update"), _shallow_mapping
     ),
     list: _Handler(lambda value: list(list.__iter__(value)), _filled(list, "extend"), _shallow),
-    deque: _Handler(
-        lambda value: list(deque.__iter__(value)), _filled(deque, "extend"), _shallow
-    ),
+    deque: _Handler(lambda value: list(deque.__iter__(value)), _filled(deque, "extend"), _shallow),
     set: _Handler(lambda value: set(set.__iter__(value)), _filled(set, "update")),
     bytearray: _Handler(bytes, _write_buffer),
     array: _Handler(lambda value: value[:], _write_buffer),

@@ -128,10 +128,7 @@ def gradients_alone(
 @contextmanager
 def exchanged(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Exchange a module's tensors; on exit it is as it was, without gradients."""
-    own: dict[str, torch.Tensor] = {
-        **dict(model.named_parameters()),
-        **dict(model.named_buffers()),
-    }
+    own: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     homes = {name: tensor.data for name, tensor in own.items()}
     training = {module: module.training for module in model.modules()}
     try:

@@ -69,10 +69,7 @@ def probes_differ(live: Probe, restored: Probe, *, after: str = "the next step")
 
 
 def outside_of_state(
-    live: Mapping[str, Any],
-    restored: Mapping[str, Any],
-    *,
-    meant: Collection[str] = (),
+    live: Mapping[str, Any], restored: Mapping[str, Any], *, meant: Collection[str] = ()
 ) -> list[str]:
     """Return the names of the attributes that differ between a live trial and a restored one.
 
@@ -97,12 +94,8 @@ def outside_of_state(
 def how_far_apart(one: Probe, other: Probe) -> float:
     """Return the largest relative difference of two probes; infinite if they cannot be compared.
 
-    >>> a = Probe(
-    ...     loss=torch.tensor(2.0), batch=None, tensors={}, moments={}, metrics={"loss": 2.0}
-    ... )
-    >>> b = Probe(
-    ...     loss=torch.tensor(2.0), batch=None, tensors={}, moments={}, metrics={"loss": 1.0}
-    ... )
+    >>> a = Probe(loss=torch.tensor(2.0), batch=None, tensors={}, moments={}, metrics={"loss": 2.0})
+    >>> b = Probe(loss=torch.tensor(2.0), batch=None, tensors={}, moments={}, metrics={"loss": 1.0})
     >>> how_far_apart(a, a), how_far_apart(a, b)
     (0.0, 0.5)
     """
@@ -147,9 +140,7 @@ def stand_in(batch: Any) -> Any:
     return batch if isinstance(batch, str | int | float) else None
 
 
-def _pairs(
-    live: Mapping[str, Any], restored: Mapping[str, Any]
-) -> Sequence[tuple[str, Any, Any]]:
+def _pairs(live: Mapping[str, Any], restored: Mapping[str, Any]) -> Sequence[tuple[str, Any, Any]]:
     """Return objects that correspond to each other: each root, and each module in it."""
     out: list[tuple[str, Any, Any]] = []
     for name, mine in live.items():
@@ -185,9 +176,7 @@ def _attributes_apart(
         elif depth < _MAX_DEPTH and len(seen) < _MAX_OBJECTS:
             for number, (one, two) in enumerate(_objects(value, its)):
                 inner = path if one is value else f"{path}[{number}]"
-                found += _attributes_apart(
-                    inner, one, two, meant=meant, seen=seen, depth=depth + 1
-                )
+                found += _attributes_apart(inner, one, two, meant=meant, seen=seen, depth=depth + 1)
     return found
 
 
@@ -240,9 +229,7 @@ def _generator_state(value: Any) -> Any:
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
     if isinstance(value, np.random.RandomState):
-        return [
-            part.tolist() if hasattr(part, "tolist") else part for part in value.get_state()
-        ]
+        return [part.tolist() if hasattr(part, "tolist") else part for part in value.get_state()]
     return value.getstate() if isinstance(value, random.Random) else None
 
 

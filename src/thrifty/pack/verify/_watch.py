@@ -74,9 +74,7 @@ class Watch:
         self.iterators: dict[str, int] = {}
         """Values that cannot be compared with what they were: identities by name, in order."""
         self._memory = memory
-        self._models = {
-            n: root for n, root in roots.items() if isinstance(root, torch.nn.Module)
-        }
+        self._models = {n: root for n, root in roots.items() if isinstance(root, torch.nn.Module)}
         self._places = [
             place
             for place in training_places(roots)
@@ -162,9 +160,7 @@ class Watch:
 
 
 def _change(name: str, holder: Any, *inside: int, is_own: bool) -> Change:
-    return Change(
-        name=name, is_own=is_own, holder=holder, objects=frozenset({id(holder), *inside})
-    )
+    return Change(name=name, is_own=is_own, holder=holder, objects=frozenset({id(holder), *inside}))
 
 
 class _Namespace:

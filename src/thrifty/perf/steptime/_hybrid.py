@@ -199,12 +199,7 @@ class Bagged:
     """
 
     def __init__(
-        self,
-        make: Callable[[], StepTimeModel],
-        *,
-        num: int = 8,
-        share: float = 0.6,
-        seed: int = 0,
+        self, make: Callable[[], StepTimeModel], *, num: int = 8, share: float = 0.6, seed: int = 0
     ) -> None:
         if num < 1 or not 0 < share <= 1:
             raise UsageError(
@@ -219,9 +214,7 @@ class Bagged:
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
         """Fit all models."""
         times = np.asarray(step_s, float)
-        placements = [
-            tuple(sorted(setup.placement)) for setup in setups
-        ]  # (4, 2) equals (2, 4)
+        placements = [tuple(sorted(setup.placement)) for setup in setups]  # (4, 2) equals (2, 4)
         several = sorted({placement for placement in placements if sum(placement) > 1})
         rng = np.random.default_rng(self._seed)
         self._models = []
@@ -263,9 +256,7 @@ class Hybrid:
         seed: seed of the trees.
 
     >>> model = Hybrid()
-    >>> setups = [
-    ...     Setup(placement=(1,) * n, batch=b) for n in (1, 2, 4, 8) for b in (8, 16, 24, 32)
-    ... ]
+    >>> setups = [Setup(placement=(1,) * n, batch=b) for n in (1, 2, 4, 8) for b in (8, 16, 24, 32)]
     >>> model.fit(setups, [0.1 * s.batch + 0.2 * (s.num_devices > 1) for s in setups])
     >>> model.predict([Setup(placement=(1,) * 4, batch=20)]).round(1).tolist()
     [2.2]

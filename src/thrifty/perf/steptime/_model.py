@@ -12,10 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from thrifty.core import (
-    UsageError,
-    require,
-)
+from thrifty.core import UsageError, require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,9 +281,7 @@ class Intervals:
     True
     """
 
-    def __init__(
-        self, make: Callable[[], StepTimeModel], *, folds: int = 5, seed: int = 0
-    ) -> None:
+    def __init__(self, make: Callable[[], StepTimeModel], *, folds: int = 5, seed: int = 0) -> None:
         if folds < 2:
             raise UsageError(f"folds is at least 2, not {folds}")
         self._make = make
@@ -307,9 +302,7 @@ class Intervals:
         self._model.fit(setups, step_s)
         devices = np.array([setup.num_devices for setup in setups])
         self._largest = int(devices.max())
-        placements = [
-            tuple(sorted(setup.placement)) for setup in setups
-        ]  # (4, 2) equals (2, 4)
+        placements = [tuple(sorted(setup.placement)) for setup in setups]  # (4, 2) equals (2, 4)
         several = sorted({placement for placement in placements if sum(placement) > 1})
         order = np.random.default_rng(self._seed).permutation(len(several))
         fold_of = {several[at]: index % self._folds for index, at in enumerate(order)}
@@ -359,9 +352,7 @@ class Intervals:
 
     def upper_held_out(self, *, coverage: float = 0.9) -> np.ndarray:
         """Return the upper ends that belong to the forecasts of ``held_out``."""
-        out: np.ndarray = self._guessed * np.exp(
-            _quantile(self._errors, coverage) * self._factors
-        )
+        out: np.ndarray = self._guessed * np.exp(_quantile(self._errors, coverage) * self._factors)
         return out
 
     def _factor(self, setups: Sequence[Setup], coverage: float) -> np.ndarray:
@@ -378,9 +369,7 @@ class Intervals:
         if not held.any() or held.all():
             return np.zeros(0, int), np.zeros(0)
         model = self._make()
-        model.fit(
-            [setup for setup, out in zip(setups, held, strict=True) if not out], times[~held]
-        )
+        model.fit([setup for setup, out in zip(setups, held, strict=True) if not out], times[~held])
         guessed = model.predict([setup for setup, out in zip(setups, held, strict=True) if out])
         return np.flatnonzero(held), guessed
 

@@ -152,9 +152,7 @@ class OtherDevice:
         factor = np.exp(NormalDist().inv_cdf((1 + coverage) / 2) * deviation)
         return middle / factor, middle * factor
 
-    def _posterior(
-        self, setups: np.ndarray, here_s: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _posterior(self, setups: np.ndarray, here_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the seconds on the other device, and the standard deviation of their log."""
         inputs = self._checked(_inputs(setups, here_s))
         mine = np.full(len(inputs), len(self._references))
@@ -200,13 +198,9 @@ class _Process(NamedTuple):
         covariance[np.diag_indices_from(covariance)] += params[_NOISE]
         return cls(steps, params, np.linalg.inv(covariance))
 
-    def __call__(
-        self, inputs: np.ndarray, network: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, inputs: np.ndarray, network: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance of measurements on the other device."""
-        cross = _ANY + np.sum(
-            _parts(inputs, network, known=self.steps, params=self.params), axis=0
-        )
+        cross = _ANY + np.sum(_parts(inputs, network, known=self.steps, params=self.params), axis=0)
         weights = cross @ self.inverse
         variance = _ANY + self.params[:_PACES].sum() - np.einsum("ij,ij->i", weights, cross)
         # Measurements have noise, so rounding must not push the variance below it.
@@ -344,9 +338,7 @@ class Transfer:
         """Return the weighted geometric mean of all references' forecasts."""
         alone = self._alone(Columns.of(setups).batch)
         logs = [
-            np.log(
-                overlapped(alone, volume * shape.exchange_s(setups) + 1e-12 * alone, overlap)
-            )
+            np.log(overlapped(alone, volume * shape.exchange_s(setups) + 1e-12 * alone, overlap))
             for shape, (volume, overlap, _) in zip(self._shapes, self._explained, strict=True)
         ]
         errors = np.array([error for _, _, error in self._explained])
@@ -363,13 +355,9 @@ def _explain(
     Another overlap than the reference's is penalised, so it must improve the fit to win.
     """
     best = (1.0, overlap, np.inf)
-    for candidate in sorted(
-        {overlap, *_OVERLAPS}, key=lambda each: abs(np.log(each / overlap))
-    ):
+    for candidate in sorted({overlap, *_OVERLAPS}, key=lambda each: abs(np.log(each / overlap))):
         guessed = overlapped(
-            alone_s[None],
-            _VOLUMES[:, None] * exchange_s[None] + 1e-12 * alone_s[None],
-            candidate,
+            alone_s[None], _VOLUMES[:, None] * exchange_s[None] + 1e-12 * alone_s[None], candidate
         )
         errors = np.sqrt(np.mean(np.log(guessed / times) ** 2, axis=1))
         errors = errors + 0.01 * abs(np.log(candidate / overlap)) + _AWAY

@@ -212,12 +212,7 @@ class RandomSampler(Sampler):
     """
 
     def sample(
-        self,
-        history: History,
-        space: Space,
-        *,
-        num: int,
-        rng: np.random.Generator,
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Mapping[str, Any]]:
         """Draw configurations."""
         return [space.sample(rng) for _ in range(num)]
@@ -249,12 +244,7 @@ class GridSampler(Sampler):
         return len(_walk(space, self.levels, self.shuffle_seed))
 
     def sample(
-        self,
-        history: History,
-        space: Space,
-        *,
-        num: int,
-        rng: np.random.Generator,
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Mapping[str, Any]]:
         """Return the next configurations."""
         walk = _walk(space, self.levels, self.shuffle_seed)
@@ -308,12 +298,7 @@ class QuantizedSampler(Sampler):
         check_counts(self, levels=self.levels)
 
     def sample(
-        self,
-        history: History,
-        space: Space,
-        *,
-        num: int,
-        rng: np.random.Generator,
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Mapping[str, Any]]:
         """Draw configurations."""
         return [space.sample(rng, levels=self.levels) for _ in range(num)]
@@ -362,12 +347,7 @@ class SuggestingSampler(Sampler):
         self.check()
 
     def sample(
-        self,
-        history: History,
-        space: Space,
-        *,
-        num: int,
-        rng: np.random.Generator,
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Mapping[str, Any]]:
         """Draw configurations."""
         source = self.source(history, space, rng)
@@ -417,9 +397,7 @@ def check_counts(owner: object, **named: object) -> None:
     """Raise AlgorithmError unless every given option is a whole number of at least 1."""
     for name, value in named.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise option_error(
-                owner, f"{name} must be a whole number, 1 or more", **{name: value}
-            )
+            raise option_error(owner, f"{name} must be a whole number, 1 or more", **{name: value})
 
 
 def check_halving(owner: object, *, eta: object, min_epochs: int, max_epochs: int) -> None:

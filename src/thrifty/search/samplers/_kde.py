@@ -156,11 +156,7 @@ class Density:
 
 
 def impute(
-    points: FloatArray,
-    source: FloatArray,
-    num_options: IntArray,
-    *,
-    rng: np.random.Generator,
+    points: FloatArray, source: FloatArray, num_options: IntArray, *, rng: np.random.Generator
 ) -> FloatArray:
     """Return points with their gaps (NaN) filled from points of ``source``, or at random.
 
@@ -302,9 +298,7 @@ class KDESampler(Sampler):
         if len(seen) < 2 * least:
             return [picker.draw(space, rng) for _ in range(num)]
         good, bad = self._densities(seen, coordinates.num_options, least=least, rng=rng)
-        taken = impute(
-            points_of(seen.pending, coordinates), good.points, good.num_options, rng=rng
-        )
+        taken = impute(points_of(seen.pending, coordinates), good.points, good.num_options, rng=rng)
         configs = []
         for at_random in is_random.tolist():
             picked = None
@@ -323,12 +317,7 @@ class KDESampler(Sampler):
         return configs
 
     def _densities(
-        self,
-        seen: Observations,
-        num_options: IntArray,
-        *,
-        least: int,
-        rng: np.random.Generator,
+        self, seen: Observations, num_options: IntArray, *, least: int, rng: np.random.Generator
     ) -> tuple[Density, Density]:
         order = np.argsort(-seen.scores, kind="stable")
         num_good = max(least, int(self.top_share * len(seen)))

@@ -49,9 +49,7 @@ class OptunaSampler(SuggestingSampler):
             common["constraints_func"] = _constraints
         with quiet(optuna):
             sampler = self.make(optuna, seen, **common)
-        return OptunaStudy(
-            optuna, sampler, seen=seen, coordinates=coordinates, attrs=self.attrs()
-        )
+        return OptunaStudy(optuna, sampler, seen=seen, coordinates=coordinates, attrs=self.attrs())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +132,7 @@ class GPSampler(OptunaSampler):
         """Return the sampler of Optuna."""
         load("scipy")
         return optuna.samplers.GPSampler(
-            n_startup_trials=self.num_startup,
-            deterministic_objective=self.deterministic,
-            **common,
+            n_startup_trials=self.num_startup, deterministic_objective=self.deterministic, **common
         )
 
     def attrs(self) -> dict[str, Any]:
@@ -248,9 +244,7 @@ class CMAESSampler(SuggestingSampler):
         ]
         if len(seen) < self.num_startup or not moved:
             return None
-        optimizer = self._evolve(
-            cmaes, seen, seen.points[:, moved], seed=int(rng.integers(2**31))
-        )
+        optimizer = self._evolve(cmaes, seen, seen.points[:, moved], seed=int(rng.integers(2**31)))
         return _Evolution(
             optimizer=optimizer, moved=moved, space=space, coordinates=coordinates, rng=rng
         )

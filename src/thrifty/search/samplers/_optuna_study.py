@@ -245,9 +245,7 @@ class _Terms(ConfigCache[_InTerms]):
     def __init__(self, coordinates: Coordinates) -> None:
         optuna = load("optuna")
         self._coordinates = coordinates
-        self._distributions = {
-            c.name: _distribution(optuna, c) for c in coordinates.coordinates
-        }
+        self._distributions = {c.name: _distribution(optuna, c) for c in coordinates.coordinates}
         self._kinds: dict[frozenset[str], dict[str, Any]] = {}
         super().__init__(self._in_terms)
 
@@ -283,9 +281,7 @@ def quiet(optuna: Any) -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-def _violations(
-    finished: Sequence[tuple[Trial, tuple[float, ...] | None]],
-) -> list[float]:
+def _violations(finished: Sequence[tuple[Trial, tuple[float, ...] | None]]) -> list[float]:
     """Return each trial's constraint violation; a failed trial gets the worst one."""
     worst = max((t.violation for t, _ in finished if math.isfinite(t.violation)), default=0.0)
     return [

@@ -203,9 +203,7 @@ class RandomForestSampler(Sampler):
             configs.append(config)
         return configs
 
-    def _candidates(
-        self, seen: Observations, space: Space, rng: np.random.Generator
-    ) -> FloatArray:
+    def _candidates(self, seen: Observations, space: Space, rng: np.random.Generator) -> FloatArray:
         best = seen.points[np.argsort(-seen.scores, kind="stable")[:_NUM_BEST]]
         num_neighbours = self.num_candidates // 2
         return np.concatenate([

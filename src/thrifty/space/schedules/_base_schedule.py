@@ -193,9 +193,7 @@ class Then(Schedule):
             )
 
 
-def with_tail(
-    segments: tuple[Segment, ...], *, last: float, epochs: float
-) -> tuple[Segment, ...]:
+def with_tail(segments: tuple[Segment, ...], *, last: float, epochs: float) -> tuple[Segment, ...]:
     """Hold the last value until the run ends if the run is longer than the segments."""
     end = segments[-1].stop
     return segments if end >= epochs else (*segments, Segment(end, epochs, hold(last)))
@@ -220,9 +218,7 @@ def epoch_times(start: int, stop: int, steps_per_epoch: int) -> FloatArray:
 
 def shift(segments: tuple[Segment, ...], epochs: float) -> tuple[Segment, ...]:
     """Return the same segments, ``epochs`` later."""
-    return tuple(
-        Segment(a + epochs, b + epochs, piece.shifted(epochs)) for a, b, piece in segments
-    )
+    return tuple(Segment(a + epochs, b + epochs, piece.shifted(epochs)) for a, b, piece in segments)
 
 
 def sampled(
@@ -249,9 +245,9 @@ def _check_rate(schedule: Schedule, rate: SampleRate) -> None:
     if rate in ("step", "epoch"):
         return
     fractions = rate if isinstance(rate, tuple) else (rate,)
-    if all(isinstance(f, float) and 0.0 < f < 1.0 for f in fractions) and list(
-        fractions
-    ) == sorted(set(fractions)):
+    if all(isinstance(f, float) and 0.0 < f < 1.0 for f in fractions) and list(fractions) == sorted(
+        set(fractions)
+    ):
         return
     raise ScheduleError(
         f'{schedule!r}: sample must be "step", "epoch", a fraction between 0 and 1, or ascending '

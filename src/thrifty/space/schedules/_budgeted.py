@@ -13,15 +13,7 @@ from thrifty.core import ScheduleError
 from thrifty.space._domain import Choice
 from thrifty.space._pieces import Piece, Segment, cosine_arc, hold, ramp, rex_arc, values_at
 
-from ._base_schedule import (
-    Number,
-    SampleRate,
-    Schedule,
-    check_positive,
-    sampled,
-    shift,
-    with_tail,
-)
+from ._base_schedule import Number, SampleRate, Schedule, check_positive, sampled, shift, with_tail
 from ._shapes import Linear, OneArc
 
 
@@ -230,9 +222,7 @@ def cooldowns(
 
 def _with_cooldown(peak: Any, epochs: float, *, share: float, warmup: float) -> WSD:
     if not 0.0 < share <= 1.0:
-        raise ScheduleError(
-            f"cooldown={share!r}: it is a share of the run, above 0 and at most 1"
-        )
+        raise ScheduleError(f"cooldown={share!r}: it is a share of the run, above 0 and at most 1")
     # Start at a whole epoch, because whole epochs are shared. The 1e-9 corrects the rounding of
     # shares such as 0.2, which have no exact float.
     turn = math.floor(epochs * (1.0 - share) + 1e-9)

@@ -82,9 +82,7 @@ class MultiStep(Schedule):
         cuts = [float(m) for m in self.milestones]
         return tuple(
             Segment(start, stop, hold(value))
-            for start, stop, value in zip(
-                [0.0, *cuts], [*cuts, epochs], self.levels, strict=True
-            )
+            for start, stop, value in zip([0.0, *cuts], [*cuts, epochs], self.levels, strict=True)
         )
 
     def span(self) -> float:
@@ -301,9 +299,7 @@ class OneCycle(Schedule):
     ``warmup`` is the fraction of the run spent on the way up. ``shape`` is ``"cosine"`` or
     ``"linear"``. ``epochs`` is the length (default: what is left of the run).
 
-    >>> OneCycle(1.0, warmup=0.5, div=5.0, shape="linear").values(0, 4, epochs=4).round(
-    ...     3
-    ... ).tolist()
+    >>> OneCycle(1.0, warmup=0.5, div=5.0, shape="linear").values(0, 4, epochs=4).round(3).tolist()
     [0.2, 0.6, 1.0, 0.5]
 
     References:

@@ -91,22 +91,9 @@ def claim(connection: Connection, spans: Spans, *, plan: int, owner: str, seen: 
 
 
 def _claim_one(
-    connection: Connection,
-    node: int,
-    span: tuple[int, int],
-    *,
-    plan: int,
-    owner: str,
-    seen: int,
+    connection: Connection, node: int, span: tuple[int, int], *, plan: int, owner: str, seen: int
 ) -> bool:
-    values = {
-        "on": plan,
-        "of": node,
-        "first": span[0],
-        "last": span[1],
-        "by": owner,
-        "seen": seen,
-    }
+    values = {"on": plan, "of": node, "first": span[0], "last": span[1], "by": owner, "seen": seen}
     return connection.execute(_TAKE[connection.dialect.name], values).first() is not None
 
 
@@ -160,6 +147,5 @@ def claims_of_others(connection: Connection, *, plan: int, owner: str) -> tuple[
         .order_by(claims.c.node)
     )
     return tuple(
-        Claim(node=node, start=start, stop=stop)
-        for node, start, stop in connection.execute(query)
+        Claim(node=node, start=start, stop=stop) for node, start, stop in connection.execute(query)
     )

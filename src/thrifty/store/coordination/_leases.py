@@ -111,14 +111,10 @@ def time_of(connection: Connection, clock: Clock) -> float:
     """Return the time by a clock that all drivers share: the database server's, if there is one."""
     if connection.dialect.name == "sqlite":
         return clock.now()
-    return float(
-        connection.execute(select(extract("epoch", func.clock_timestamp()))).scalar_one()
-    )
+    return float(connection.execute(select(extract("epoch", func.clock_timestamp()))).scalar_one())
 
 
-def standing(
-    connection: Connection, written: Mapping[int, str], *, clock: Clock
-) -> dict[int, str]:
+def standing(connection: Connection, written: Mapping[int, str], *, clock: Clock) -> dict[int, str]:
     """Return the states of studies, by study id, with dead "running" studies as "interrupted".
 
     ``written`` are the recorded states. A process that is killed cannot record that its study has
@@ -350,9 +346,7 @@ class Lease:
 
     def _others(self, connection: Connection) -> list[Row[Any]]:
         table = schema.leases
-        query = select(table).where(
-            table.c.plan == self.study.plan, table.c.owner != self.owner
-        )
+        query = select(table).where(table.c.plan == self.study.plan, table.c.owner != self.owner)
         return list(connection.execute(query))
 
     def _without_lease(self, connection: Connection) -> list[str]:
@@ -364,10 +358,7 @@ class Lease:
         claims, leases = schema.claims, schema.leases
         query = (
             select(claims.c.owner)
-            .where(
-                claims.c.plan == self.study.plan,
-                claims.c.owner.not_in(select(leases.c.owner)),
-            )
+            .where(claims.c.plan == self.study.plan, claims.c.owner.not_in(select(leases.c.owner)))
             .distinct()
         )
         return list(connection.execute(query).scalars())

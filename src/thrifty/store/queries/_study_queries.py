@@ -31,9 +31,7 @@ class Views:
     >>> url = f"sqlite:///{tempfile.mkdtemp()}/t.db"
     >>> with Store.open(url) as store:
     ...     plan = store.plans.open("what is trained", task="Digits").id
-    ...     made = store.studies.create(
-    ...         "first", plan=plan, spec={"metric": "loss", "mode": "min"}
-    ...     )
+    ...     made = store.studies.create("first", plan=plan, spec={"metric": "loss", "mode": "min"})
     >>> with Views.open(url) as views:
     ...     [(study.name, study.metrics) for study in views.studies.list()]
     [('first', ('loss',))]
@@ -220,9 +218,7 @@ def _extremes(study: int | None) -> Select[Any]:
     """Select the lowest and the highest value of each study, and the first trial with each."""
     ends = _only(
         select(
-            _t.c.study,
-            func.min(_t.c.value).label("low"),
-            func.max(_t.c.value).label("high"),
+            _t.c.study, func.min(_t.c.value).label("low"), func.max(_t.c.value).label("high")
         ).where(counting()),
         _t.c.study,
         study,
@@ -326,8 +322,7 @@ class PlanViews:
             )
         )
         query = select(path, _e.c.epoch, _e.c.metrics).outerjoin(
-            _e,
-            and_(_e.c.plan == plan, _e.c.node == path.c.node, _e.c.epoch % every == 0),
+            _e, and_(_e.c.plan == plan, _e.c.node == path.c.node, _e.c.epoch % every == 0)
         )
         origins: dict[int, tuple[int | None, int]] = {}
         metrics: dict[tuple[int, int], Mapping[str, float]] = {}
@@ -400,9 +395,7 @@ class PlanViews:
             inside.append(g.c.started_at + g.c.seconds >= since)
         if until is not None:
             inside.append(g.c.started_at <= until)
-        longest = (
-            select(g.c.id).where(*inside).order_by(g.c.seconds.desc(), g.c.id).limit(limit)
-        )
+        longest = select(g.c.id).where(*inside).order_by(g.c.seconds.desc(), g.c.id).limit(limit)
         query = select(g).where(g.c.id.in_(longest)).order_by(g.c.started_at, g.c.id)
         with user_errors(self._engine), self._engine.connect() as connection:
             total = connection.execute(select(func.count()).select_from(g).where(*inside))

@@ -344,7 +344,5 @@ def best_trials(info: StudyInfo, trials: Sequence[TrialRecord]) -> list[TrialRec
         sign = -1.0 if mode == "min" else 1.0
         return sorted(valued, key=lambda t: -sign * (t.value or 0.0))[:1]
     signs = {name: -1.0 if m == "min" else 1.0 for name, m in zip(metric, mode, strict=True)}
-    points = [
-        [sign * (t.objectives or {})[name] for name, sign in signs.items()] for t in valued
-    ]
+    points = [[sign * (t.objectives or {})[name] for name, sign in signs.items()] for t in valued]
     return [valued[index] for index in nondominated(points)]

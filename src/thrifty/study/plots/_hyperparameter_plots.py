@@ -96,13 +96,7 @@ def parallel_coordinates(
         _draw_axis(axes, x, coordinate)
     if any(height < 0 for column in heights for height in column):
         axes.text(
-            -0.08,
-            sum(_ABSENT) / 2,
-            "not there",
-            ha="right",
-            va="center",
-            fontsize=8,
-            color="0.4",
+            -0.08, sum(_ABSENT) / 2, "not there", ha="right", va="center", fontsize=8, color="0.4"
         )
     axes.set_xlim(-0.35, max(len(shown) - 0.35, 0.35))
     axes.set_ylim(_ABSENT[0] - 0.03, 1.04)
@@ -147,9 +141,7 @@ def _draw_axis(axes: Axes, x: int, coordinate: Coordinate) -> None:
     domain = coordinate.domain
     if isinstance(domain, Choice):
         places, names = option_ticks(domain, limit=14)
-        ticks = [
-            ((p + 0.5) / len(domain.options), n) for p, n in zip(places, names, strict=True)
-        ]
+        ticks = [((p + 0.5) / len(domain.options), n) for p, n in zip(places, names, strict=True)]
     else:
         ticks = number_ticks(coordinate, num=5)
     for height, label in ticks:
@@ -243,13 +235,7 @@ def _pair(seen: Comparable, coordinates: Sequence[Coordinate]) -> tuple[Coordina
 
 
 def _landscape(
-    seen: Comparable,
-    x: Coordinate,
-    y: Coordinate,
-    *,
-    both: Sequence[int],
-    low: float,
-    high: float,
+    seen: Comparable, x: Coordinate, y: Coordinate, *, both: Sequence[int], low: float, high: float
 ) -> FloatArray:
     """Return the mean of the trials near each grid point, shape ``[y, x]``; NaN far from all."""
     points_N2 = np.array([[c.to_unit(seen.picked[i][c.name]) for c in (x, y)] for i in both])
@@ -290,9 +276,7 @@ def slice_plot(
     shown = chosen(seen, names)[:_MAX_PANELS]
     columns = min(_MAX_COLUMNS, max(len(shown), 1))
     rows = -(-len(shown) // columns)
-    figure = NotebookFigure(
-        figsize=(1.2 + 2.9 * columns, 0.6 + 2.9 * rows), layout="constrained"
-    )
+    figure = NotebookFigure(figsize=(1.2 + 2.9 * columns, 0.6 + 2.9 * rows), layout="constrained")
     low, high, num_outside = limits(seen.values, mode=mode)
     room = 0.05 * (high - low) or 1.0
     best = best_of(seen, range(len(seen)), mode=mode)

@@ -38,9 +38,7 @@ def history(
     figure = NotebookFigure(figsize=(8, 4.5), layout="constrained")
     axes: Axes = figure.add_subplot()
     shown = [t for t in trials if t.value is not None and t.state != "failed"]
-    places = {
-        t.number: unique_epochs[t.number] if unique_epochs else t.number + 1 for t in shown
-    }
+    places = {t.number: unique_epochs[t.number] if unique_epochs else t.number + 1 for t in shown}
     for feasible, colour, label in (
         (True, "0.6", "trials"),
         (False, "tab:red", "breaks a constraint"),
@@ -78,9 +76,7 @@ def _draw_best(
         return
     best = (np.maximum if mode == "max" else np.minimum).accumulate(values)
     across = [places[trial.number] for trial in trials]
-    axes.plot(
-        across, best, color="C0", linewidth=2, drawstyle="steps-post", label="best so far"
-    )
+    axes.plot(across, best, color="C0", linewidth=2, drawstyle="steps-post", label="best so far")
     found = values.index(best[-1])
     label = f"trial {trials[found].number}: {values[found]:.4g}"
     axes.plot(across[found], values[found], "o", color="C0", markersize=7, label=label)
@@ -92,9 +88,7 @@ def learning_curves(trials: Sequence[TrialResult], *, metric: str, mode: str) ->
     axes: Axes = figure.add_subplot()
     shown = [trial for trial in trials if trial.curve]
     for trial in shown:
-        axes.plot(
-            range(1, trial.epochs + 1), trial.curve, color="0.6", alpha=0.35, linewidth=0.9
-        )
+        axes.plot(range(1, trial.epochs + 1), trial.curve, color="0.6", alpha=0.35, linewidth=0.9)
         axes.plot(trial.epochs, trial.curve[-1], ".", color="0.6", alpha=0.5, markersize=3)
     valued = [trial for trial in shown if trial.value is not None]
     if valued:
@@ -164,9 +158,7 @@ def pareto_front(
         tidy(axes)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
-        figure.legend(
-            handles, labels, frameon=False, loc="outside upper left", ncols=3, fontsize=9
-        )
+        figure.legend(handles, labels, frameon=False, loc="outside upper left", ncols=3, fontsize=9)
     return figure
 
 
@@ -229,11 +221,7 @@ def stage_forest(stages: Sequence[ForestStage], *, metric: str, saved_epochs: in
         y = rows[stage.index]
         if stage.parent is not None and rows[stage.parent] != y:
             axes.plot(
-                [stage.start] * 2,
-                [rows[stage.parent], y],
-                color="0.75",
-                linewidth=0.8,
-                zorder=1,
+                [stage.start] * 2, [rows[stage.parent], y], color="0.75", linewidth=0.8, zorder=1
             )
         value = (stage.metrics or {}).get(metric, math.nan)
         colour = colours(norm(value)) if math.isfinite(value) else "0.85"
@@ -283,9 +271,7 @@ def _layout(stages: Sequence[ForestStage]) -> tuple[dict[int, float], int]:
         if stage.index in on_new_row:
             rows[stage.index] = -float(num_rows)
             num_rows += 1
-        following = sorted(
-            children.get(stage.index, ()), key=lambda s: (reach[s.index], -s.index)
-        )
+        following = sorted(children.get(stage.index, ()), key=lambda s: (reach[s.index], -s.index))
         if following:
             rows[following[-1].index] = rows[stage.index]
             on_new_row.update(child.index for child in following[:-1])

@@ -35,9 +35,7 @@ def made_up_scores(timeline: Timeline, start: int, stop: int, *, seed: int) -> l
     >>> [
     ...     a == b
     ...     for a, b in zip(
-    ...         made_up_scores(one, 0, 5, seed=0),
-    ...         made_up_scores(other, 0, 5, seed=0),
-    ...         strict=True,
+    ...         made_up_scores(one, 0, 5, seed=0), made_up_scores(other, 0, 5, seed=0), strict=True
     ...     )
     ... ]
     [True, True, True, False, False]
@@ -80,9 +78,7 @@ class MadeUpRun:
 
     >>> from thrifty.search import SuccessiveHalving
     >>> from thrifty.space import Float
-    >>> run = MadeUpRun(
-    ...     SuccessiveHalving(max_epochs=9, num_trials=9), Space(lr=Float(0.1, 1.0))
-    ... )
+    >>> run = MadeUpRun(SuccessiveHalving(max_epochs=9, num_trials=9), Space(lr=Float(0.1, 1.0)))
     >>> run.play(History(max_epochs=9))
     >>> sorted(trial.reached for trial in run.history), run.plan.num_epochs_needed
     ([1, 1, 1, 1, 1, 1, 3, 3, 9], 21)
@@ -122,12 +118,9 @@ class MadeUpRun:
         self.plan.forget_requests()
         self._space.begin(first=not self._num_runs)
         self.history, self.node_of, self._scores = history, [], []
-        names = [
-            (run, metric) for run in [self._num_runs] for metric in range(self._num_metrics)
-        ]
+        names = [(run, metric) for run in [self._num_runs] for metric in range(self._num_metrics)]
         self._seeds = [
-            derive_seed(self._seed, "results", *name) if any(name) else self._seed
-            for name in names
+            derive_seed(self._seed, "results", *name) if any(name) else self._seed for name in names
         ]
         while decisions := self._algorithm.ask(
             history,

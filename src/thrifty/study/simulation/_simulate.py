@@ -135,10 +135,7 @@ class JointAlgorithm(Algorithm):
         for study, member in enumerate(self._members):
             own = history.parts[study]
             decisions = member.algorithm.ask(
-                own,
-                member.space,
-                num=share,
-                rng=ask_rng(member.seed, own),
+                own, member.space, num=share, rng=ask_rng(member.seed, own)
             )
             out += [history.joint(study, decision) for decision in decisions]
         return out
@@ -199,8 +196,7 @@ def simulate(  # noqa: PLR0913 (one argument for each part of a study and a clus
     ... )
     >>> grid = th.GridSearch(max_epochs=90)
     >>> shared, alone = (
-    ...     simulate(grid, space, workers=4, epoch_s=60.0, share=share)
-    ...     for share in (True, False)
+    ...     simulate(grid, space, workers=4, epoch_s=60.0, share=share) for share in (True, False)
     ... )
     >>> shared.busy_s / 3600, alone.busy_s / 3600
     (3.5, 6.0)
@@ -285,12 +281,7 @@ def _script(members: Sequence[Member], *, share: bool) -> _Script:
 
 
 def _play(
-    script: _Script,
-    goals: Goals,
-    *,
-    executor: SimulatedExecutor,
-    seed: int,
-    storage: str,
+    script: _Script, goals: Goals, *, executor: SimulatedExecutor, seed: int, storage: str
 ) -> Ledger:
     """Run a study's loop on real parts; no other function assembles a simulated study."""
     max_epochs = script.algorithm.max_epochs
@@ -336,12 +327,7 @@ def _play(
 
 
 def _report(
-    ledger: Ledger,
-    config: Simulated,
-    *,
-    executor: SimulatedExecutor,
-    share: bool,
-    driver_s: float,
+    ledger: Ledger, config: Simulated, *, executor: SimulatedExecutor, share: bool, driver_s: float
 ) -> Simulation:
     counts, plan = executor.counts, ledger.plan
     return Simulation(

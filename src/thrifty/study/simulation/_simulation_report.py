@@ -26,10 +26,7 @@ class UnsharedPlan(SearchPlan):
     any plan. ``history`` is the history of the study: it says which trial branches off which.
 
     >>> plan = UnsharedPlan(History())
-    >>> (
-    ...     plan.insert(Timeline({"lr": 0.1}, epochs=9)),
-    ...     plan.insert(Timeline({"lr": 0.1}, epochs=9)),
-    ... )
+    >>> (plan.insert(Timeline({"lr": 0.1}, epochs=9)), plan.insert(Timeline({"lr": 0.1}, epochs=9)))
     (0, 1)
     >>> plan.original(plan.nodes[1].timeline)
     Timeline({'lr': 0.1}, epochs=9)
@@ -71,10 +68,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def least_s(
-    plan: SearchPlan,
-    *,
-    seconds_of: Callable[[Timeline, int], float],
-    slowdowns: Sequence[float],
+    plan: SearchPlan, *, seconds_of: Callable[[Timeline, int], float], slowdowns: Sequence[float]
 ) -> float:
     """Return a lower bound on the time for the trained epochs of a plan, in any order.
 
@@ -260,9 +254,5 @@ def _duration(seconds: float) -> str:
     return f"{whole // in_large:,} {large} {whole % in_large} {small}"
 
 
-_UNITS = (
-    ("min", "s", 1, 60, 3600),
-    ("h", "min", 60, 60, 24 * 60),
-    ("d", "h", 3600, 24, math.inf),
-)
+_UNITS = (("min", "s", 1, 60, 3600), ("h", "min", 60, 60, 24 * 60), ("d", "h", 3600, 24, math.inf))
 """Large and small unit, seconds in the small one, small ones per large one, upper limit."""

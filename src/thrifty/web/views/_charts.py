@@ -23,9 +23,7 @@ _NUM_BINS = 8
 Values = npt.NDArray[np.float64]
 
 
-def shares(
-    columns: Sequence[Column], values: Sequence[float], *, mode: str
-) -> dict[str, float]:
+def shares(columns: Sequence[Column], values: Sequence[float], *, mode: str) -> dict[str, float]:
     """Return the share of each coordinate in the variance of the metric, the largest first.
 
     This is a one-way analysis of variance. Numbers are cut into bins of equally many trials, each
@@ -189,9 +187,7 @@ def curves(
 def parallel(views: Views, view: StudyView, *, limit: int) -> models.Parallel:
     """Return trials with coordinates and metric, spread evenly over the ranks of their values."""
     rows = [
-        row
-        for row in views.samples.spread(view.id, limit=limit)
-        if finite(row.value) is not None
+        row for row in views.samples.spread(view.id, limit=limit) if finite(row.value) is not None
     ]
     axes = columns([row.config for row in rows])
     return models.Parallel(
@@ -260,12 +256,7 @@ def forest(views: Views, view: StudyView) -> StageForest:
 
 
 def workers(
-    views: Views,
-    view: StudyView,
-    *,
-    since: float | None,
-    until: float | None,
-    limit: int,
+    views: Views, view: StudyView, *, since: float | None, until: float | None, limit: int
 ) -> models.Workers:
     """Return which worker trained which stage when."""
     extent = views.plans.extent(view.plan)

@@ -57,10 +57,7 @@ def columns(configs: Sequence[Mapping[str, Any]]) -> list[Column]:
     A part of a schedule that is equal in all schedules of a kind adds nothing to the kind, so it is
     left out.
 
-    >>> [
-    ...     (c.name, c.labels, c.values)
-    ...     for c in columns([{"a": 1, "b": "x"}, {"a": 1, "b": "y"}])
-    ... ]
+    >>> [(c.name, c.labels, c.values) for c in columns([{"a": 1, "b": "x"}, {"a": 1, "b": "y"}])]
     [('b', ('x', 'y'), (0.0, 1.0))]
     """
     flat = [flatten(config) for config in configs]
@@ -116,10 +113,7 @@ def _column(name: str, values: Sequence[Scalar]) -> Column:
     if all(number is not None for number in numbers):
         given = tuple(finite(value) for value in values)
         ticks = _ticks([n for n in given if n is not None])
-        low, high = (
-            min(n for n in given if n is not None),
-            max(n for n in given if n is not None),
-        )
+        low, high = (min(n for n in given if n is not None), max(n for n in given if n is not None))
         log = low > 0 and (high / low >= _LOG_FROM or _is_geometric(ticks))
         return Column(name=name, labels=(), log=log, values=given, ticks=ticks)
     # Keep the most frequent labels, and combine the others.

@@ -106,9 +106,7 @@ def stage_forest(tree: Iterable[Any], ends: Iterable[Any], *, mode: str) -> Stag
             if parent is not None:
                 children.setdefault(parent, []).append(len(stages))
             stages.append(
-                _stage(
-                    cuts[node][stop], node=node, span=(start, stop), parent=parent, last=last
-                )
+                _stage(cuts[node][stop], node=node, span=(start, stop), parent=parent, last=last)
             )
             parent, start = at[node, stop], stop
     return StageForest(stages=stages, at=at, sign=sign, children=children)
@@ -198,9 +196,7 @@ def _pass_on(nodes: Nodes, cuts: dict[int, dict[int, Cut]], node: int) -> None:
         _add(above, trials=total.trials, failed=0, score=total.score)
 
 
-def _stage(
-    cut: Cut, *, node: int, span: tuple[int, int], parent: int | None, last: int
-) -> Stage:
+def _stage(cut: Cut, *, node: int, span: tuple[int, int], parent: int | None, last: int) -> Stage:
     return Stage(
         parent=parent,
         node=node,

@@ -215,9 +215,7 @@ def _saving(view: StudyView) -> models.Saving:
 
 def _constraints(bounds: Mapping[str, Any]) -> list[str]:
     signs = {"at_most": "<=", "at_least": ">="}
-    return [
-        f"{name} {signs.get(side, side)} {limit:g}" for name, (side, limit) in bounds.items()
-    ]
+    return [f"{name} {signs.get(side, side)} {limit:g}" for name, (side, limit) in bounds.items()]
 
 
 def _whole(value: Any) -> int | None:
@@ -314,9 +312,7 @@ def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> mo
     epochs = max(max_epochs(view) or 0, row.target, 1)
     paths = views.plans.paths(view.plan, [row.node])
     places = _places(forest, paths.origins, row)
-    kind, message, traceback = (
-        plain_text(text, lines=True) for text in row.error or ("", "", "")
-    )
+    kind, message, traceback = (plain_text(text, lines=True) for text in row.error or ("", "", ""))
     stages = [_stage(forest, place, number=row.number) for place in places]
     return models.Trial(
         **_row(row, view).model_dump(exclude={"config"}),
@@ -357,8 +353,7 @@ def _curves(
 ) -> dict[str, list[tuple[int, float | None]]]:
     names = dict.fromkeys(name for _, metrics in points for name in metrics)
     return {
-        name: [(epoch, finite(metrics.get(name))) for epoch, metrics in points]
-        for name in names
+        name: [(epoch, finite(metrics.get(name))) for epoch, metrics in points] for name in names
     }
 
 

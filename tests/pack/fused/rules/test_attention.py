@@ -34,16 +34,13 @@ def test_scaled_dot_product_attention(p, leading, options, where):
         shapes = ((*leading, 5, 4), (*leading, 6, 4), (*leading, 6, 4))
         return [
             normal(
-                *shape,
-                seed=seed + 10 * i,
-                **({"shared": True} if w == "shared" else {"axis": w}),
+                *shape, seed=seed + 10 * i, **({"shared": True} if w == "shared" else {"axis": w})
             )
             for i, (shape, w) in enumerate(zip(shapes, where, strict=True))
         ]
 
     check(
-        lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=p, **options),
-        inputs,
+        lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=p, **options), inputs
     )
 
 
@@ -82,9 +79,7 @@ def test_grouped_queries(p):
         return [normal(2, h, 5, 4, seed=seed + i) for i, h in ((0, 6), (10, 2), (20, 2))]
 
     check(
-        lambda m, q, k, v: F.scaled_dot_product_attention(
-            q, k, v, dropout_p=p, enable_gqa=True
-        ),
+        lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=p, enable_gqa=True),
         inputs,
     )
 
@@ -200,9 +195,7 @@ def test_masks_of_layers(p, need_weights, attention, padding, shared, boolean):
 
     def forward(module, x, *masks):
         names = [
-            n
-            for n, wanted in (("attn_mask", attention), ("key_padding_mask", padding))
-            if wanted
+            n for n, wanted in (("attn_mask", attention), ("key_padding_mask", padding)) if wanted
         ]
         return module(x, need_weights=need_weights, **dict(zip(names, masks, strict=True)))
 
@@ -264,10 +257,7 @@ def test_an_encoder_with_padding(training):
         return [normal(4, 5, 6, seed=seed), Each(~mask_of(4, 5, seed=seed).value)]
 
     check(
-        lambda m, x, mask: m(x, src_key_padding_mask=mask),
-        inputs,
-        make=encoder,
-        training=training,
+        lambda m, x, mask: m(x, src_key_padding_mask=mask), inputs, make=encoder, training=training
     )
 
 

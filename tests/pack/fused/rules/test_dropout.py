@@ -82,11 +82,7 @@ def test_layers_in_a_row():
         lambda m, x: m(x),
         lambda s: [normal(4, 3, 6, 6, seed=s, axis=1)],
         make=lambda: nn.Sequential(
-            nn.Conv2d(3, 4, 3),
-            nn.Dropout(0.3),
-            nn.Dropout2d(0.5),
-            nn.Flatten(),
-            nn.Dropout(0.2),
+            nn.Conv2d(3, 4, 3), nn.Dropout(0.3), nn.Dropout2d(0.5), nn.Flatten(), nn.Dropout(0.2)
         ),
     )
 

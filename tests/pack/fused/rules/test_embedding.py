@@ -9,11 +9,7 @@ from tests.pack.fused.twin import check, group_of, integers, normal, refused
 from tests.pairs import pairwise
 
 
-@pairwise(
-    shape=[(), (4,), (4, 5), (2, 3, 4)],
-    shared=[False, True],
-    padding_idx=[None, 0, 3, -1],
-)
+@pairwise(shape=[(), (4,), (4, 5), (2, 3, 4)], shared=[False, True], padding_idx=[None, 0, 3, -1])
 def test_an_embedding_is_fused(shape, shared, padding_idx):
     check(
         lambda m, x: m(x),
@@ -55,9 +51,7 @@ def test_a_mask_after_it_is_drawn_as_alone(shared):
     ],
 )
 def test_what_is_refused(options, reason):
-    refused(
-        reason, lambda m, x: m(x), integers(7, 4), make=lambda: nn.Embedding(7, 5, **options)
-    )
+    refused(reason, lambda m, x: m(x), integers(7, 4), make=lambda: nn.Embedding(7, 5, **options))
 
 
 def test_bags_are_refused():

@@ -25,9 +25,7 @@ def test_instance_norm(shape, training, affine, track, where):
 
 
 def test_without_a_batch():
-    check(
-        lambda m, x: m(x), lambda s: [normal(3, 5, seed=s)], make=lambda: nn.InstanceNorm1d(3)
-    )
+    check(lambda m, x: m(x), lambda s: [normal(3, 5, seed=s)], make=lambda: nn.InstanceNorm1d(3))
 
 
 def test_batches_that_differ_in_size():

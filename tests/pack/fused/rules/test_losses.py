@@ -44,9 +44,7 @@ def ignored(x, *, where):
     where=[0, 1, "shared"],
 )
 def test_losses_of_classes_are_fused(function, extra, reduction, options, num_rows, where):
-    place = (
-        {"shared": True} if where == "shared" else {"axis": where if num_rows is None else 0}
-    )
+    place = {"shared": True} if where == "shared" else {"axis": where if num_rows is None else 0}
     check(
         lambda m, x, y: function(x, y, reduction=reduction, **options),
         lambda s: [normal(5, 4, *extra, seed=s), integers(4, 5, *extra, seed=s, **place)],
@@ -81,10 +79,7 @@ def test_cross_entropy_of_probabilities_is_fused(num_rows, options):
 
 
 def test_a_single_row():
-    check(
-        lambda m, x, y: F.cross_entropy(x, y),
-        lambda s: [normal(4, seed=s), integers(4, seed=s)],
-    )
+    check(lambda m, x, y: F.cross_entropy(x, y), lambda s: [normal(4, seed=s), integers(4, seed=s)])
 
 
 def test_each_trials_own_class_weights():
@@ -179,14 +174,9 @@ def test_several_dimensions():
             lambda x, y: F.mse_loss(x, y, weight=y.abs()),  # type: ignore[call-arg]
             "these options of mse_loss",
         ),
+        (lambda x, y: F.cross_entropy(x[0], y[0].argmax()), "cross_entropy while batches differ"),
         (
-            lambda x, y: F.cross_entropy(x[0], y[0].argmax()),
-            "cross_entropy while batches differ",
-        ),
-        (
-            lambda x, y: F.ctc_loss(
-                F.log_softmax(x[:, None], 2), y[:1].long().abs(), (5,), (2,)
-            ),
+            lambda x, y: F.ctc_loss(F.log_softmax(x[:, None], 2), y[:1].long().abs(), (5,), (2,)),
             "ctc_loss while batches differ",
         ),
     ],

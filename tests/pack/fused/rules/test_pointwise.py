@@ -99,14 +99,12 @@ def test_every_function(function, name):
         case "one":
             check(lambda m, x: function(x, *args), lambda s: operands(1, s))
             check(
-                lambda m, x: function(positive(x), *args),
-                lambda s: [normal(4, 3, seed=s, axis=1)],
+                lambda m, x: function(positive(x), *args), lambda s: [normal(4, 3, seed=s, axis=1)]
             )
         case "two":
             check(lambda m, x, y: function(positive(x), positive(y)), lambda s: operands(2, s))
             check(
-                lambda m, x, y: function(x, y),
-                lambda s: operands(2, s, shapes=[(4, 3, 5), (5,)]),
+                lambda m, x, y: function(x, y), lambda s: operands(2, s, shapes=[(4, 3, 5), (5,)])
             )
             if name not in OF_ONE:
                 check(lambda m, x: function(x, 2.0), lambda s: operands(1, s))
@@ -140,10 +138,7 @@ def test_every_function_in_place(function, name, axis):
     def inputs(*shapes):
         return lambda s: [
             normal(4, 3, 5, seed=s, axis=axis),
-            *[
-                normal(*shape, seed=s + 10 * i + 10, axis=i % 2)
-                for i, shape in enumerate(shapes)
-            ],
+            *[normal(*shape, seed=s + 10 * i + 10, axis=i % 2) for i, shape in enumerate(shapes)],
         ]
 
     match kind(name):

@@ -98,11 +98,7 @@ def test_what_mixes_padding_with_rows_is_refused(call):
 @pytest.mark.parametrize("call", [lambda x: x.view(-1).sum(), lambda x: x.flatten().mean()])
 def test_rows_that_were_merged_are_refused(call):
     refused(
-        "a sum over 15 rows, a multiple",
-        lambda m, x: call(x),
-        normal(5, 3),
-        num_rows=ROWS,
-        batch=5,
+        "a sum over 15 rows, a multiple", lambda m, x: call(x), normal(5, 3), num_rows=ROWS, batch=5
     )
 
 

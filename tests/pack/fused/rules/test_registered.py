@@ -23,7 +23,5 @@ assert not lacking, f"no rule is registered by {sorted(lacking)}"
 
 
 def test_each_module_of_rules_has_registered_some():
-    run = subprocess.run(
-        [sys.executable, "-c", CODE], check=False, capture_output=True, text=True
-    )
+    run = subprocess.run([sys.executable, "-c", CODE], check=False, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

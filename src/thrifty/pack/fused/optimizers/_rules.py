@@ -52,11 +52,7 @@ class SGD(RowOptimizer):
     def stepper(self, rows: Rows, options: Sequence[Options]) -> Callable[[], None]:
         """Return a function that updates each row, with everything but kernel calls done once."""
         num = len(options)
-        if (
-            rows.parameters.is_cuda
-            or not all(rows.steps[:num])
-            or self._is_small(rows, options)
-        ):
+        if rows.parameters.is_cuda or not all(rows.steps[:num]) or self._is_small(rows, options):
             return partial(self.step, rows, options)
         calls = self._calls(rows, options)
 

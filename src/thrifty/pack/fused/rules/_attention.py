@@ -33,9 +33,7 @@ def scaled_dot_product_attention(
     """
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     ndim = query.dim()
-    leading = {
-        tuple(x.shape[:-2] if not enable_gqa else x.shape[:-3]) for x in (query, key, value)
-    }
+    leading = {tuple(x.shape[:-2] if not enable_gqa else x.shape[:-3]) for x in (query, key, value)}
     if len(leading) > 1 or ndim < 3:  # query, key and value broadcast against each other
         if drops(dropout_p):
             raise UnfusableError("attention with dropout over batches that broadcast")

@@ -332,9 +332,7 @@ def _between(group: Group, x: Any, before: int) -> torch.Tensor | None:
     return w.reshape(group.size, *[1] * before, *w.shape[1:])
 
 
-def affine(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
-) -> torch.Tensor:
+def affine(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
     """Return ``x * weight + bias``, where weight and bias may be None."""
     if weight is None:
         return x if bias is None else x + bias

@@ -50,9 +50,7 @@ class _Linear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
         """Compute the layer of all trials.
 
         Args:
@@ -205,11 +203,7 @@ def dropout(noise_shape: Callable[[Any], Sequence[int]]) -> Callable[..., Any]:
     """
 
     def rule(
-        group: Group,
-        input: Any,
-        p: float = 0.5,
-        training: bool = True,
-        inplace: bool = False,
+        group: Group, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Any:
         if not _active(p, training=training):
             return input
@@ -239,11 +233,7 @@ for _function, _rank in ((F.dropout1d, 2), (F.dropout2d, None), (F.dropout3d, 4)
 
 @register_rule(F.alpha_dropout, F.feature_alpha_dropout)
 def alpha_dropout(
-    group: Group,
-    input: Any,
-    p: float = 0.5,
-    training: bool = False,
-    inplace: bool = False,
+    group: Group, input: Any, p: float = 0.5, training: bool = False, inplace: bool = False
 ) -> Any:
     """Refuse alpha dropout in training."""
     if not _active(p, training=training):
@@ -327,17 +317,9 @@ def simple_cell(activation: Callable[..., Any]) -> Callable[..., Any]:
     """Return the rule for ``torch.rnn_tanh_cell`` or ``torch.rnn_relu_cell``."""
 
     def rule(
-        group: Group,
-        input: Any,
-        hx: Any,
-        w_ih: Any,
-        w_hh: Any,
-        b_ih: Any = None,
-        b_hh: Any = None,
+        group: Group, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
     ) -> Packed:
-        out: Packed = activation(
-            linear(group, input, w_ih, b_ih) + linear(group, hx, w_hh, b_hh)
-        )
+        out: Packed = activation(linear(group, input, w_ih, b_ih) + linear(group, hx, w_hh, b_hh))
         return out
 
     return rule
@@ -345,13 +327,7 @@ def simple_cell(activation: Callable[..., Any]) -> Callable[..., Any]:
 
 @register_rule(torch.gru_cell)
 def gru_cell(
-    group: Group,
-    input: Any,
-    hx: Any,
-    w_ih: Any,
-    w_hh: Any,
-    b_ih: Any = None,
-    b_hh: Any = None,
+    group: Group, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
 ) -> Any:
     """Compute ``nn.GRUCell``."""
     reset_x, update_x, new_x = linear(group, input, w_ih, b_ih).chunk(3, -1)
@@ -362,13 +338,7 @@ def gru_cell(
 
 @register_rule(torch.lstm_cell)
 def lstm_cell(
-    group: Group,
-    input: Any,
-    hx: Any,
-    w_ih: Any,
-    w_hh: Any,
-    b_ih: Any = None,
-    b_hh: Any = None,
+    group: Group, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
 ) -> tuple[Any, Any]:
     """Compute ``nn.LSTMCell``."""
     gates = linear(group, input, w_ih, b_ih) + linear(group, hx[0], w_hh, b_hh)

@@ -29,9 +29,7 @@ WEIGHTED_BY_ELEMENT = frozenset({
 def of_classes(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the rule for ``F.cross_entropy`` and ``F.nll_loss``: one call over ``K * B`` rows."""
 
-    def rule(
-        group: Group, input: Any, target: Any, weight: Any = None, **kwargs: Any
-    ) -> Packed:
+    def rule(group: Group, input: Any, target: Any, weight: Any = None, **kwargs: Any) -> Packed:
         if target.dtype.is_floating_point:  # with probabilities, weights belong to elements
             kwargs["weight"] = weight
             if group.rows is None:
@@ -71,9 +69,7 @@ def of_elements(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def rule(group: Group, *args: Any, **kwargs: Any) -> Packed:
         # vmap has no good rule for losses where only one argument differs from trial to trial
-        args = tuple(
-            group.pack(group.first(x)) if isinstance(x, torch.Tensor) else x for x in args
-        )
+        args = tuple(group.pack(group.first(x)) if isinstance(x, torch.Tensor) else x for x in args)
         if group.rows is None:
             return by_vmap(group, function, args, kwargs)  # type: ignore[no-any-return]
         weighted = kwargs.get("weight") is not None and function not in WEIGHTED_BY_ELEMENT

@@ -121,10 +121,7 @@ def setitem(group: Group, target: Any, index: Any, values: Any) -> None:
 
 def _register_pointwise() -> None:
     for home in (torch, torch.Tensor, F):
-        for name, kind in (
-            *[(n, pointwise) for n in NAMES],
-            *[(n, in_place) for n in IN_PLACE],
-        ):
+        for name, kind in (*[(n, pointwise) for n in NAMES], *[(n, in_place) for n in IN_PLACE]):
             function = getattr(home, name, None)
             if callable(function) and (home is torch.Tensor or not name.startswith("__")):
                 RULES[function] = kind(function)
@@ -289,9 +286,7 @@ def over_batch(group: Group, x: Any, dim: Any) -> bool:
     """
     if group.rows is None or type(x) is not Packed or not x.dim():
         return False
-    dims = (
-        range(x.dim()) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
-    )
+    dims = range(x.dim()) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
     if 0 not in [d % x.dim() for d in dims]:
         return False
     num = x.shape[0]
@@ -346,9 +341,7 @@ def _scaled_rows(group: Group, x: torch.Tensor) -> torch.Tensor:
     return torch.where(rows > 0, x * (rows * group.batch), 0)
 
 
-def _refused(
-    function: Callable[..., Any], place: int, default: int | None
-) -> Callable[..., Any]:
+def _refused(function: Callable[..., Any], place: int, default: int | None) -> Callable[..., Any]:
     """Return a rule that goes through vmap but refuses reductions over a batch with padding."""
 
     def rule(group: Group, input: Any, *args: Any, **kwargs: Any) -> Any:

@@ -90,10 +90,7 @@ def _upgrade_studies() -> None:
     op.create_table(
         "trials",
         sa.Column(
-            "study",
-            sa.Integer,
-            sa.ForeignKey("studies.id", ondelete="CASCADE"),
-            primary_key=True,
+            "study", sa.Integer, sa.ForeignKey("studies.id", ondelete="CASCADE"), primary_key=True
         ),
         _key("number"),
         sa.Column("config", sa.JSON, nullable=False),

@@ -19,17 +19,12 @@ def upgrade() -> None:
     op.add_column("log", sa.Column("config", sa.JSON))
     op.drop_index("trials_status", table_name="trials")
     op.create_index(
-        "trials_status",
-        "trials",
-        ["study", "state", "value", "number", "target", "violation"],
+        "trials_status", "trials", ["study", "state", "value", "number", "target", "violation"]
     )
     op.create_table(
         "priors",
         sa.Column(
-            "study",
-            sa.Integer,
-            sa.ForeignKey("studies.id", ondelete="CASCADE"),
-            primary_key=True,
+            "study", sa.Integer, sa.ForeignKey("studies.id", ondelete="CASCADE"), primary_key=True
         ),
         sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("config", sa.JSON, nullable=False),

@@ -22,9 +22,7 @@ def upgrade() -> None:
         ("checkpoints", "revision"),
         ("studies", "batch"),
     ):
-        op.add_column(
-            table, sa.Column(column, sa.BigInteger, nullable=False, server_default="0")
-        )
+        op.add_column(table, sa.Column(column, sa.BigInteger, nullable=False, server_default="0"))
     op.create_index("epochs_revision", "epochs", ["plan", "revision"])
     op.create_index("checkpoints_revision", "checkpoints", ["plan", "revision"])
     op.create_table(
@@ -40,10 +38,7 @@ def upgrade() -> None:
     op.create_table(
         "leases",
         sa.Column(
-            "study",
-            sa.Integer,
-            sa.ForeignKey("studies.id", ondelete="CASCADE"),
-            primary_key=True,
+            "study", sa.Integer, sa.ForeignKey("studies.id", ondelete="CASCADE"), primary_key=True
         ),
         sa.Column("plan", sa.Integer, sa.ForeignKey("plans.id"), nullable=False),
         sa.Column("owner", sa.String(64), nullable=False),
