@@ -47,7 +47,9 @@ if TYPE_CHECKING:
     )
     from thrifty.integrations import LRScheduler as LRScheduler, optuna_storage as optuna_storage
     from thrifty.pack import (
+        EMA as EMA,
         SGD as SGD,
+        SWA as SWA,
         Adagrad as Adagrad,
         Adam as Adam,
         AdamW as AdamW,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
         DatasetPair as DatasetPair,
         HyperParameters as HyperParameters,
         Optimizer as Optimizer,
+        Optimizers as Optimizers,
         RMSprop as RMSprop,
         Task as Task,
         Trainable as Trainable,
@@ -133,8 +136,8 @@ _HOMES = {
     ),
     "integrations": "LRScheduler optuna_storage",
     "pack": (
-        "Adagrad Adam AdamW ArrayData DatasetPair HyperParameters Optimizer RMSprop SGD "
-        "Task Trainable times"
+        "Adagrad Adam AdamW ArrayData DatasetPair EMA HyperParameters Optimizer Optimizers RMSprop "
+        "SGD SWA Task Trainable times"
     ),
     "run": "Faults Local Ray",
     "search": (

@@ -19,7 +19,8 @@ def net():
 
 
 def followed(source, values, model=None):
-    return FollowedOptimizer(source, net() if model is None else model, values)
+    model = net() if model is None else model
+    return FollowedOptimizer(source, dict(model.named_parameters()), values)
 
 
 def rates(optimizer, option="lr"):

@@ -15,7 +15,14 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, TensorDataset
 
-from thrifty.core import HeteroError, PeerLostError, TooFewWorkersError, derive_seed, error_text
+from thrifty.core import (
+    HeteroError,
+    PeerLostError,
+    TaskError,
+    TooFewWorkersError,
+    derive_seed,
+    error_text,
+)
 from thrifty.core._child import parent_of
 from thrifty.hetero._job import HeteroOptions
 from thrifty.hetero._trainer import HeteroTrainer
@@ -33,7 +40,7 @@ from thrifty.pack import (
 )
 from thrifty.pack._state import seed_everything
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer
-from thrifty.pack.task._task import Readings
+from thrifty.pack.task._task import Readings, check_usual_step
 
 
 _TIMEOUT = timedelta(seconds=300)
@@ -44,6 +51,7 @@ class TrialWorker:
 
     def __init__(self, task: Task, begin: Mapping[str, Any]) -> None:
         values: Mapping[str, Any] = begin["values"]
+        check_usual_step(task, where="HeteroTask")
         self._readings = Readings(type(task).__name__, values)
         self._task = task
         self._seed: int = begin["seed"]
@@ -53,7 +61,14 @@ class TrialWorker:
         self._source = open_source(data, device=self._device)
         seed_everything(derive_seed(self._seed, "model"))
         self._model = task.model(self._readings.once("model")).to(self._device)
-        self._followed = FollowedOptimizer(task.optimizer, self._model, values)
+        self._followed = FollowedOptimizer(
+            task.optimizer, dict(self._model.named_parameters()), values
+        )
+        if self._followed.clip_value is not None:
+            raise TaskError(
+                f"HeteroTask cannot train {type(task).__name__}, because it clips gradients by "
+                "value; use clip_norm"
+            )
         self._readings.note_once("optimizer", self._followed.read_when_built)
         options: HeteroOptions = begin["options"]
         reduction, weight = pickle.loads(begin["objective"])

@@ -18,15 +18,25 @@ from .backends._plain import ConcatenatedBackend, SoloBackend
 from .fused import BlockOptions, Group, Packed, UnfusableError, register_rule
 from .identity import TaskIdentity
 from .task._data import ArrayData, DatasetPair, Source, SourceData, epoch_order, open_source
-from .task._optimizer import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, times
-from .task._task import HyperParameters, Task, Trainable, optimizer_of, task_identity
+from .task._optimizer import SGD, Adagrad, Adam, AdamW, Optimizer, Optimizers, RMSprop, times
+from .task._step_options import EMA, SWA
+from .task._task import (
+    HyperParameters,
+    Task,
+    Trainable,
+    check_usual_step,
+    optimizer_of,
+    task_identity,
+)
 from .trial._probes import TaskReport, Trial, inspect_task
 from .trial._state_check import StateCheck
 from .trial._trial import TRAIN_LOSS, evaluate, evaluate_state
 
 
 __all__ = [
+    "EMA",
     "SGD",
+    "SWA",
     "TRAIN_LOSS",
     "Adagrad",
     "Adam",
@@ -44,6 +54,7 @@ __all__ = [
     "HyperParameters",
     "Member",
     "Optimizer",
+    "Optimizers",
     "Outcome",
     "Pack",
     "Packed",
@@ -63,6 +74,7 @@ __all__ = [
     "UnfusableError",
     "UnverifiedError",
     "borrowed_streams",
+    "check_usual_step",
     "epoch_order",
     "evaluate",
     "evaluate_state",

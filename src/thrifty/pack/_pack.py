@@ -20,7 +20,7 @@ from .fused._step import BlockOptions, denormals_flushed
 from .fused._tape import Arena
 from .fused.optimizers import grouped_optimizer
 from .task._data import own_copy
-from .task._followed_optimizer import FollowedOptimizer
+from .task._followed_optimizers import FollowedOptimizers
 from .task._optimizer import Optimizer
 from .task._task import HyperParameters, Task
 from .verify import CheckBudget, OwnState, Watch, own_state
@@ -272,17 +272,15 @@ class Pack:
     def _step_in_turn(self, batches: Sequence[Any]) -> torch.Tensor:
         losses = []
         for trial, batch, values in zip(self._trials, batches, self.values, strict=True):
-            trial.followed.follow(values)
+            trial.optimizers.follow(values)
             seed = _seed(trial.seed, self._num_steps)
             seed_everything(seed)
             seed_step(seed, self._device)
             trial.model.train()
-            trial.optimizer.zero_grad(set_to_none=True)
+            trial.optimizers.zero_grad()
             loss = self._task.loss(trial.model, own_copy(batch))
             loss.backward()  # type: ignore[no-untyped-call]
-            limit = trial.followed.clip_norm
-            if limit is not None:
-                torch.nn.utils.clip_grad_norm_(trial.model.parameters(), limit)
+            trial.optimizers.clip()
             trial.optimizer.step()
             for counter in step_counters(trial.model).values():
                 counter += 1
@@ -367,7 +365,7 @@ class _GivenTrial(FusedTrial):
         self.model = model
         self.seed = seed
         self.values = values
-        self.followed = FollowedOptimizer(task.optimizer, model, values)
+        self.optimizers = FollowedOptimizers(task.optimizer, model, values)
         self._options = [self.followed.options(values)]
 
     def ready(self, feed: IteratorFeed, *, values: Mapping[str, Any], step: int, tick: int) -> None:

@@ -18,7 +18,15 @@ from thrifty.core import (
     plain_logger,
     plain_text,
 )
-from thrifty.pack import TRAIN_LOSS, Optimizer, Task, TaskReport, Trainable, inspect_task
+from thrifty.pack import (
+    TRAIN_LOSS,
+    Optimizer,
+    Optimizers,
+    Task,
+    TaskReport,
+    Trainable,
+    inspect_task,
+)
 from thrifty.pack._backend import no_exits
 from thrifty.run import ExecutorConfig
 from thrifty.search import Algorithm, Trial
@@ -252,7 +260,7 @@ def check_study(
 
 def _check_names(task: Task, space: Space) -> None:
     followed: Iterable[str] = ()
-    if isinstance(getattr(task, "optimizer", None), Optimizer):
+    if isinstance(getattr(task, "optimizer", None), Optimizer | Optimizers):
         followed = task.optimizer.names()
     elif not callable(getattr(task, "optimizer", None)) or isinstance(task.optimizer, type):
         given = getattr(task, "optimizer", None)

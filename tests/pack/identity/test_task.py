@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+import types
 
 import pytest
 import torch
@@ -436,3 +438,42 @@ def test_another_task_has_its_own_attributes(caching):
 
 def test_faults_of_a_testing_task_are_no_part_of_it(tmp_path):
     assert task_identity(FaultyTask(fuse="a")) == task_identity(FaultyTask(fuse="b"))
+
+
+# -- classes that code makes ---------------------------------------------------------------------
+
+
+def _by_type(base, **members):
+    return type("Made", (base,), members)
+
+
+def _by_new_class(base, **members):
+    return types.new_class("Made", (base,), {}, lambda namespace: namespace.update(members))
+
+
+@pytest.mark.parametrize("make", [_by_type, _by_new_class])
+def test_the_code_of_a_class_that_code_makes_is_part_of_the_identity(make):
+    def doubled(self, model, batch):
+        return 2 * LineTask.loss(self, model, batch)
+
+    def halved(self, model, batch):
+        return 0.5 * LineTask.loss(self, model, batch)
+
+    made = make(LineTask, loss=doubled)
+    assert made.__module__ in ("abc", "types")
+    assert made().identity() == make(LineTask, loss=doubled)().identity()
+    assert made().identity() != make(LineTask, loss=halved)().identity()
+    assert made().identity() != make(LineTask)().identity()
+    assert make(LineTask, batch_size=4)().identity() != make(LineTask, batch_size=8)().identity()
+
+
+def test_the_code_of_a_made_dataclass_that_a_task_holds_is_part_of_the_identity():
+    def holding(factor):
+        code = f"lambda self: {factor}"
+        kind = dataclasses.make_dataclass("Config", ["x"], namespace={"factor": eval(code)})
+        task = LineTask()
+        task.config = kind(1)
+        return task
+
+    assert holding(1).identity() == holding(1).identity()
+    assert holding(1).identity() != holding(2).identity()

@@ -14,7 +14,15 @@ import torch
 from thrifty.cli._train import load_study
 from thrifty.core import UsageError
 from thrifty.hetero import HeteroTask, profile_step
-from thrifty.pack import HyperParameters, Source, Task, borrowed_streams, open_source, optimizer_of
+from thrifty.pack import (
+    HyperParameters,
+    Source,
+    Task,
+    borrowed_streams,
+    check_usual_step,
+    open_source,
+    optimizer_of,
+)
 from thrifty.perf import StepProfile
 from thrifty.space import Timeline
 from thrifty.study import Study
@@ -60,6 +68,7 @@ class ProfiledTask:
 
     def profile(self, source: Source, *, batch: int, cache: Path) -> StepProfile:
         """Time a step with several parts of the given batch size."""
+        check_usual_step(self.task, where="thrifty rent")
         hp = HyperParameters(self.values)
         with borrowed_streams():
             model = self.task.model(hp).to(_device()).train()

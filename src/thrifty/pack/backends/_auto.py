@@ -103,6 +103,9 @@ class AutoBackend(Backend):
         trial = self._fused.prepare(member)
         check_parameters(trial, map(self.trial, self._where))
         num_epochs = 1 if member.stop is None else max(1, member.stop - member.epoch)
+        if trial.why_special and not trial.stays_alone:
+            trial.stays_alone = True
+            self._say(trial.why_special)
         if not self._goes_fused(slot, trial, member.values, num_epochs=num_epochs):
             self._plain.place(slot, trial)
             self._where[slot] = self._plain

@@ -130,7 +130,7 @@ class FusedBackend(Backend):
         trial = FusedTrial(self._task, self._device)
         trial.stays_alone = member.alone
         trial.begin(member)
-        if not member.alone:
+        if not member.alone and not trial.why_special:
             trial.adapt_ahead(member.values)
             trial.look_again()
         return trial
@@ -151,6 +151,7 @@ class FusedBackend(Backend):
         Raises:
             UnfusableError: It cannot be packed with any trial.
         """
+        _check_usual(trial)
         kind = self._kind(trial, values)
         padding = self.structure(trial, values).padding
         return (self._structure_key(trial), kind, None if padding else trial.batch_size(values))
@@ -161,6 +162,7 @@ class FusedBackend(Backend):
         Raises:
             UnfusableError: The model has hooks, or its optimizer has no fused version.
         """
+        _check_usual(trial)
         rows = _rows(trial)
         batch_size = trial.batch_size(values)
         group = (trial.signature, self._kind(trial, values), rows)
@@ -519,6 +521,12 @@ def _found_out(trial: FusedTrial, values: Mapping[str, Any]) -> Structure | str:
         if out_of_memory(error):
             raise
         return f"its dry run failed with {error_text(error)}"
+
+
+def _check_usual(trial: FusedTrial) -> None:
+    """Raise UnfusableError for a trial whose steps have no fused version."""
+    if trial.why_special:
+        raise UnfusableError(trial.why_special)
 
 
 def _rows(trial: FusedTrial) -> Hashable:

@@ -169,7 +169,9 @@ class FusedTrial(TaskTrial):
         """Build the model and the optimizer."""
         super().begin(member)
         self.plan_values = member.values
-        self._options: Sequence[Options] = [self.followed.options(member.values)]
+        self._options: Sequence[Options] = ()
+        if not self.why_special:
+            self._options = [self.followed.options(member.values)]
 
     def adapt(self, values: Mapping[str, Any]) -> None:
         """Adapt the model to the hyper-parameters of an epoch, once per epoch.

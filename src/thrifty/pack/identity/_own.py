@@ -103,11 +103,44 @@ def module_name(thing: Any) -> str:
         name = thing.__name__
     else:
         name = getattr(thing, "__module__", None)
-        if name == "builtins" and isinstance(thing, type) and thing.__flags__ & _HEAP_TYPE:
-            name = None  # made by `exec` in a namespace without a name
+        if isinstance(thing, type) and _is_mislabelled(thing, name):
+            name = _maker_of(thing)
     if isinstance(name, str):
         return name
     return "__main__" if isinstance(thing, type | FunctionType) else "builtins"
+
+
+def _is_mislabelled(kind: type, name: object) -> bool:
+    """Return whether a class names a module that made it for other code.
+
+    ``type(...)`` names ``abc`` for an abstract base's subclasses, ``make_dataclass`` names
+    ``types``, and ``exec`` in a namespace without a name gives ``builtins``.
+    """
+    if not kind.__flags__ & _HEAP_TYPE:
+        return False
+    return name == "builtins" or (name in _CLASS_MAKERS and not is_importable(kind))
+
+
+_CLASS_MAKERS = frozenset({"abc", "types", "dataclasses", "enum", "functools", "typing"})
+"""Modules of the standard library that make classes for their callers."""
+
+
+def _maker_of(kind: type) -> str | None:
+    """Return the module of the code in a class, else that of its first own base; None if unknown.
+
+    Code of packages counts as well, because a package may make such a class.
+    """
+    for member in vars(kind).values():
+        function = getattr(member, "__func__", member)
+        if isinstance(function, FunctionType) and function.__globals__.get("__name__"):
+            made = str(function.__globals__["__name__"])
+            if made not in _CLASS_MAKERS and made not in sys.stdlib_module_names:
+                return made
+    for base in kind.__mro__[1:]:
+        name = getattr(base, "__module__", None)
+        if isinstance(name, str) and not _is_mislabelled(base, name) and is_own_module(name):
+            return name
+    return None
 
 
 def import_name(name: str) -> str:

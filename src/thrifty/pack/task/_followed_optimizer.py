@@ -38,7 +38,7 @@ class FollowedOptimizer:
     Args:
         source: The specification, or a method that takes the hyper-parameters and returns one.
             The method is called again whenever a value that it reads has changed.
-        model: The model whose parameters are trained.
+        parameters: The parameters that are trained, by name.
         values: The hyper-parameters to build with.
 
     Attributes:
@@ -46,16 +46,22 @@ class FollowedOptimizer:
         groups: The param groups of the specification; a factory may have made others.
         read_when_built: Hyper-parameters that a method's result read only while it was built.
         clip_norm: The current gradient-clipping norm; None for no clipping.
+        clip_value: The current limit of each entry of a gradient; None for no limit.
+        parameters: The parameters that it trains.
 
     Raises:
         TaskError: The optimizer cannot be built for this model.
     """
 
     def __init__(
-        self, source: Optimizer | Method, model: torch.nn.Module, values: Mapping[str, Any]
+        self,
+        source: Optimizer | Method,
+        parameters: Mapping[str, torch.nn.Parameter],
+        values: Mapping[str, Any],
     ) -> None:
         self._source = source
-        self._parameters = dict(model.named_parameters())
+        self._parameters = dict(parameters)
+        self.parameters = tuple(self._parameters.values())
         self._names: set[str] = set()
         hp = HyperParameters(values)
         self._spec = self._call(hp)
@@ -77,6 +83,7 @@ class FollowedOptimizer:
             {option: (value, group.get(option)) for option, value in given.items()}
             for given, group in zip(self._given, self.torch.param_groups, strict=True)
         ]
+        self.clip_value = self._spec.max_value(values)
         self._values = values
         self._relations: dict[tuple[int, str], Callable[[Any], Any]] = {}
 
@@ -110,12 +117,13 @@ class FollowedOptimizer:
             self._spec, self._read = spec, values_of(hp, hp.names_read)
         return (
             tuple(resolved(group.options, values) for group in self.groups),
-            self._spec.clip_value(values),
+            self._spec.max_norm(values),
         )
 
     def follow(self, values: Mapping[str, Any]) -> None:
         """Bring the torch optimizer up to date. Raises as ``options`` and ``apply`` do."""
         self.apply(self.options(values))
+        self.clip_value = self._spec.max_value(values)
 
     def apply(self, options: Options) -> None:
         """Set the options that have changed.
@@ -428,6 +436,7 @@ def _shape(spec: Optimizer) -> tuple[Any, ...]:
         frozenset(spec.options),
         *(frozenset(options) for _, options in spec.groups),
         spec.clip_norm is None,
+        spec.clip_value is None,
     )
 
 

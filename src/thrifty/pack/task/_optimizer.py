@@ -39,7 +39,8 @@ Value: TypeAlias = "float | str | Times | tuple[Value, ...]"
 Limit = float | str | Times | None
 Factory = Callable[..., torch.optim.Optimizer]
 Predicate = Callable[[torch.nn.Parameter], bool]
-Groups = Mapping[str | Predicate, Mapping[str, Value]]
+Key = str | Predicate
+Groups = Mapping[Key, Mapping[str, Value]]
 
 
 def times(value: float | str | Times, factor: float | str | Times) -> Times:
@@ -83,6 +84,11 @@ class Optimizer:
             are kept while hyper-parameters change.
         clip_norm: The norm to which the gradient of all parameters together is clipped before each
             step; None for no clipping.
+        clip_value: The largest absolute value of each entry of a gradient; None for no limit. It is
+            applied before ``clip_norm``.
+        params: Which parameters this optimizer trains, where there are several (``Optimizers``):
+            a pattern over names, a function of the parameter, or a list of these. None: those that
+            no other optimizer trains.
         groups: Options for some of the parameters. A key is a pattern over parameter names, such as
             ``"*.bias"``, or a function of the parameter, such as ``lambda p: p.ndim < 2``.
             A parameter gets the options of every group that matches; for each option the last group
@@ -103,19 +109,30 @@ class Optimizer:
 
     factory: Factory
     clip_norm: Limit
+    clip_value: Limit = None
+    params: tuple[Key, ...] | None = None
     options: Mapping[str, Any]
-    groups: tuple[tuple[str | Predicate, Mapping[str, Any]], ...]
+    groups: tuple[tuple[Key, Mapping[str, Any]], ...]
 
     def __init__(
         self,
         factory: Factory,
         *,
         clip_norm: Limit = None,
+        clip_value: Limit = None,
+        params: Key | list[Key] | tuple[Key, ...] | None = None,
         groups: Groups | None = None,
         **options: Any,
     ) -> None:
         pairs = tuple((key, dict(own)) for key, own in (groups or {}).items())
         vars(self).update(factory=factory, clip_norm=clip_norm, options=options, groups=pairs)
+        if clip_value is not None:  # what is not given is no part of a task's identity
+            vars(self).update(clip_value=clip_value)
+        if params is not None:
+            keys = tuple(params) if isinstance(params, list | tuple) else (params,)
+            vars(self).update(params=keys)
+            for key in keys:
+                _check_key(key, option="params")
         for key, _ in pairs:
             _check_key(key)
         self._check_options()
@@ -133,6 +150,10 @@ class Optimizer:
         parts += [f"{name}={value!r}" for name, value in self.options.items()]
         if self.clip_norm is not None:
             parts.append(f"clip_norm={self.clip_norm!r}")
+        if self.clip_value is not None:
+            parts.append(f"clip_value={self.clip_value!r}")
+        if self.params is not None:
+            parts.append(f"params=[{', '.join(map(_shown, self.params))}]")
         if self.groups:
             inside = ", ".join(f"{_shown(key)}: {own!r}" for key, own in self.groups)
             parts.append(f"groups={{{inside}}}")
@@ -141,7 +162,7 @@ class Optimizer:
     def names(self) -> set[str]:
         """Return the hyper-parameters that it follows."""
         own = (value for _, options in self.groups for value in options.values())
-        return set(names_in([*self.options.values(), *own, self.clip_norm]))
+        return set(names_in([*self.options.values(), *own, self.clip_norm, self.clip_value]))
 
     @property
     def is_class(self) -> bool:
@@ -265,22 +286,29 @@ class Optimizer:
         """Return the options outside of groups, with names replaced by values."""
         return resolved(self.options, values)
 
-    def clip_value(self, values: Mapping[str, Any]) -> float | None:
-        """Return the current gradient-clipping norm; None for no clipping."""
+    def max_norm(self, values: Mapping[str, Any]) -> float | None:
+        """Return the current norm to which gradients are clipped; None for no clipping."""
         return (
             None if self.clip_norm is None else _lookup(self.clip_norm, values, where="clip_norm")
         )
+
+    def max_value(self, values: Mapping[str, Any]) -> float | None:
+        """Return the current limit of each entry of a gradient; None for no limit."""
+        if self.clip_value is None:
+            return None
+        limit: float = _lookup(self.clip_value, values, where="clip_value")
+        return limit
 
     # -- checks --------------------------------------------------------------------------
 
     def _check_options(self) -> None:
         for _, options in self.groups:
-            for name in ("params", "clip_norm"):
+            for name in ("params", "clip_norm", "clip_value"):
                 if name in options:
                     why = (
-                        "it is for all parameters together; give it outside of groups"
-                        if name == "clip_norm"
-                        else "the key of the group says which parameters it has"
+                        "the key of the group says which parameters it has"
+                        if name == "params"
+                        else "it is for all parameters together; give it outside of groups"
                     )
                     raise TaskError(f"groups={{...: {{{name!r}: ...}}}}: {why}")
         if not self.is_class:
@@ -302,6 +330,104 @@ class Optimizer:
                     f"{_name_of(self.factory)} has no option {name!r} (it has: "
                     f"{', '.join(known)}); correct the name or leave it out"
                 )
+
+
+class Optimizers(Mapping[str, Optimizer]):
+    """Several optimizers, each for some of the parameters.
+
+    ``params=`` of an ``Optimizer`` says which parameters it trains. At most one optimizer may leave
+    it out, and trains the rest. Each trainable parameter must belong to exactly one optimizer. Each
+    optimizer clips the gradients of its own parameters.
+
+    Args:
+        named: The optimizers by name.
+
+    Raises:
+        TaskError: There is none, one is not an ``Optimizer``, or several leave ``params`` out.
+
+    >>> both = Optimizers(
+    ...     hidden=Optimizer(torch.optim.Muon, params="blocks.*.weight", lr="lr"),
+    ...     rest=AdamW(lr=times("lr", 0.1)),
+    ... )
+    >>> list(both), sorted(both.names())
+    (['hidden', 'rest'], ['lr'])
+    """
+
+    def __init__(self, **named: Optimizer) -> None:
+        if not named:
+            raise TaskError("Optimizers() has no optimizer; give each one by name")
+        for name, each in named.items():
+            if not isinstance(each, Optimizer):
+                raise TaskError(
+                    f"Optimizers({name}=...) is a {type(each).__name__}; give an Optimizer, such "
+                    "as thrifty.AdamW(lr='lr')"
+                )
+        rest = [name for name, each in named.items() if each.params is None]
+        if len(rest) > 1:
+            raise TaskError(
+                f"Optimizers: {' and '.join(rest)} both train the parameters that no other one "
+                "trains; give params= to all but one"
+            )
+        self._named = dict(named)
+
+    def __getitem__(self, name: str) -> Optimizer:
+        return self._named[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._named)
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    def __repr__(self) -> str:
+        return f"Optimizers({', '.join(f'{k}={v!r}' for k, v in self._named.items())})"
+
+    def names(self) -> set[str]:
+        """Return the hyper-parameters that they follow."""
+        return {name for each in self.values() for name in each.names()}
+
+    def assign(
+        self, parameters: Iterable[tuple[str, torch.nn.Parameter]]
+    ) -> dict[str, dict[str, torch.nn.Parameter]]:
+        """Return the parameters of each optimizer, by the optimizer's name and their own.
+
+        Frozen parameters that no optimizer names belong to none.
+
+        Raises:
+            TaskError: A trainable parameter belongs to two optimizers or to none, a pattern matches
+                no parameter, or an optimizer has no parameters.
+        """
+        named = dict(parameters)
+        out: dict[str, dict[str, torch.nn.Parameter]] = {name: {} for name in self}
+        owner: dict[str, str] = {}
+        for name, spec in self.items():
+            for key in spec.params or ():
+                matching = [place for place, p in named.items() if _matches(key, place, p)]
+                if not matching and isinstance(key, str):
+                    raise TaskError(_no_match(key, list(named), option=f"{name}: params"))
+                for place in matching:
+                    if owner.setdefault(place, name) != name:
+                        raise TaskError(
+                            f"the parameter {place!r} belongs to two optimizers, {owner[place]} "
+                            f"and {name}; change params= so that it belongs to one"
+                        )
+        rest = next((name for name, spec in self.items() if spec.params is None), None)
+        for place, parameter in named.items():
+            name = owner.get(place, rest) or ""
+            if name:
+                out[name][place] = parameter
+            elif parameter.requires_grad:
+                raise TaskError(
+                    f"the parameter {place!r} belongs to no optimizer; change params= of one, or "
+                    "give an optimizer without params=, which trains the rest"
+                )
+        empty = [name for name, found in out.items() if not found]
+        if empty:
+            raise TaskError(
+                f"the optimizer {empty[0]} has no parameters: others train all of them; leave it "
+                "out or change params="
+            )
+        return out
 
 
 def SGD(  # noqa: N802 (named like the torch class that it stands for)
@@ -419,7 +545,7 @@ def _product(product: Times, values: Mapping[str, Any], *, where: str) -> Any:
     return out
 
 
-def _check_key(key: object) -> None:
+def _check_key(key: object, *, option: str = "groups") -> None:
     if isinstance(key, str):
         return
     try:
@@ -427,8 +553,9 @@ def _check_key(key: object) -> None:
     except ValueError:  # a built-in without a signature
         return
     except TypeError:
+        given = f"{{{_shown(key)}: ...}}" if option == "groups" else f"{_shown(key)}"
         raise TaskError(
-            f"groups={{{_shown(key)}: ...}}: a key must be a pattern over parameter names, "
+            f"{option}={given}: a key must be a pattern over parameter names, "
             f"such as '*.bias', or a function of one parameter, such as lambda p: p.ndim < 2"
         ) from None
 
@@ -437,10 +564,11 @@ def _matches(key: str | Predicate, name: str, parameter: torch.nn.Parameter) -> 
     return fnmatchcase(name, key) if isinstance(key, str) else bool(key(parameter))
 
 
-def _no_match(pattern: str, names: list[str]) -> str:
+def _no_match(pattern: str, names: list[str], *, option: str = "groups") -> str:
     some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    given = f"{{{pattern!r}: ...}}" if option == "groups" else f"{pattern!r}"
     return (
-        f"groups={{{pattern!r}: ...}}: no parameter of the model has such a name (it has: "
+        f"{option}={given}: no parameter of the model has such a name (it has: "
         f"{some or 'none'}); correct the pattern"
     )
 

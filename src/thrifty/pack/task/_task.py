@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy, deepcopy
 from typing import Any, TypeVar
 
@@ -16,7 +18,8 @@ from thrifty.pack._backend import EpochPlan
 from thrifty.pack.identity import TaskIdentity, identify, is_legacy_asked, legacy_identity
 
 from ._data import Batch
-from ._optimizer import Optimizer
+from ._optimizer import Optimizer, Optimizers
+from ._step_options import Average, Precision, StepOptions, step_options
 
 
 LARGE_BYTES = 2**20
@@ -98,6 +101,35 @@ class _Identified:
         return legacy_identity(self)
 
 
+_LENT: ContextVar[Mapping[str, torch.optim.Optimizer] | None] = ContextVar("lent", default=None)
+"""The torch optimizers of the trial whose task takes a step now."""
+
+
+@contextmanager
+def lent_optimizers(optimizers: Mapping[str, torch.optim.Optimizer]) -> Iterator[None]:
+    """Let ``Task.optimizers`` return a trial's torch optimizers within this context."""
+    token = _LENT.set(optimizers)
+    try:
+        yield
+    finally:
+        _LENT.reset(token)
+
+
+class _LentOptimizers:
+    """The attribute ``Task.optimizers``; a task may have an attribute of this name itself."""
+
+    def __get__(self, task: Task | None, owner: type) -> Any:
+        if task is None:
+            return self
+        lent = _LENT.get()
+        if lent is None:
+            raise TaskError(
+                f"{owner.__name__}.optimizers exists only while step(model, batch) runs; read it "
+                "there"
+            )
+        return lent
+
+
 class Task(_Identified, ABC):
     """What one trial trains, alone or packed, on any executor.
 
@@ -137,6 +169,17 @@ class Task(_Identified, ABC):
     optimizer: Any
     batch_size: int | str = 64
     eval_batch_size: int = 4096
+    precision: Precision = "fp32"
+    accumulate: int | str = 1
+    average: Average | Sequence[Average] | None = None
+    compile: bool = False
+    optimizers = _LentOptimizers()
+    """The trial's torch optimizers by name, while ``step`` runs."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.step is not Task.step and cls.loss is Task.loss:
+            cls.loss = _no_loss  # type: ignore[assignment,method-assign]
 
     @abstractmethod
     def data(self, hp: HyperParameters) -> Any:
@@ -162,6 +205,25 @@ class Task(_Identified, ABC):
 
     def _content(self) -> TaskIdentity:
         return identify(self, evaluation=_EVALUATED, contract=vars(Task))
+
+    def step(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Take one training step, and return the loss to report.
+
+        Define it where a step needs several losses or backward passes (GAN, SAM); ``loss`` may then
+        be left out. Gradients are zero when it is called. ``self.optimizers`` has the torch
+        optimizers by the names in ``Optimizers``; a single one is ``self.optimizers["optimizer"]``.
+
+        By default, thrifty computes ``loss``, its gradients, clips them and updates the parameters.
+        """
+        raise NotImplementedError
+
+    def loss_weight(self, batch: Batch) -> float:
+        """Return how much a part of a batch counts, such as its number of tokens.
+
+        Define it if ``accumulate`` splits batches and ``loss`` is a mean over something else than
+        rows.
+        """
+        raise NotImplementedError
 
     def adapt(self, model: torch.nn.Module, hp: HyperParameters) -> None:
         """Bring a model up to date with hyper-parameters that changed; called before each epoch.
@@ -199,10 +261,61 @@ class Trainable(_Identified, ABC):
         """Restore what ``state`` returned."""
 
 
+def _no_loss(task: Task, *_: Any) -> torch.Tensor:
+    raise TaskError(
+        f"{type(task).__name__} has a step of its own and no loss; define loss(model, batch), too, "
+        "where something else needs it"
+    )
+
+
+def options_of(task: Task) -> StepOptions:
+    """Return how a task takes its steps.
+
+    Raises:
+        TaskError: An attribute is invalid, or two exclude each other.
+    """
+    kind = type(task)
+    return step_options(
+        task, owns_step=kind.step is not Task.step, weighs=kind.loss_weight is not Task.loss_weight
+    )
+
+
+def check_usual_step(task: Task, *, where: str) -> None:
+    """Refuse a task whose step is not the usual one where only that is possible.
+
+    Args:
+        task: The task.
+        where: What cannot do it, such as ``"HeteroTask"``.
+
+    Raises:
+        TaskError: The step is special; the message says in which way.
+    """
+    reason = options_of(task).why_special
+    if not reason and isinstance(task.optimizer, Optimizers):
+        reason = "it has several optimizers"
+    if not reason and getattr(task.optimizer, "clip_value", None) is not None:
+        reason = "it clips gradients by value"
+    if reason:
+        raise TaskError(
+            f"{where} cannot train {type(task).__name__}, because {reason}; train it with an "
+            "executor such as thrifty.Local(), or change the task"
+        )
+
+
 def optimizer_of(task: Task, hp: HyperParameters) -> Optimizer:
-    """Return the optimizer specification of a task, whether it is an attribute or a method."""
+    """Return the optimizer specification of a task, whether it is an attribute or a method.
+
+    Raises:
+        TaskError: The task has several optimizers.
+    """
     spec = task.optimizer
-    return spec if isinstance(spec, Optimizer) else spec(hp)
+    found = spec if isinstance(spec, Optimizer | Optimizers) else spec(hp)
+    if isinstance(found, Optimizers):
+        raise TaskError(
+            f"{type(task).__name__} has several optimizers ({', '.join(found)}); only one can be "
+            "used here"
+        )
+    return found
 
 
 def adapts(task: Task) -> bool:

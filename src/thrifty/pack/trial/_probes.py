@@ -22,13 +22,14 @@ from thrifty.pack.identity import places_of
 from thrifty.pack.identity._contents import Names
 from thrifty.pack.identity._values import Values
 from thrifty.pack.task._data import Batch, Source, open_source, valid_batches
-from thrifty.pack.task._followed_optimizer import FollowedOptimizer
+from thrifty.pack.task._followed_optimizers import FollowedOptimizers
 from thrifty.pack.task._metrics import check_metrics
 from thrifty.pack.task._sources import sources_of
-from thrifty.pack.task._task import HyperParameters, Readings, Task, own_task
+from thrifty.pack.task._step_options import names_with_averages
+from thrifty.pack.task._task import HyperParameters, Readings, Task, options_of, own_task
 from thrifty.pack.verify import Probe, as_it_was, same, stand_in
 
-from ._trial import TaskTrial, TrainableTrial
+from ._trial import TaskTrial, TrainableTrial, check_batches
 
 
 QUICK_S = 1.0
@@ -145,7 +146,7 @@ def probe_further(
         loss=torch.stack(losses) if losses else torch.zeros(0),
         batch=None,
         tensors=stand_in(dict(trial.model.state_dict())),
-        moments=trial.followed.moments(),
+        moments=trial.optimizers.moments(),
         metrics={
             f"{name} of evaluation {number}": value
             for number, each in enumerate(metrics, start=1)
@@ -174,7 +175,7 @@ def _one_step(trial: TaskTrial, plan: EpochPlan) -> Probe:
         loss=loss,
         batch=seen,
         tensors=stand_in(dict(trial.model.state_dict())),
-        moments=trial.followed.moments(),
+        moments=trial.optimizers.moments(),
         metrics=metrics,
     )
 
@@ -187,7 +188,7 @@ def _metrics(trial: TaskTrial, plan: EpochPlan) -> tuple[Any, dict[str, Any]]:
         batches = valid_batches(trial.source, batch_size=trial.task.eval_batch_size)
         batch, _ = next(iter(batches))
         seen = stand_in(batch)
-        return seen, dict(trial.task.metrics(trial.model, batch))
+        return seen, dict(trial.metrics(batch))
 
 
 def _no_epoch(trial: TrainableTrial) -> Probe:
@@ -278,13 +279,15 @@ def inspect_task(
     """
     where = torch.device(device)
     readings = Readings(type(task).__name__, values, moving=moving)
+    options = options_of(task)
+    check_batches(task, options, values)
     own = own_task(task)
     with borrowed_streams():
         seed_everything(derive_seed(seed, "data"))
         source = sources_of(task, where).get(task, readings.once("data"))
         seed_everything(derive_seed(seed, "model"))
         model = own.model(readings.once("model")).to(where).eval()
-        followed = FollowedOptimizer(own.optimizer, model, values)
+        followed = FollowedOptimizers(own.optimizer, model, values)
         readings.note_once("optimizer", followed.read_when_built)
         adapted = HyperParameters(values)
         own.adapt(model, adapted)
@@ -297,14 +300,15 @@ def inspect_task(
                 )
             metrics = check_metrics(found[0], task=type(task).__name__)
             readings.followed |= {*followed.names, *adapted.names_read}
-            if isinstance(task.batch_size, str):
-                readings.followed.add(task.batch_size)
+            for option in (task.batch_size, options.accumulate):
+                if isinstance(option, str):
+                    readings.followed.add(option)
             # check before task and model are restored, which may undo the record of what was read
             readings.check()
             read_once = frozenset(readings.read_once)
         followed.check(readings.moving)
     return TaskReport(
-        metrics=frozenset(metrics),
+        metrics=names_with_averages(metrics, options),
         structural=read_once,
         followed=frozenset(readings.followed),
         pure=pure,

@@ -509,15 +509,15 @@ def _places(trial: Trial) -> list[Any]:
     """Return the objects of a trial that may have the user's attributes."""
     if not isinstance(trial, TaskTrial):
         return [trial.task]
-    return [trial.task, *trial.model.modules(), trial.optimizer]
+    return [trial.task, *trial.model.modules(), *trial.optimizers.torch.values()]
 
 
 def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[str]:
     mine: dict[str, Any] = {"self": live.task}
     theirs: dict[str, Any] = {"self": restored.task}
     if isinstance(live, TaskTrial) and isinstance(restored, TaskTrial):
-        mine |= {"model": live.model, "optimizer": live.optimizer, **datasets_of(live.source)}
-        theirs |= {"model": restored.model, "optimizer": restored.optimizer}
+        mine |= {"model": live.model, **live.optimizers.torch, **datasets_of(live.source)}
+        theirs |= {"model": restored.model, **restored.optimizers.torch}
         theirs |= datasets_of(restored.source)
     return outside_of_state(mine, theirs, meant=meant)
 

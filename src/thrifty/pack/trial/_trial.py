@@ -23,11 +23,23 @@ from thrifty.pack._state import (
 )
 from thrifty.pack.task._data import Batch, Source, steps_of, train_batches, valid_batches
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer
-from thrifty.pack.task._metrics import MetricSums, as_number, check_loss, check_metrics
+from thrifty.pack.task._followed_optimizers import FollowedOptimizers
+from thrifty.pack.task._metrics import MetricSums, as_number, check_metrics
 from thrifty.pack.task._optimizer import Optimizer
 from thrifty.pack.task._sources import sources_of
-from thrifty.pack.task._task import HyperParameters, Readings, Task, Trainable, adapts, own_task
+from thrifty.pack.task._step_options import StepOptions, parts_of_batch, with_prefix
+from thrifty.pack.task._task import (
+    HyperParameters,
+    Readings,
+    Task,
+    Trainable,
+    adapts,
+    options_of,
+    own_task,
+)
 from thrifty.pack.verify import Watch
+
+from ._update import Update
 
 
 TRAIN_LOSS = "train_loss"
@@ -49,13 +61,14 @@ class TaskTrial:
         self.device = device
         self.is_trained = False
         """Whether the trial has begun an epoch."""
+        self.step_options = options_of(task)
 
     def begin(self, member: Member) -> None:
         """Make model and optimizer, and load the member's state if there is one.
 
         Raises:
-            TaskError: A hyper-parameter that changes is read only once and not followed, or the
-                model has lazy layers.
+            TaskError: A hyper-parameter that changes is read only once and not followed, the model
+                has lazy layers, or the device does not support the task's precision.
         """
         first = member.first_values
         self.seed = member.seed
@@ -69,12 +82,14 @@ class TaskTrial:
         seed_everything(derive_seed(member.seed, "model"))
         self.model = self.task.model(self.readings.once("model")).to(self.device)
         self._check_model()
-        self.followed = FollowedOptimizer(self.task.optimizer, self.model, first)
-        self.readings.note_once("optimizer", self.followed.read_when_built)
+        self._update = Update(self.task, self.step_options, self.device)
+        self._update.prepare(self.model)
+        self.optimizers = FollowedOptimizers(self.task.optimizer, self.model, first)
+        self.readings.note_once("optimizer", self.optimizers.read_when_built)
         self._note_followed()
         if not adapts(self.task):
             self.readings.check()
-        self.followed.check(member.moving)
+        self.optimizers.check(member.moving)
         if member.state is not None:
             self.load(member.state)
 
@@ -103,7 +118,8 @@ class TaskTrial:
         """Load a state into model and optimizer."""
         held = unpack_state(state)
         self.model.load_state_dict(held["model"])
-        self.followed.load(held["optimizer"])
+        self.optimizers.load(held["optimizer"])
+        self._update.load(held)
 
     def new_watch(self) -> Watch:
         """Return a watch of the values that the trial's code reads, as they are now."""
@@ -115,8 +131,22 @@ class TaskTrial:
         return adapts(self.task)
 
     @property
+    def why_special(self) -> str:
+        """Why no fused version of its steps exists; "" if its steps are the usual ones."""
+        if self.step_options.why_special:
+            return self.step_options.why_special
+        if not self.optimizers.is_single:
+            return "it has several optimizers"
+        return "it clips gradients by value" if self.spec.clip_value is not None else ""
+
+    @property
+    def followed(self) -> FollowedOptimizer:
+        """The only optimizer; ``why_special`` says if there are several."""
+        return self.optimizers.only
+
+    @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The torch optimizer."""
+        """The torch optimizer, if there is only one."""
         return self.followed.torch
 
     @property
@@ -131,9 +161,10 @@ class TaskTrial:
         self.readings.followed |= hp.names_read
 
     def _note_followed(self) -> None:
-        self.readings.followed |= self.followed.names
-        if isinstance(self.task.batch_size, str):
-            self.readings.followed.add(self.task.batch_size)
+        self.readings.followed |= self.optimizers.names
+        for option in (self.task.batch_size, self.step_options.accumulate):
+            if isinstance(option, str):
+                self.readings.followed.add(option)
 
     def batch_size(self, values: Mapping[str, Any]) -> int:
         """Return the number of rows of a batch.
@@ -153,7 +184,11 @@ class TaskTrial:
 
     def state(self) -> State:
         """Return a copy of everything that is needed to continue."""
-        return pack_state({"model": self.model.state_dict(), "optimizer": self.followed.state()})
+        return pack_state({
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizers.state(),
+            **self._update.state(),
+        })
 
     def batches(self, plan: EpochPlan) -> Iterator[Batch]:
         """Return the batches of an epoch.
@@ -189,11 +224,12 @@ class TaskTrial:
         self.plan = plan
         self.is_trained = True
         self.adapt(plan.values)
-        self.followed.follow(plan.values)
-        self.followed.check(plan.moving)
+        self.optimizers.follow(plan.values)
+        self.optimizers.check(plan.moving)
         self._note_followed()
         self.readings.check_epoch(plan)
-        self._is_moving = not self.followed.names.isdisjoint(plan.moving)
+        self._is_moving = not self.optimizers.names.isdisjoint(plan.moving)
+        self._part_size = self._rows_of_a_part(plan.values)
         self._batches = self.batches(plan) if batches is None else batches()
         self._fetch_seeds = self.fetch_seeds(plan)
         self._counters = list(step_counters(self.model).values())
@@ -227,17 +263,14 @@ class TaskTrial:
         """Update the parameters with one batch."""
         step = len(self.losses)
         if self._is_moving:
-            self.followed.follow(values_at_step(self.plan, step))
+            self.optimizers.follow(values_at_step(self.plan, step))
         seed_step(step_seed(self._epoch_seed, step), self.device)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = check_loss(self.task.loss(self.model, batch), task=type(self.task).__name__)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.followed.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.followed.clip_norm)
-        self.optimizer.step()
+        loss = self._update.step(
+            self.model, batch, optimizers=self.optimizers, part_size=self._part_size
+        )
         for counter in self._counters:
             counter += 1
-        self.losses.append(loss.detach())
+        self.losses.append(loss)
 
     def finish(self) -> Mapping[str, float]:
         """Return the metrics of the epoch.
@@ -249,6 +282,7 @@ class TaskTrial:
         self.readings.check_epoch(self.plan)
         loss = float(torch.stack(self.losses).mean())
         check_finite(loss, epoch=self.plan.epoch)
+        self._update.end_epoch(self.model, self.plan.epoch + 1)
         return {TRAIN_LOSS: loss, **self.evaluate(self.plan.epoch)}
 
     def epoch(self, plan: EpochPlan) -> Mapping[str, float]:
@@ -259,13 +293,26 @@ class TaskTrial:
         return self.finish()
 
     def evaluate(self, epoch: int) -> dict[str, float]:
-        """Return the task's metrics over the validation set."""
-        return evaluate(
-            self.task,
-            self.model,
-            source=self.source,
-            seed=derive_seed(self.seed, "evaluate", epoch),
-        )
+        """Return the task's metrics over the validation set, also with averaged weights."""
+        found = self._evaluate(self.model, epoch)
+        out = dict(found)
+        for prefix, model in self._update.averaged().items():
+            out |= with_prefix(found if model is None else self._evaluate(model, epoch), prefix)
+        return out
+
+    def metrics(self, batch: Batch) -> Mapping[str, Any]:
+        """Return what the task's ``metrics`` returns for a batch."""
+        with self._update.forward():
+            return self.task.metrics(self.model, self._update.cast(batch))
+
+    def _evaluate(self, model: torch.nn.Module, epoch: int) -> dict[str, float]:
+        seed = derive_seed(self.seed, "evaluate", epoch)
+        with self._update.forward():
+            return evaluate(self.task, model, source=self.source, seed=seed, cast=self._update.cast)
+
+    def _rows_of_a_part(self, values: Mapping[str, Any]) -> int:
+        size = self.batch_size(values)
+        return size // check_batches(self.task, self.step_options, values)
 
 
 def values_at_step(plan: EpochPlan, step: int) -> dict[str, Any]:
@@ -273,14 +320,33 @@ def values_at_step(plan: EpochPlan, step: int) -> dict[str, Any]:
     return {**plan.values, **{name: values[step] for name, values in plan.moving.items()}}
 
 
-def evaluate(task: Task, model: torch.nn.Module, *, source: Source, seed: int) -> dict[str, float]:
-    """Return the task's metrics over the validation set, each batch weighted by its samples."""
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+def evaluate(
+    task: Task,
+    model: torch.nn.Module,
+    *,
+    source: Source,
+    seed: int,
+    cast: Callable[[Batch], Batch] = _as_it_is,
+) -> dict[str, float]:
+    """Return the task's metrics over the validation set, each batch weighted by its samples.
+
+    Args:
+        task: The task.
+        model: The model.
+        source: The data.
+        seed: The seed of the random streams.
+        cast: Brings a batch into the precision of the model.
+    """
     model.eval()
     sums = MetricSums()
     seed_everything(seed)
     with torch.no_grad():
         for batch, num in valid_batches(source, batch_size=task.eval_batch_size):
-            found = check_metrics(task.metrics(model, batch), task=type(task).__name__)
+            found = check_metrics(task.metrics(model, cast(batch)), task=type(task).__name__)
             sums.add(found, num=num)
     return sums.means()
 
@@ -292,6 +358,18 @@ def check_finite(loss: float, *, epoch: int) -> None:
             f"the training loss of epoch {epoch + 1} is {loss}; a smaller learning rate, "
             "a warm-up or clip_norm may help"
         )
+
+
+def check_batches(task: Task, options: StepOptions, values: Mapping[str, Any]) -> int:
+    """Return into how many parts a batch is split.
+
+    Raises:
+        TaskError: The batch size or the number of parts is invalid, or they do not fit together.
+    """
+    if options.accumulate == 1:
+        return 1
+    size = batch_size_of(task, values)
+    return parts_of_batch(task, options, values, batch_size=size)
 
 
 def batch_size_of(task: Task, values: Mapping[str, Any]) -> int:

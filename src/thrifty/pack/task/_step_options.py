@@ -1,0 +1,259 @@
+"""What a task says about its training step: precision, parts of a batch, averages, its own step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch.utils import _pytree as pytree
+
+from thrifty.core import TaskError
+
+
+Precision = Literal["fp32", "bf16", "bf16-mixed", "fp16-mixed"]
+
+
+@dataclass(frozen=True, slots=True)
+class EMA:
+    """An exponential moving average of the weights, updated after each optimizer step.
+
+    Each metric gets a twin, computed with the averaged weights: ``ema_loss`` beside ``loss``. The
+    average begins with the weights after the first step. Buffers, such as the running statistics
+    of batch normalisation, are those of the model.
+
+    Attributes:
+        decay: How much of the average stays in each step, in (0, 1).
+
+    Raises:
+        TaskError: ``decay`` is not in (0, 1).
+
+    >>> EMA(0.999)
+    EMA(decay=0.999)
+    """
+
+    decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.decay, int | float) and 0 < self.decay < 1):
+            raise TaskError(f"EMA(decay={self.decay!r}): decay must be a number between 0 and 1")
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of its metrics."""
+        return "ema_"
+
+
+@dataclass(frozen=True, slots=True)
+class SWA:
+    """The mean of the weights at the ends of epochs (stochastic weight averaging).
+
+    Each metric gets a twin, computed with the averaged weights: ``swa_loss`` beside ``loss``. Until
+    the first epoch that counts, both are equal. Buffers, such as the running statistics of batch
+    normalisation, are those of the model.
+
+    Attributes:
+        start: The number of epochs after which the first weights are taken.
+        every: How many epochs lie between two weights that are taken.
+
+    Raises:
+        TaskError: One of them is not a whole number, 1 or more.
+
+    References:
+        Izmailov et al., "Averaging Weights Leads to Wider Optima and Better Generalization",
+        UAI 2018.
+
+    >>> [epochs for epochs in range(1, 20) if SWA(start=10, every=4).takes(epochs)]
+    [10, 14, 18]
+    """
+
+    start: int = 1
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("start", "every"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise TaskError(f"SWA({name}={value!r}): {name} must be a whole number, 1 or more")
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of its metrics."""
+        return "swa_"
+
+    def takes(self, epochs: int) -> bool:
+        """Return whether the weights after so many epochs count."""
+        return epochs >= self.start and (epochs - self.start) % self.every == 0
+
+
+Average = EMA | SWA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """The attributes of a task that change how a step is taken.
+
+    Attributes:
+        precision: The precision of the forward and backward passes.
+        accumulate: The number of parts of a batch, or the name of a hyper-parameter.
+        averages: The averages of the weights that are evaluated beside them.
+        compile: Whether the model is compiled.
+        owns_step: Whether the task takes its steps itself.
+        weighs: Whether the task says how much each part of a batch counts.
+    """
+
+    precision: Precision
+    accumulate: int | str
+    averages: tuple[Average, ...]
+    compile: bool
+    owns_step: bool
+    weighs: bool
+
+    @property
+    def why_special(self) -> str:
+        """Why the step is not the usual one; "" if it is."""
+        reasons = (
+            (self.owns_step, "the task takes its steps itself (step)"),
+            (self.precision != "fp32", f"its precision is {self.precision!r}"),
+            (self.accumulate != 1, f"it accumulates gradients (accumulate={self.accumulate!r})"),
+            (self.compile, "its model is compiled"),
+            (bool(self.averages), "it averages its weights"),
+        )
+        return next((reason for holds, reason in reasons if holds), "")
+
+
+def step_options(task: Any, *, owns_step: bool, weighs: bool) -> StepOptions:
+    """Return the checked options of a task.
+
+    Raises:
+        TaskError: An attribute has a value that is not among its options, or two exclude each
+            other.
+    """
+    name = type(task).__name__
+    precision, accumulate = task.precision, task.accumulate
+    if precision not in get_args(Precision):
+        raise TaskError(
+            f"{name}.precision is {precision!r}; it must be one of "
+            f"{', '.join(map(repr, get_args(Precision)))}"
+        )
+    if not isinstance(accumulate, str):
+        check_parts(accumulate, task=name)
+    if not isinstance(task.compile, bool):
+        raise TaskError(f"{name}.compile is {task.compile!r}; it must be True or False")
+    if owns_step and precision in ("bf16-mixed", "fp16-mixed"):
+        raise TaskError(
+            f"{name} has a step of its own and precision={precision!r}; leave precision out, and "
+            "use torch.autocast in step around the forward passes"
+        )
+    if owns_step and accumulate != 1:
+        raise TaskError(
+            f"{name} has a step of its own and accumulate={accumulate!r}; leave accumulate out, "
+            "and split the batch in step"
+        )
+    return StepOptions(
+        precision=precision,
+        accumulate=accumulate,
+        averages=_averages(task.average, task=name),
+        compile=task.compile,
+        owns_step=owns_step,
+        weighs=weighs,
+    )
+
+
+def _averages(given: Any, *, task: str) -> tuple[Average, ...]:
+    averages = () if given is None else (given,) if isinstance(given, Average) else given
+    found = tuple(averages) if isinstance(averages, list | tuple) else (averages,)
+    for each in found:
+        if not isinstance(each, Average):
+            raise TaskError(
+                f"{task}.average is {given!r}; it must be thrifty.EMA(...), thrifty.SWA(...) or a "
+                "list of one of each"
+            )
+    if len({type(each) for each in found}) < len(found):
+        raise TaskError(f"{task}.average has two averages of one kind: {given!r}; keep one of them")
+    return found
+
+
+def check_parts(parts: Any, *, task: str) -> int:
+    """Return the number of parts of a batch.
+
+    Raises:
+        TaskError: It is not a whole number, 1 or more.
+    """
+    is_number = isinstance(parts, int | float) and not isinstance(parts, bool)
+    if not is_number or int(parts) != parts or parts < 1:
+        raise TaskError(f"{task}.accumulate is {parts!r}; it must be a whole number, 1 or more")
+    return int(parts)
+
+
+def parts_of_batch(
+    task: Any, options: StepOptions, values: Mapping[str, Any], *, batch_size: int
+) -> int:
+    """Return into how many parts a batch is split.
+
+    Raises:
+        TaskError: It is no whole number, does not divide the batch size, or follows an unknown
+            hyper-parameter.
+    """
+    name, parts = type(task).__name__, options.accumulate
+    if isinstance(parts, str):
+        if parts not in values:
+            raise TaskError(
+                f"the task's accumulate follows hyper-parameter {parts!r}, which the search space "
+                f"does not have (it has: {', '.join(values)}); add it or give accumulate a number"
+            )
+        parts = values[parts]
+    num = check_parts(parts, task=name)
+    if batch_size % num:
+        fits = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
+        near = min(fits, key=lambda n: abs(n - num))
+        raise TaskError(
+            f"{name} has batch_size {batch_size} and accumulate {num}, which does not divide it; "
+            f"use {near}, for example (batch_size is the whole batch, which accumulate splits)"
+        )
+    return num
+
+
+def split_batch(batch: Any, size: int, *, task: str) -> list[tuple[Any, int]]:
+    """Return the parts of a batch, of ``size`` rows each, with their numbers of rows.
+
+    Every tensor in the batch has the rows as its first dimension. The last part may be smaller.
+
+    Raises:
+        TaskError: The batch holds no tensors, or tensors with different numbers of rows.
+    """
+    leaves, tree = pytree.tree_flatten(batch)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    rows = {len(tensor) for tensor in tensors}
+    if len(rows) != 1 or len(tensors) < len(leaves):
+        found = f"tensors of {sorted(rows)} rows" if len(rows) > 1 else type(batch).__name__
+        raise TaskError(
+            f"{task}.accumulate splits a batch by its rows, which needs tensors with the same "
+            f"number of rows in tuples, lists or dicts; the batch has {found}. Leave accumulate "
+            "out, or give such batches"
+        )
+    (num,) = rows
+    out = []
+    for start in range(0, num, size):
+        part = [leaf[start : start + size] for leaf in leaves]
+        out.append((pytree.tree_unflatten(part, tree), min(size, num - start)))
+    return out
+
+
+def cast_batch(batch: Any, dtype: torch.dtype) -> Any:
+    """Return a batch whose floating-point tensors have a dtype."""
+    return pytree.tree_map_only(
+        torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch
+    )
+
+
+def with_prefix(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Return metrics whose names begin with a prefix."""
+    return {prefix + name: value for name, value in metrics.items()}
+
+
+def names_with_averages(names: Iterable[str], options: StepOptions) -> frozenset[str]:
+    """Return the names of metrics, and those of their twins with averaged weights."""
+    prefixes = ("", *(average.prefix for average in options.averages))
+    return frozenset(prefix + name for prefix in prefixes for name in names)

@@ -1,0 +1,643 @@
+"""Precision, parts of a batch, several optimizers, averages and own steps, against plain loops."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import thrifty as th
+from thrifty.core import TaskError, derive_seed, step_seed
+from thrifty.pack import Member, TaskReport, check_usual_step, inspect_task
+from thrifty.pack._backend import EpochPlan
+from thrifty.pack._state import seed_everything
+from thrifty.pack.task._data import open_source, train_batches
+from thrifty.pack.task._step_options import split_batch
+from thrifty.pack.task._task import options_of
+from thrifty.pack.trial._trial import TaskTrial
+from thrifty.pack.trial._update import _no_compiler
+
+
+CPU = torch.device("cpu")
+EPOCHS = 3
+
+
+def rows(num, *, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num, 6, generator=generator)
+    return x, x[:, 0] * 2 - x[:, 1]
+
+
+class Net(th.Task):
+    """A small network; 20 rows in batches of 8, so that the last one is smaller."""
+
+    batch_size = 8
+    optimizer = th.SGD(lr=0.1, momentum=0.9)
+
+    def data(self, hp):
+        return th.ArrayData(train=rows(20, seed=1), valid=rows(10, seed=2))
+
+    def model(self, hp):
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def loss(self, model, batch):
+        x, y = batch
+        return functional.mse_loss(model(x)[:, 0], y)
+
+    def metrics(self, model, batch):
+        return {"mse": self.loss(model, batch)}
+
+
+def task_of(base=Net, **attributes):
+    return type("Own", (base,), attributes)()
+
+
+def trained(task, *, epochs=EPOCHS, values=None, start=0, state=None):
+    """Return a trial after some epochs, and the metrics after each."""
+    values = values or {"lr": 0.1}
+    trial = TaskTrial(task, CPU)
+    trial.begin(Member(values=values, seed=0, epoch=start, state=state))
+    plans = [EpochPlan(epoch=epoch, values=values) for epoch in range(start, epochs)]
+    return trial, [dict(trial.epoch(plan)) for plan in plans]
+
+
+def plain(task, step, *, epochs=EPOCHS):
+    """Return the mean losses of a plain loop with the same seeds and batches.
+
+    ``step(model)`` returns a function that takes a step with a batch and returns its loss.
+    """
+    hp = th.HyperParameters({"lr": 0.1})
+    source = open_source(task.data(hp), device=CPU)
+    seed_everything(derive_seed(0, "model"))
+    model = task.model(hp)
+    update, curve = step(model), []
+    for epoch in range(epochs):
+        epoch_seed = derive_seed(0, "epoch", epoch)
+        seed_everything(epoch_seed)
+        model.train()
+        losses = []
+        batches = train_batches(source, seed=0, epoch=epoch, batch_size=task.batch_size)
+        for number, batch in enumerate(batches):
+            torch.default_generator.manual_seed(step_seed(epoch_seed, number))
+            losses.append(update(batch).detach())
+        curve.append(float(torch.stack(losses).mean()))
+    return curve, model
+
+
+def curve_of(metrics):
+    return [each["train_loss"] for each in metrics]
+
+
+def same_state(a, b):
+    return a.tree == b.tree and all(torch.equal(t, b.tensors[n]) for n, t in a.tensors.items())
+
+
+# -- every option: against a plain loop, and across a stop ---------------------------------------
+
+
+def usual(model, task, *, loss=None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def update(batch):
+        optimizer.zero_grad()
+        found = task.loss(model, batch) if loss is None else loss(batch)
+        found.backward()
+        optimizer.step()
+        return found
+
+    return update
+
+
+def mixed_bf16(model, task):
+    def loss(batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return task.loss(model, batch)
+
+    return usual(model, task, loss=loss)
+
+
+def mixed_fp16(model, task):
+    scaler = torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def update(batch):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = task.loss(model, batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return update
+
+
+def whole_bf16(model, task):
+    model.to(torch.bfloat16)
+    return usual(
+        model, task, loss=lambda b: task.loss(model, tuple(t.to(torch.bfloat16) for t in b))
+    )
+
+
+def in_two_parts(model, task):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def update(batch):
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for x, y in zip(batch[0].split(4), batch[1].split(4), strict=True):
+            loss = task.loss(model, (x, y)) / (len(batch[0]) / len(x))
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        return total
+
+    return update
+
+
+def clipped(model, task):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def update(batch):
+        optimizer.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()
+        nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        optimizer.step()
+        return loss
+
+    return update
+
+
+def two_optimizers(model, task):
+    sgd = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    adam = torch.optim.AdamW(model[3].parameters(), lr=0.01)
+
+    def update(batch):
+        sgd.zero_grad()
+        adam.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model[3].parameters(), 0.5)
+        sgd.step()
+        adam.step()
+        return loss
+
+    return update
+
+
+def sharpness_aware(model, task):
+    """Foret et al., 2021: the gradient at the worst point near by."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def update(batch):
+        optimizer.zero_grad()
+        return sam(model, batch, task=task, optimizer=optimizer)
+
+    return update
+
+
+def sam(model, batch, *, task, optimizer):
+    loss = task.loss(model, batch)
+    loss.backward()
+    with torch.no_grad():
+        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        moves = [0.05 * p.grad / norm for p in model.parameters()]
+        for p, move in zip(model.parameters(), moves, strict=True):
+            p += move
+    optimizer.zero_grad()
+    task.loss(model, batch).backward()
+    with torch.no_grad():
+        for p, move in zip(model.parameters(), moves, strict=True):
+            p -= move
+    optimizer.step()
+    return loss
+
+
+class Sam(Net):
+    optimizer = th.SGD(lr=0.1)
+
+    def step(self, model, batch):
+        return sam(model, batch, task=self, optimizer=self.optimizers["optimizer"])
+
+
+TWO = th.Optimizers(first=th.SGD(lr=0.1, params="0.*"), last=th.AdamW(lr=0.01, clip_norm=0.5))
+CASES = {
+    "bf16-mixed": (task_of(precision="bf16-mixed"), mixed_bf16),
+    "fp16-mixed": (task_of(precision="fp16-mixed"), mixed_fp16),
+    "bf16": (task_of(precision="bf16"), whole_bf16),
+    "accumulate": (task_of(accumulate=2), in_two_parts),
+    "clip_value": (task_of(optimizer=th.SGD(lr=0.1, momentum=0.9, clip_value=0.01)), clipped),
+    "two optimizers": (task_of(optimizer=TWO), two_optimizers),
+    "a method of two": (task_of(optimizer=lambda self, hp: TWO), two_optimizers),
+    "own step": (Sam(), sharpness_aware),
+    "averages": (task_of(average=[th.EMA(0.9), th.SWA(start=2)]), usual),
+}
+every_case = pytest.mark.parametrize(("task", "step"), CASES.values(), ids=CASES)
+
+
+@every_case
+def test_a_trial_trains_as_a_plain_loop(task, step):
+    _, metrics = trained(task)
+    curve, _ = plain(task, lambda model: step(model, task))
+    assert curve_of(metrics) == curve
+
+
+@every_case
+def test_a_trial_goes_on_from_its_state_as_if_it_was_never_interrupted(task, step):
+    whole, metrics = trained(task)
+    first, _ = trained(task, epochs=1)
+    second, rest = trained(task, start=1, state=first.state())
+    assert rest == metrics[1:]
+    assert same_state(second.state(), whole.state())
+
+
+@every_case
+def test_what_no_fused_rule_knows_is_trained_alone_and_the_reason_is_said_once(task, step, caplog):
+    backend = th.pack.AutoBackend(task, prefer="fused")
+    for slot in range(2):
+        backend.stack(slot, Member(values={"lr": 0.1}, seed=0))
+    assert not any(backend.is_fused(slot) for slot in range(2))
+    said = [r.getMessage() for r in caplog.records if "trained by plain PyTorch" in r.getMessage()]
+    assert len(said) == 1
+    outcomes = {}
+    while len(outcomes) < 2:
+        begins = {s: EpochPlan(epoch=0, values={"lr": 0.1}) for s in range(2) if not outcomes}
+        outcomes |= backend.step(begins)
+    _, metrics = trained(task, epochs=1)
+    assert [dict(outcomes[slot]) for slot in range(2)] == metrics * 2
+
+
+@every_case
+def test_tools_that_take_other_steps_refuse_the_task(task, step):
+    if callable(task.optimizer):
+        pytest.skip("a method is asked when the optimizer is made")
+    with pytest.raises(TaskError, match=r"a tool cannot train .*, because (it|the task)"):
+        check_usual_step(task, where="a tool")
+
+
+# -- parts of a batch ----------------------------------------------------------------------------
+
+
+class Exact(Net):
+    """Without dropout and in double precision, parts and whole give the same gradient."""
+
+    def data(self, hp):
+        train, valid = (tuple(t.double() for t in rows(n, seed=n)) for n in (20, 10))
+        return th.ArrayData(train=train, valid=valid)
+
+    def model(self, hp):
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+def test_the_number_of_parts_does_not_change_the_gradient_of_the_whole_batch(parts):
+    _, whole = trained(task_of(Exact))
+    _, split = trained(task_of(Exact, accumulate="parts"), values={"lr": 0.1, "parts": parts})
+    assert curve_of(split) == pytest.approx(curve_of(whole), rel=1e-12)
+
+
+class Masked(Exact):
+    """A mean over the rows whose target is positive, as over tokens that are no padding."""
+
+    def loss(self, model, batch):
+        x, y = batch
+        counts = (y > 0).double()
+        return ((model(x)[:, 0] - y).square() * counts).sum() / counts.sum()
+
+    def loss_weight(self, batch):
+        return (batch[1] > 0).sum()
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_parts_count_by_loss_weight(parts):
+    _, whole = trained(task_of(Masked))
+    _, split = trained(task_of(Masked, accumulate=parts))
+    assert curve_of(split) == pytest.approx(curve_of(whole), rel=1e-12)
+
+
+def test_without_loss_weight_parts_count_by_their_rows():
+    _, whole = trained(task_of(Masked))
+    by_rows = task_of(Masked, accumulate=2, loss_weight=th.Task.loss_weight)
+    assert curve_of(trained(by_rows)[1]) != pytest.approx(curve_of(whole), rel=1e-6)
+
+
+def test_a_part_without_weight_is_left_out_and_no_weight_at_all_is_refused():
+    class Nothing(Masked):
+        def loss_weight(self, batch):
+            return 0.0
+
+    with pytest.raises(TaskError, match=r"weight of 0\.0; it must be positive"):
+        trained(task_of(Nothing, accumulate=2))
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("inf"), float("nan")])
+def test_a_weight_is_a_number_that_is_not_negative(weight):
+    with pytest.raises(TaskError, match="it must be a number, 0 or more"):
+        trained(task_of(Masked, accumulate=2, loss_weight=lambda self, batch: weight))
+
+
+@pytest.mark.parametrize(
+    ("batch", "match"),
+    [
+        ((torch.zeros(4), torch.zeros(3)), r"tensors of \[3, 4\] rows"),
+        ("text", "the batch has str"),
+        ((torch.zeros(4), "text"), "the batch has tuple"),
+    ],
+)
+def test_a_batch_without_common_rows_cannot_be_split(batch, match):
+    with pytest.raises(TaskError, match=match):
+        split_batch(batch, 2, task="Own")
+
+
+# -- averages ------------------------------------------------------------------------------------
+
+
+def test_averages_are_those_of_the_weights_and_leave_training_alone():
+    task = task_of(average=[th.EMA(0.9), th.SWA(start=2)])
+    averages, ends = [], []
+
+    def noting(model):
+        take = usual(model, task)
+
+        def update(batch):
+            loss = take(batch)
+            now = copy.deepcopy(model)
+            if averages:
+                for old, new in zip(averages[-1].parameters(), now.parameters(), strict=True):
+                    new.data = old.data.lerp(new.data, 1 - 0.9)
+            averages.append(now)
+            ends.append(copy.deepcopy(model))
+            return loss
+
+        return update
+
+    curve, _ = plain(task, noting)
+    _, metrics = trained(task)
+    assert curve_of(metrics) == curve == curve_of(trained(Net())[1])
+    valid = rows(10, seed=2)
+    for epoch, found in enumerate(metrics):
+        with torch.no_grad():
+            wanted = task.loss(averages[3 * epoch + 2].eval(), valid)
+        assert found["ema_mse"] == pytest.approx(float(wanted), rel=1e-6)
+    assert metrics[0]["swa_mse"] == metrics[0]["mse"] != metrics[0]["ema_mse"]
+    mean = copy.deepcopy(ends[5])
+    for a, b in zip(mean.parameters(), ends[8].parameters(), strict=True):
+        a.data = (a.data + b.data) / 2
+    with torch.no_grad():
+        wanted = task.loss(mean.eval(), valid)
+    assert metrics[1]["swa_mse"] == pytest.approx(metrics[1]["mse"], rel=1e-6)
+    assert metrics[2]["swa_mse"] == pytest.approx(float(wanted), rel=1e-6)
+
+
+def test_a_study_optimises_an_averaged_metric(tmp_path):
+    def study(metric):
+        return th.Study(
+            task_of(average=th.EMA(0.9), optimizer=th.SGD(lr="lr")),
+            th.Space(lr=th.Choice([0.01, 0.1])),
+            algorithm=th.GridSearch(max_epochs=2),
+            metric=metric,
+            mode="min",
+            storage=f"sqlite:///{tmp_path}/a.db",
+            name=metric,
+        )
+
+    best = study("ema_mse").run(progress=False, executor=th.Local(pack="solo")).best_trial
+    assert best.config == {"lr": 0.1}
+    with pytest.raises(TaskError, match=r"'ema_loss' is not among.*ema_mse, mse, train_loss"):
+        study("ema_loss").run(progress=False)
+
+
+class Uncopied(nn.Linear):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("held elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: th.EMA(1.0), r"EMA\(decay=1.0\)"),
+        (lambda: th.EMA("0.9"), "a number between 0 and 1"),
+        (lambda: th.SWA(start=0), r"SWA\(start=0\): start must be a whole number"),
+        (lambda: th.SWA(every=1.5), r"SWA\(every=1.5\)"),
+        (lambda: options_of(task_of(average=0.9)), "average is 0.9; it must be thrifty.EMA"),
+        (lambda: options_of(task_of(average=[th.EMA(0.9)] * 2)), "two averages of one kind"),
+        (
+            lambda: trained(task_of(average=th.EMA(0.9), model=lambda self, hp: Uncopied(6, 1))),
+            "a copy of the model, which cannot be made .RuntimeError: held elsewhere",
+        ),
+    ],
+)
+def test_an_average_that_cannot_be_is_refused(make, match):
+    with pytest.raises(TaskError, match=match):
+        make()
+
+
+# -- several optimizers --------------------------------------------------------------------------
+
+
+def optimizers(first, last):
+    return task_of(optimizer=th.Optimizers(first=first, last=last))
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: th.Optimizers(), "has no optimizer"),
+        (lambda: th.Optimizers(a=th.SGD), r"Optimizers\(a=...\) is a function"),
+        (lambda: th.Optimizers(a=th.SGD(lr=1), b=th.SGD(lr=1)), "a and b both train"),
+        (lambda: th.SGD(lr=1, params=3), "params=int: a key must be a pattern"),
+        (
+            lambda: trained(optimizers(th.SGD(lr=1, params="0.*"), th.SGD(lr=1, params="*.bias"))),
+            "'0.bias' belongs to two optimizers, first and last",
+        ),
+        (
+            lambda: trained(optimizers(th.SGD(lr=1, params="0.*"), th.SGD(lr=1, params="3.bias"))),
+            "'3.weight' belongs to no optimizer",
+        ),
+        (
+            lambda: trained(optimizers(th.SGD(lr=1, params="1.*"), th.SGD(lr=1))),
+            r"first: params='1\.\*': no parameter of the model",
+        ),
+        (
+            lambda: trained(optimizers(th.SGD(lr=1, params="*"), th.SGD(lr=1))),
+            "the optimizer last has no parameters",
+        ),
+        (
+            lambda: trained(task_of(optimizer=th.SGD(lr=1, params="0.*"))),
+            "has params= but is the only optimizer",
+        ),
+    ],
+)
+def test_optimizers_that_do_not_partition_the_parameters_are_refused(make, match):
+    with pytest.raises(TaskError, match=match):
+        make()
+
+
+def test_each_optimizer_follows_its_own_hyperparameters_and_groups():
+    both = th.Optimizers(
+        first=th.SGD(lr="a", params=lambda p: p.ndim == 2, groups={"3.*": {"lr": "c"}}),
+        last=th.Adam(lr="b"),
+    )
+    values = {"lr": 0.0, "a": 0.1, "b": 0.2, "c": 0.3}
+    trial, _ = trained(task_of(optimizer=both), epochs=1, values=values)
+    assert both.names() == {"a", "b", "c"} == trial.optimizers.names
+    rates = {
+        name: [group["lr"] for group in made.param_groups]
+        for name, made in trial.optimizers.torch.items()
+    }
+    assert rates == {"first": [0.1, 0.3], "last": [0.2]}
+    assert trial.optimizers.moments().keys() == {"0.bias", "3.bias"}  # SGD alone keeps none
+
+
+def test_a_state_of_other_optimizers_is_refused():
+    trial, _ = trained(task_of(optimizer=TWO), epochs=1)
+    other = th.Optimizers(one=TWO["first"], two=TWO["last"])
+    with pytest.raises(TaskError, match="has the optimizers first, last, and the task has one"):
+        trained(task_of(optimizer=other), start=1, state=trial.state())
+
+
+def test_a_method_that_returns_other_optimizers_later_is_refused():
+    given = iter([TWO, TWO, TWO, th.SGD(lr=0.1)])
+    task = task_of(optimizer=lambda self, hp: (hp.lr, next(given))[1])
+    trial, _ = trained(task, epochs=1)
+    with pytest.raises(TaskError, match="which has no optimizer 'first'"):
+        trial.epoch(EpochPlan(epoch=1, values={"lr": 0.2}))
+
+
+def test_where_one_optimizer_is_needed_several_are_refused():
+    with pytest.raises(TaskError, match=r"several optimizers \(first, last\)"):
+        th.pack.optimizer_of(task_of(optimizer=TWO), th.HyperParameters({}))
+
+
+# -- own steps -----------------------------------------------------------------------------------
+
+
+def test_a_step_of_its_own_needs_no_loss():
+    class OnlyStep(th.Task):
+        optimizer = th.SGD(lr=0.1)
+        data, model = Net.data, Net.model
+
+        def step(self, model, batch):
+            loss = functional.mse_loss(model(batch[0])[:, 0], batch[1])
+            loss.backward()
+            self.optimizers["optimizer"].step()
+            return loss
+
+        def metrics(self, model, batch):
+            return {"mse": functional.mse_loss(model(batch[0])[:, 0], batch[1])}
+
+    task = OnlyStep()
+    assert len(curve_of(trained(task)[1])) == EPOCHS
+    with pytest.raises(TaskError, match="has a step of its own and no loss"):
+        task.loss(None, None)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "match"),
+    [
+        ({"step": lambda self, model, batch: torch.zeros(())}, "has not updated anything"),
+        (
+            {"step": lambda self, model, batch: self.optimizers["optimizer"].step()},
+            "step returned a NoneType; return the loss",
+        ),
+        (
+            {"step": lambda self, m, b: (self.optimizers["optimizer"].step(), b[1])[1]},
+            r"step returned a tensor of shape \[8\]",
+        ),
+        ({"step": Sam.step, "accumulate": 2}, "split the batch in step"),
+        ({"step": Sam.step, "precision": "bf16-mixed"}, "use torch.autocast in step"),
+    ],
+)
+def test_a_step_that_cannot_be_right_is_refused(attributes, match):
+    with pytest.raises(TaskError, match=match):
+        trained(task_of(**attributes))
+
+
+def test_optimizers_are_lent_only_while_step_runs():
+    with pytest.raises(TaskError, match=r"Own.optimizers exists only while step"):
+        _ = task_of().optimizers
+    task = task_of()
+    task.optimizers = 3  # a task may have such an attribute of its own
+    assert task.optimizers == 3
+
+
+# -- bad values, before training -----------------------------------------------------------------
+
+
+def inspected(task) -> TaskReport:
+    return inspect_task(task, {"lr": 0.1, "parts": 3}, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "match"),
+    [
+        ({"precision": "fp8"}, "precision is 'fp8'; it must be one of 'fp32', 'bf16'"),
+        ({"accumulate": 3}, "batch_size 8 and accumulate 3, which does not divide it; use 2"),
+        ({"accumulate": "parts"}, "batch_size 8 and accumulate 3"),
+        ({"accumulate": "pieces"}, "follows hyper-parameter 'pieces', which the search space"),
+        ({"accumulate": 0}, "accumulate is 0; it must be a whole number"),
+        ({"accumulate": True}, "accumulate is True"),
+        ({"compile": 1}, "compile is 1; it must be True or False"),
+    ],
+)
+def test_a_bad_option_is_an_error_before_training(attributes, match):
+    with pytest.raises(TaskError, match=match):
+        inspected(task_of(**attributes))
+
+
+def test_a_precision_that_torch_refuses_is_one_clear_error(monkeypatch):
+    def refuses(*args, **kwargs):
+        raise RuntimeError("no such arithmetic")
+
+    monkeypatch.setattr(torch, "autocast", refuses)
+    with pytest.raises(TaskError, match=r"'bf16-mixed', which torch refuses on cpu here .no such"):
+        trained(task_of(precision="bf16-mixed"))
+
+
+def test_a_precision_that_autocast_ignores_is_one_clear_error(monkeypatch):
+    monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
+    with pytest.raises(TaskError, match=r"torch.autocast computes in torch.float32"):
+        trained(task_of(precision="fp16-mixed"))
+
+
+# -- compiled models -----------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method")
+def test_a_compiled_model_trains_as_before_within_rounding():
+    if _no_compiler():
+        pytest.skip("there is no C++ compiler")
+    trial, found = trained(task_of(Exact, compile=True), epochs=2)
+    _, wanted = trained(task_of(Exact), epochs=2)
+    assert curve_of(found) == pytest.approx(curve_of(wanted), rel=1e-9)
+    plainly, _ = trained(task_of(Exact), epochs=2)
+    assert trial.state().tensors.keys() == plainly.state().tensors.keys()
+
+
+def test_without_a_compiler_compile_is_one_clear_error(monkeypatch):
+    monkeypatch.setattr("thrifty.pack.trial._update._no_compiler", lambda: True)
+    with pytest.raises(TaskError, match=r"no C\+\+ compiler was found"):
+        trained(task_of(compile=True))
+
+
+# -- identity ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"precision": "bf16-mixed"},
+        {"accumulate": 2},
+        {"compile": True},
+        {"average": th.EMA(0.9)},
+        {"optimizer": th.SGD(lr=0.1, momentum=0.9, clip_value=0.01)},
+        {"optimizer": th.Optimizers(all=th.SGD(lr=0.1, momentum=0.9))},
+    ],
+)
+def test_each_option_belongs_to_the_identity(attributes):
+    assert task_of(**attributes).identity() != task_of().identity()
