@@ -107,6 +107,51 @@ def check_loss(loss: float, *, epoch: int, clipping: str) -> None:
         )
 
 
+def check_steps(name: str, steps_per_epoch: int | None, *, max_steps: int | None) -> None:
+    """Check how long an epoch is, and when training ends, both in optimizer steps.
+
+    Args:
+        name: The adapter, for the message.
+        steps_per_epoch: Length of an epoch; None: one pass over the data.
+        max_steps: Length of the training; None: unknown.
+
+    Raises:
+        TaskError: One of them is not positive, or ``steps_per_epoch`` is missing although there is
+            ``max_steps``.
+    """
+    for option, value in (("steps_per_epoch", steps_per_epoch), ("max_steps", max_steps)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise TaskError(f"{name}: {option} must be a positive integer, got {value!r}")
+    if steps_per_epoch is None and max_steps is not None:
+        raise TaskError(
+            f"{name}: max_steps={max_steps} needs steps_per_epoch, the number of optimizer "
+            "steps after which a trial is evaluated and may be stopped; add steps_per_epoch "
+            "to the task, or leave max_steps out and let an epoch be a pass over the data"
+        )
+
+
+def check_max_steps(
+    name: str, max_steps: int | None, *, steps_per_epoch: int | None, epoch: int
+) -> None:
+    """Check that training has not ended before an epoch does.
+
+    Args:
+        name: The option that says ``max_steps``, for the message.
+        max_steps: Length of the training in optimizer steps; None: unknown.
+        steps_per_epoch: Length of an epoch in optimizer steps.
+        epoch: The epoch.
+
+    Raises:
+        TaskError: The epoch ends after ``max_steps``.
+    """
+    if max_steps is not None and steps_per_epoch and max_steps < (epoch + 1) * steps_per_epoch:
+        raise TaskError(
+            f"{name}: training ends after {max_steps} steps, and epoch {epoch + 1} of "
+            f"{steps_per_epoch} steps ends after {(epoch + 1) * steps_per_epoch}; give it "
+            "steps_per_epoch times the max_epochs of the algorithm"
+        )
+
+
 _TAG = "thrifty:kind"
 
 

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -22,12 +22,15 @@ from ._adapters import (
     KeptTrainable,
     Options,
     check_loss,
+    check_max_steps,
+    check_steps,
     described,
     follow,
     from_plain,
     options_of,
     to_plain,
 )
+from ._step_batches import StepBatches, reseed
 
 
 _OURS = {
@@ -40,7 +43,6 @@ _OURS = {
     "enable_progress_bar": "the study shows progress",
     "fast_dev_run": "give the algorithm fewer epochs",
     "logger": "give loggers to Study.run(observers=...)",
-    "max_steps": "the algorithm says how far, in epochs",
     "max_time": "the algorithm says how far, in epochs",
     "min_epochs": "the algorithm says how far",
     "min_steps": "the algorithm says how far, in epochs",
@@ -50,6 +52,12 @@ _OURS = {
     "use_distributed_sampler": "a trial has one device",
 }
 """Options of a Trainer that the user must not set here, and why."""
+
+_OURS_WITH_STEPS = {
+    "limit_train_batches": "steps_per_epoch says how long an epoch is",
+    "overfit_batches": "steps_per_epoch says how long an epoch is",
+}
+"""The same, if the user sets ``steps_per_epoch``."""
 
 _PLACE = "the state of the trial"
 """Placeholder for a path: states stay in memory."""
@@ -80,12 +88,17 @@ class LightningTrainable(KeptTrainable):
             has loaders itself.
         monitor: The logged values that are the trial's metrics (default: all).
         max_epochs: Value of ``trainer.max_epochs``, for a module whose own lr_scheduler needs it.
+        steps_per_epoch: Number of optimizer steps in an epoch (default: one pass over the data).
+            The data begin again when they end, and an epoch goes on in them where the last one
+            ended. With manual optimization, it is the number of batches.
         trainer: Other options of ``lightning.pytorch.Trainer``: ``{"precision": "bf16-mixed"}``.
+            With ``steps_per_epoch``, ``max_steps`` may say when training ends.
         version: Change this when something changes that the code does not show, such as a data
             file.
 
     Raises:
-        TaskError: An option of the Trainer sets something that the study controls.
+        TaskError: An option of the Trainer sets something that the study controls, or
+            ``steps_per_epoch`` is not positive.
 
     >>> task = LightningTrainable(lambda hp: None, trainer={"gradient_clip_val": 1.0})
     >>> LightningTrainable(lambda hp: None, trainer={"logger": True})
@@ -102,30 +115,39 @@ class LightningTrainable(KeptTrainable):
         *,
         monitor: Sequence[str] = (),
         max_epochs: int | None = None,
+        steps_per_epoch: int | None = None,
         trainer: Mapping[str, Any] | None = None,
         version: str = "",
     ) -> None:
+        ours = _OURS if steps_per_epoch is None else {**_OURS, **_OURS_WITH_STEPS}
         for name in trainer or {}:
-            if name in _OURS:
+            if name in ours:
                 raise TaskError(
-                    f"LightningTrainable(trainer={{{name!r}: ...}}): {_OURS[name]}; leave it out"
+                    f"LightningTrainable(trainer={{{name!r}: ...}}): {ours[name]}; leave it out"
                 )
+        check_steps(
+            type(self).__name__, steps_per_epoch, max_steps=(trainer or {}).get("max_steps")
+        )
         super().__init__(version=version)
         self._make_module = module
         self._make_data = data
         self._data: HpMemo | None = None
         self._monitor = (monitor,) if isinstance(monitor, str) else tuple(monitor)
         self._max_epochs = max_epochs
+        self._num_steps = steps_per_epoch
         self._options = dict(trainer or {})
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
         """Return the functions that make module and data, and all options."""
+        # Databases of before know no `steps_per_epoch`, and have to find their trials again.
+        steps = {} if self._num_steps is None else {"steps_per_epoch": self._num_steps}
         return {
             "module": self._make_module,
             "data": self._make_data,
             "monitor": self._monitor,
             "max_epochs": self._max_epochs,
             "trainer": self._options,
+            **steps,
         }
 
     def _legacy_identity(self) -> Mapping[str, str]:
@@ -152,6 +174,12 @@ class LightningTrainable(KeptTrainable):
                 f"{epoch + 1}; give it the "
                 "max_epochs of the algorithm"
             )
+        check_max_steps(
+            "LightningTrainable(trainer={'max_steps': ...})",
+            self._options.get("max_steps"),
+            steps_per_epoch=self._num_steps,
+            epoch=epoch,
+        )
         self._hp = hp
         module = self._build()
         data = None if self._data is None else self._data.get(hp, seed=self._seed)
@@ -162,11 +190,14 @@ class LightningTrainable(KeptTrainable):
             lightning.EpochCallback(self._kept),
         )
         trainer = self._trainer(lightning, memory, book)
-        given = _prepared(data, module, seed=self._seed, epoch_seed=seed)
+        given = _prepared(
+            data, module, seed=self._seed, change=partial(self._loaders, epoch=epoch, seed=seed)
+        )
         seed_everything(seed)
         with _quiet(lightning):
             trainer.fit(module, **given, ckpt_path=_PLACE if self._kept else None)
             trainer.save_checkpoint(_PLACE)
+        self._check_num_steps(trainer, module, epoch=epoch)
         if "datamodule" in given:
             given["datamodule"].trainer = None  # each epoch has a Trainer of its own
         self._kept = {
@@ -197,7 +228,7 @@ class LightningTrainable(KeptTrainable):
         callbacks = options.pop("callbacks", [])
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         with _quiet(lightning):
-            return lightning.Trainer(
+            trainer = lightning.Trainer(
                 **_where(self._device),
                 max_epochs=-1 if self._max_epochs is None else self._max_epochs,
                 logger=False,
@@ -208,6 +239,53 @@ class LightningTrainable(KeptTrainable):
                 callbacks=[*callbacks, book],
                 plugins=[*plugins, memory, lightning.environment()],
                 **options,
+            )
+        # With `max_steps`, Lightning takes a checkpoint from the end of an epoch for one from
+        # within, and would train nothing. `_check_num_steps` sees if this no longer mends it.
+        trainer.fit_loop._iteration_based_training = lambda: False
+        return trainer
+
+    def _loaders(self, loaders: Any, *, epoch: int, seed: int) -> Any:
+        """Return training loaders as they have to be in an epoch."""
+        if self._num_steps is None:
+            reseed(loaders, seed)
+            return loaders
+        part = partial(self._part, epoch=epoch, seed=seed)
+        if isinstance(loaders, Mapping):
+            return {name: part(loader, name=str(name)) for name, loader in loaders.items()}
+        if isinstance(loaders, list | tuple):
+            return [part(loader, name=str(i)) for i, loader in enumerate(loaders)]
+        return part(loaders, name="")
+
+    def _part(self, loader: Any, *, name: str, epoch: int, seed: int) -> StepBatches:
+        if type(loader).__name__ == "CombinedLoader":
+            raise TaskError(
+                "LightningTrainable(steps_per_epoch=...): the training data are a CombinedLoader, "
+                "whose passes thrifty cannot continue; return a dict or a list of loaders"
+            )
+        assert self._num_steps is not None
+        num_batches = self._num_steps * self._options.get("accumulate_grad_batches", 1)
+        return StepBatches(
+            loader,
+            seed=derive_seed(self._seed, "data order", name),
+            epoch_seed=derive_seed(seed, name),
+            start=epoch * num_batches,
+            num_batches=num_batches,
+        )
+
+    def _check_num_steps(self, trainer: Any, module: Any, *, epoch: int) -> None:
+        """Check that the epoch had the number of optimizer steps that the user has asked for.
+
+        A callback may change the number of accumulated batches, and a training step may skip one.
+        """
+        if self._num_steps is None or not module.automatic_optimization:
+            return
+        wanted = (epoch + 1) * self._num_steps
+        if trainer.global_step != wanted:
+            raise TaskError(
+                f"LightningTrainable(steps_per_epoch={self._num_steps}): after epoch {epoch + 1} "
+                f"there are {trainer.global_step} optimizer steps, not {wanted}; something stops "
+                "the epoch early or changes accumulate_grad_batches, such as a callback"
             )
 
     def _metrics(self, logged: Mapping[str, Any], book: Any, *, epoch: int) -> dict[str, float]:
@@ -338,10 +416,10 @@ def _quiet(lightning: _Lightning) -> Iterator[None]:
             each.setLevel(level)
 
 
-def _prepared(data: Any, module: Any, *, seed: int, epoch_seed: int) -> dict[str, Any]:
+def _prepared(data: Any, module: Any, *, seed: int, change: Callable[[Any], Any]) -> dict[str, Any]:
     """Return the data as arguments of ``Trainer.fit``.
 
-    The loaders' own generators are reset to the start of this epoch's stream.
+    ``change`` makes training loaders what they have to be in this epoch.
     """
     if isinstance(data, tuple):
         if len(data) != 2:
@@ -350,13 +428,11 @@ def _prepared(data: Any, module: Any, *, seed: int, epoch_seed: int) -> dict[str
                 "(training, validation)"
             )
         train, valid = data
-        _reseed(train, epoch_seed)
-        return {"train_dataloaders": train, "val_dataloaders": valid}
+        return {"train_dataloaders": change(train), "val_dataloaders": valid}
     owner = module if data is None else data
     if not hasattr(owner, "train_dataloader"):
-        _reseed(data, epoch_seed)
-        return {"train_dataloaders": data}
-    _reseed_what_it_makes(owner, epoch_seed)
+        return {"train_dataloaders": change(data)}
+    _change_what_it_makes(owner, change)
     if data is None:
         return {}
     _set_up_once(data, seed=seed)
@@ -387,31 +463,12 @@ def _once(hook: Callable[..., Any], *, seed: int) -> Callable[..., Any]:
     return call
 
 
-def _reseed_what_it_makes(owner: Any, seed: int) -> None:
+def _change_what_it_makes(owner: Any, change: Callable[[Any], Any]) -> None:
     make = getattr(owner.train_dataloader, "thrifty_make", owner.train_dataloader)
 
     @wraps(make)
     def train_dataloader() -> Any:
-        loaders = make()
-        _reseed(loaders, seed)
-        return loaders
+        return change(make())
 
     train_dataloader.thrifty_make = make  # type: ignore[attr-defined]
     owner.train_dataloader = train_dataloader
-
-
-def _reseed(loaders: Any, seed: int) -> None:
-    """Reseed the generators that loaders bring along.
-
-    They would otherwise run on from epoch to epoch, and differ in a trial that is resumed.
-    """
-    if isinstance(loaders, Mapping):
-        loaders = list(loaders.values())
-    if isinstance(loaders, list | tuple):
-        for number, loader in enumerate(loaders):
-            _reseed(loader, derive_seed(seed, "loader", number))
-        return
-    for holder in (loaders, getattr(loaders, "sampler", None)):
-        generator = getattr(holder, "generator", None)
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(seed)

@@ -1,0 +1,320 @@
+"""Epochs of a fixed number of optimizer steps continue in the data where the last one ended."""
+
+from __future__ import annotations
+
+import itertools
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+
+import thrifty as th
+from tests.integrations._drive import assert_a_resumed_trial_is_the_same, train
+from thrifty.core import derive_seed
+from thrifty.integrations import LightningTrainable
+from thrifty.integrations._step_batches import StepBatches
+from thrifty.pack import borrowed_streams
+from thrifty.pack._state import seed_everything
+
+
+pytestmark = pytest.mark.slow
+
+
+def numbers(num=10, *, size=2, **options):
+    return DataLoader(torch.arange(num).float(), batch_size=size, **{"shuffle": True, **options})
+
+
+def batches(loader, start, num, *, epoch_seed=0):
+    made = StepBatches(loader, seed=1, epoch_seed=epoch_seed, start=start, num_batches=num)
+    assert len(made) == num
+    return [batch.tolist() for batch in made]
+
+
+class Endless:
+    """A batch sampler without a length, and without an end."""
+
+    def __iter__(self):
+        while True:
+            yield torch.randint(0, 10, (2,)).tolist()
+
+
+class Counting(IterableDataset):
+    """A stream that draws from the global stream."""
+
+    def __init__(self, num):
+        self.num = num
+
+    def __iter__(self):
+        for number in itertools.islice(itertools.count(), self.num):
+            yield number + torch.rand(())
+
+
+class Passes(torch.utils.data.Sampler):
+    """A sampler whose order follows from the number of the pass that it was told."""
+
+    def __init__(self):
+        self.number = 0
+
+    def set_epoch(self, number):
+        self.number = number
+
+    def __iter__(self):
+        return iter([(self.number + i) % 10 for i in range(10)])
+
+    def __len__(self):
+        return 10
+
+
+LOADERS = {
+    "shuffled": numbers,
+    "partial last batch": lambda: numbers(11),
+    "generator": lambda: numbers(generator=torch.Generator().manual_seed(3)),
+    "sampler's generator": lambda: numbers(
+        shuffle=False, sampler=RandomSampler(range(10), generator=torch.Generator())
+    ),
+    "batch sampler": lambda: DataLoader(
+        torch.arange(10).float(),
+        batch_sampler=BatchSampler(
+            RandomSampler(range(10), generator=torch.Generator()), 3, drop_last=False
+        ),
+    ),
+    "no batches": lambda: DataLoader(torch.arange(10).float(), batch_size=None, shuffle=True),
+    "endless sampler": lambda: DataLoader(torch.arange(10).float(), batch_sampler=Endless()),
+    "set_epoch": lambda: numbers(shuffle=False, sampler=Passes()),
+    "stream": lambda: DataLoader(Counting(7), batch_size=2),
+    "endless stream": lambda: DataLoader(Counting(None), batch_size=2),
+    "list": lambda: [torch.ones(1) * i for i in range(5)],
+}
+
+
+@pytest.mark.parametrize("make", LOADERS.values(), ids=list(LOADERS))
+def test_parts_are_what_one_read_gives(make):
+    whole = batches(make(), 0, 24)
+    assert [b for start in range(0, 24, 4) for b in batches(make(), start, 4)] == whole
+
+
+def test_each_pass_has_all_rows_once_in_another_order():
+    read = batches(numbers(), 0, 15)
+    passes = [[row for batch in read[i : i + 5] for row in batch] for i in range(0, 15, 5)]
+    assert [sorted(each) for each in passes] == [list(range(10))] * 3
+    assert len({str(each) for each in passes}) == 3
+
+
+def test_a_sampler_is_told_the_number_of_each_pass():
+    read = batches(numbers(shuffle=False, sampler=Passes()), 0, 10)
+    assert [first for first, _ in (read[0], read[5])] == [0, 1]
+
+
+def test_skipped_rows_are_not_read():
+    class Noting(torch.utils.data.Dataset):
+        read = 0
+
+        def __len__(self):
+            return 1_000
+
+        def __getitem__(self, index):
+            self.read += 1
+            return index
+
+    data = Noting()
+    batches(DataLoader(data, batch_size=1, shuffle=True), 990, 5)
+    assert data.read == 5
+
+
+def test_what_a_data_set_draws_follows_the_epoch_and_the_global_stream_stays():
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return torch.rand(())
+
+    loader = DataLoader(Noisy(), shuffle=True)
+    with borrowed_streams():
+        seed_everything(5)
+        first = batches(loader, 1, 3)
+        seed_everything(5)
+        assert torch.rand(4)[1:].tolist() != first  # the loader itself draws a seed
+        seed_everything(5)
+        assert batches(loader, 1, 3) == first
+        seed_everything(6)
+        assert batches(loader, 1, 3) != first
+
+
+def test_data_that_cannot_be_read_twice_or_are_empty_are_refused():
+    with pytest.raises(th.TaskError, match=r"a generator, which can be read only once"):
+        batches((i for i in range(3)), 0, 1)
+    for empty in ([], DataLoader(Counting(0))):
+        with pytest.raises(th.TaskError, match="have no batches"):
+            batches(empty, 0, 1)
+
+
+# -- Lightning ---------------------------------------------------------------------------
+
+
+def points():
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(44, 4, generator=generator)
+    return x, (x[:, :1] * 2 - x[:, 1:2]).tanh()
+
+
+def loaders(*, shuffle=True):
+    x, y = points()
+    train_set, valid = TensorDataset(x[:32], y[:32]), TensorDataset(x[32:], y[32:])
+    return DataLoader(train_set, batch_size=4, shuffle=shuffle), DataLoader(valid, batch_size=12)
+
+
+class Net(pl.LightningModule):
+    def __init__(self, lr=0.05, *, dropout=0.0, scheduler=True, manual=False):
+        super().__init__()
+        self.body = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.Dropout(dropout), torch.nn.Linear(8, 1)
+        )
+        self.lr, self.scheduler = lr, scheduler
+        self.automatic_optimization = not manual
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch["a"] if isinstance(batch, dict) else batch
+        loss = (self.body(x) - y).square().mean()
+        if not self.automatic_optimization:
+            self.optimizers().zero_grad()
+            self.manual_backward(loss)
+            self.optimizers().step()
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", (self.body(batch[0]) - batch[1]).square().mean())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
+        if not self.scheduler:
+            return optimizer
+        steps = int(self.trainer.estimated_stepping_batches)
+        made = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=steps)
+        return [optimizer], [{"scheduler": made, "interval": "step"}]
+
+
+def task(*, steps=5, data=lambda hp: loaders(), trainer=None, **options):
+    return LightningTrainable(
+        lambda hp: Net(**options),
+        data,
+        steps_per_epoch=steps,
+        trainer={"max_steps": 4 * steps, **(trainer or {})},
+    )
+
+
+def fixed(epoch):
+    return {"lr": 0.05}
+
+
+CASES = {
+    "plain": {},
+    "accumulated": {"trainer": {"accumulate_grad_batches": 3}},
+    "bf16": {"trainer": {"precision": "bf16-mixed"}},
+    "longer than the data": {"steps": 19},
+    "one step": {"steps": 1},
+    "manual": {"manual": True, "scheduler": False},
+    "module's loaders": {"data": None},
+    "dict": {"data": lambda hp: ({"a": loaders()[0]}, loaders()[1])},
+    "list": {"data": lambda hp: [loaders()[0]]},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lightning_resumed_is_as_alone(case, monkeypatch):
+    if case == "module's loaders":
+        monkeypatch.setattr(Net, "train_dataloader", lambda self: loaders()[0])
+    if case == "list":
+        step = Net.training_step
+        monkeypatch.setattr(Net, "training_step", lambda self, b, i: step(self, b[0], i))
+    assert_a_resumed_trial_is_the_same(lambda: task(dropout=0.2, **CASES[case]), fixed)
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_lightning_is_what_one_fit_with_max_steps_gives(accumulated):
+    seed_everything(derive_seed(3, "model"))
+    curve = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            steps, rest = divmod(trainer.fit_loop.total_batch_idx + 1, accumulated)
+            if not rest and not steps % 5:
+                curve.append({n: t.clone() for n, t in module.state_dict().items()})
+
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_steps=20,
+        accumulate_grad_batches=accumulated,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[Watch()],
+    )
+    trainer.fit(Net(), *loaders(shuffle=False))
+    one = task(
+        data=lambda hp: loaders(shuffle=False), trainer={"accumulate_grad_batches": accumulated}
+    )
+    for epoch in range(4):
+        _, state = train(one, fixed, epochs=epoch + 1)
+        held = {n: t for n, t in state.tensors.items() if "state_dict." in n}
+        for name, tensor in curve[epoch].items():
+            assert torch.equal(held[f"checkpoint.state_dict.{name}"], tensor), (epoch, name)
+
+
+def test_lightning_validates_each_epoch_and_a_branch_is_as_alone(tmp_path):
+    space = th.Space(lr=th.Choice([0.1, th.Step(0.1, [2], gamma=0.1)]))
+
+    def make():
+        return LightningTrainable(
+            lambda hp: Net(hp.lr, scheduler=False), lambda hp: loaders(), steps_per_epoch=3
+        )
+
+    study = th.Study(
+        make(),
+        space,
+        algorithm=th.GridSearch(max_epochs=4),
+        metric="val_loss",
+        mode="min",
+        storage=f"sqlite:///{tmp_path}/t.db",
+        name="steps",
+        seed=3,
+    )
+    study.run(progress=False, executor=th.Local(threads=1))
+    assert (study.savings.trial_epochs, study.savings.unique_epochs) == (8, 6)
+    for trial, rate in zip(study.trials, (0.1, 0.1 * 0.1), strict=True):
+        metrics, _ = train(make(), lambda e, r=rate: {"lr": 0.1 if e < 2 else r}, epochs=4)
+        assert list(trial.curve) == [m["val_loss"] for m in metrics]
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_lightning_says_what_is_wrong_with_steps():
+    with pytest.raises(th.TaskError, match="max_steps=20 needs steps_per_epoch"):
+        LightningTrainable(lambda hp: Net(), trainer={"max_steps": 20})
+    for wrong in (0, 2.5):
+        with pytest.raises(th.TaskError, match="steps_per_epoch must be a positive integer, got"):
+            LightningTrainable(lambda hp: Net(), steps_per_epoch=wrong)
+    with pytest.raises(th.TaskError, match=r"'limit_train_batches'.*how long an epoch is"):
+        task(trainer={"limit_train_batches": 3})
+    with pytest.raises(th.TaskError, match="ends after 20 steps, and epoch 5 of 5 steps ends aft"):
+        train(task(), fixed, epochs=5)
+    combined = pl.utilities.CombinedLoader([loaders()[0]])
+    with pytest.raises(th.TaskError, match="are a CombinedLoader"):
+        train(task(data=lambda hp: combined), fixed, epochs=1)
+
+
+def test_lightning_refuses_an_epoch_of_another_number_of_steps():
+    changing = pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})
+    with pytest.raises(th.TaskError, match=r"after epoch 2 there are .* optimizer steps, not 10"):
+        train(task(trainer={"callbacks": [changing]}), fixed, epochs=2)
+
+
+def test_the_identity_follows_the_steps_and_is_as_before_without_them():
+    def of(**options):
+        return LightningTrainable(lambda hp: Net(), **options).__thrifty_identity__()
+
+    assert of(steps_per_epoch=3) != of(steps_per_epoch=4)
+    assert "steps_per_epoch" not in of()
