@@ -7,12 +7,13 @@ import itertools
 import lightning.pytorch as pl
 import pytest
 import torch
+import transformers
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import thrifty as th
 from tests.integrations._drive import assert_a_resumed_trial_is_the_same, train
 from thrifty.core import derive_seed
-from thrifty.integrations import LightningTrainable
+from thrifty.integrations import HuggingFaceTrainable, LightningTrainable
 from thrifty.integrations._step_batches import StepBatches
 from thrifty.pack import borrowed_streams
 from thrifty.pack._state import seed_everything
@@ -318,3 +319,165 @@ def test_the_identity_follows_the_steps_and_is_as_before_without_them():
 
     assert of(steps_per_epoch=3) != of(steps_per_epoch=4)
     assert "steps_per_epoch" not in of()
+
+
+# -- Hugging Face ------------------------------------------------------------------------
+
+
+def rows(num, *, seed):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 20, (num, 6), generator=generator)
+    return [{"input_ids": t, "labels": int(t[0] < 10)} for t in tokens]
+
+
+TRAIN, VALID = rows(22, seed=1), rows(8, seed=2)
+
+
+class Stream(IterableDataset):
+    """Rows without a length."""
+
+    def __init__(self, num=None):
+        self.num = num
+
+    def __iter__(self):
+        return itertools.islice(itertools.cycle(TRAIN), self.num)
+
+
+def bert(*, dropout=0.0):
+    config = transformers.BertConfig(
+        vocab_size=20,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=8,
+        num_labels=2,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+SEQUENTIAL = {"train_sampling_strategy": "sequential"}
+LINEAR = {"lr_scheduler_type": "linear", "max_steps": 16, "warmup_steps": 2}
+
+
+def text(args=None, *, steps=4, dropout=0.0, train_dataset=TRAIN, **options):
+    given = {"per_device_train_batch_size": 4, "learning_rate": 0.01}
+    return HuggingFaceTrainable(
+        lambda hp: bert(dropout=dropout),
+        train_dataset=train_dataset,
+        eval_dataset=VALID,
+        args={**given, **(args or {})},
+        steps_per_epoch=steps,
+        **options,
+    )
+
+
+TEXT_CASES = {
+    "plain": {},
+    "linear": {"args": LINEAR},
+    "accumulated": {"args": {"gradient_accumulation_steps": 4}},
+    "bf16": {"args": {"bf16": True}},
+    "longer than the data": {"steps": 13},
+    "one step": {"steps": 1},
+    "by length": {"args": {"train_sampling_strategy": "group_by_length"}},
+    "stream": {"train_dataset": Stream()},
+}
+
+
+@pytest.mark.parametrize("case", TEXT_CASES)
+def test_hugging_face_resumed_is_as_alone(case):
+    assert_a_resumed_trial_is_the_same(lambda: text(dropout=0.2, **TEXT_CASES[case]), fixed)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{}, LINEAR, {"gradient_accumulation_steps": 4}],
+    ids=["constant", "linear", "accumulated"],
+)
+@pytest.mark.parametrize("data", [TRAIN, Stream()], ids=["rows", "stream"])
+def test_hugging_face_is_what_one_train_with_max_steps_gives(args, data, tmp_path):
+    curve = []
+
+    class Watch(transformers.TrainerCallback):
+        def on_evaluate(self, args, state, control, metrics, **kwargs):
+            curve.append((state.global_step, metrics["eval_loss"]))
+
+    seed_everything(derive_seed(3, "model"))
+    trainer = transformers.Trainer(
+        bert(),
+        transformers.TrainingArguments(
+            str(tmp_path),
+            use_cpu=True,
+            eval_strategy="steps",
+            eval_steps=4,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            **{
+                "per_device_train_batch_size": 4,
+                "learning_rate": 0.01,
+                "lr_scheduler_type": "constant",
+                "max_steps": 16,
+                **SEQUENTIAL,
+                **args,
+            },
+        ),
+        train_dataset=data,
+        eval_dataset=VALID,
+        callbacks=[Watch()],
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    metrics, _ = train(text({**SEQUENTIAL, **args}, train_dataset=data), fixed, epochs=4)
+    assert curve == [(4 * e, m["eval_loss"]) for e, m in enumerate(metrics, start=1)]
+
+
+class Seen(transformers.Trainer):
+    """A Trainer that notes the first token of each row, and the steps."""
+
+    notes: list
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        first = [tuple(row.tolist()) for row in inputs["input_ids"]]
+        type(self).notes.append((self.state.global_step, first))
+        return super().training_step(model, inputs, *args, **kwargs)
+
+
+def test_hugging_face_goes_on_in_the_data_where_the_last_epoch_ended():
+    Seen.notes = []
+    train(text(trainer_class=Seen), fixed, epochs=6)
+    assert [step for step, _ in Seen.notes] == list(range(24))
+    # 22 rows in batches of 4: six batches a pass
+    passes = [[row for _, b in Seen.notes[i : i + 6] for row in b] for i in range(0, 24, 6)]
+    whole = sorted(tuple(row["input_ids"].tolist()) for row in TRAIN)
+    assert [sorted(each) for each in passes] == [whole] * 4
+    assert len({str(each) for each in passes}) == 4
+
+
+def test_hugging_face_says_what_is_wrong_with_steps():
+    with pytest.raises(th.TaskError, match="max_steps=20 needs steps_per_epoch"):
+        text({"max_steps": 20}, steps=None)
+    with pytest.raises(th.TaskError, match="steps_per_epoch must be a positive integer, got 0"):
+        text(steps=0)
+    with pytest.raises(th.TaskError, match=r"'num_train_epochs'.*say max_steps"):
+        text({"num_train_epochs": 3})
+    with pytest.raises(th.TaskError, match=r"give it max_steps, steps_per_epoch times the max_ep"):
+        train(text({"lr_scheduler_type": "linear"}), fixed, epochs=1)
+    with pytest.raises(th.TaskError, match="ends after 8 steps, and epoch 3 of 4 steps ends after"):
+        train(text({"max_steps": 8}), fixed, epochs=3)
+
+
+def test_hugging_face_refuses_a_stream_that_ends():
+    with pytest.raises(th.TaskError, match="ends after 5 optimizer steps, and the epoch after 8"):
+        train(text(train_dataset=Stream(20)), fixed, epochs=2)
+
+
+def test_hugging_face_identity_follows_the_steps_and_is_as_before_without_them():
+    def of(steps):
+        return text(steps=steps).__thrifty_identity__()
+
+    assert of(3)["steps_per_epoch"] == 3
+    assert "steps_per_epoch" not in of(None)

@@ -107,7 +107,7 @@ def check_loss(loss: float, *, epoch: int, clipping: str) -> None:
         )
 
 
-def check_steps(name: str, steps_per_epoch: int | None, *, max_steps: int | None) -> None:
+def check_steps(name: str, steps_per_epoch: int | None, *, max_steps: int | None = None) -> None:
     """Check how long an epoch is, and when training ends, both in optimizer steps.
 
     Args:

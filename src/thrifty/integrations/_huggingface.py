@@ -22,18 +22,22 @@ from ._adapters import (
     HpMemo,
     KeptTrainable,
     check_loss,
+    check_max_steps,
+    check_steps,
     described,
     follow,
     from_plain,
     options_of,
     to_plain,
 )
+from ._step_batches import PassSampler
 
 
 try:
     import accelerate  # noqa: F401 (a Trainer needs it)
     import transformers
     from transformers.trainer_callback import ExportableState
+    from transformers.trainer_utils import has_length
 except ImportError as error:
     package = str(error.name or "transformers")
     raise MissingExtraError(package, extra="huggingface") from None
@@ -47,7 +51,6 @@ _OURS = {
     "eval_strategy": "every epoch is evaluated",
     "fsdp": "a trial has one device",
     "load_best_model_at_end": "the study finds the best trial",
-    "max_steps": "the algorithm says how far, in epochs",
     "output_dir": "the study keeps checkpoints",
     "push_to_hub": "push the best trial's model when the study is done",
     "report_to": "give loggers to Study.run(observers=...)",
@@ -56,6 +59,14 @@ _OURS = {
     "use_cpu": "Local(devices=...) says where",
 }
 """TrainingArguments that the user must not set here, and why."""
+
+_OURS_WITH_STEPS = {
+    "eval_delay": "every epoch is evaluated",
+    "eval_steps": "every epoch is evaluated",
+    "ignore_data_skip": "an epoch goes on in the data where the last one ended",
+    "num_train_epochs": "say max_steps",
+}
+"""The same, if the user sets ``steps_per_epoch``."""
 
 _TIMINGS = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
 """Suffixes of metrics that depend on the machine, not on the trial."""
@@ -70,7 +81,8 @@ class HuggingFaceTrainable(KeptTrainable):
     ``train_loss``, the mean over the epoch.
 
     The learning rate is constant unless the space has a schedule for it or ``lr_scheduler_type`` is
-    given. The latter needs ``num_train_epochs``. If both are given, the two are multiplied.
+    given. The latter needs ``num_train_epochs``, or ``max_steps`` with ``steps_per_epoch``. If both
+    are given, the two are multiplied.
 
     Args:
         model: Function that makes the model from the hyper-parameters. It is called for each epoch
@@ -81,6 +93,9 @@ class HuggingFaceTrainable(KeptTrainable):
         args: Options of ``transformers.TrainingArguments``, or a function from the hyper-parameters
             to these options: ``lambda hp: {"learning_rate": hp.lr}``. It is called for each epoch,
             so the options follow the schedules of the space.
+        steps_per_epoch: Number of optimizer steps in an epoch (default: one pass over the data).
+            The data begin again when they end, and an epoch goes on in them where the last one
+            ended. ``max_steps`` in ``args`` then takes the place of ``num_train_epochs``.
         compute_metrics: As for a ``Trainer``; the study calls a metric ``accuracy``
             ``eval_accuracy``.
         trainer_class: Your own ``Trainer`` subclass, for example with another ``compute_loss``.
@@ -100,29 +115,34 @@ class HuggingFaceTrainable(KeptTrainable):
     leave it out
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- the Trainer's arguments; all but the model are keywords
         self,
         model: Callable[[HyperParameters], Any],
         *,
         train_dataset: Any,
         eval_dataset: Any = None,
         args: Mapping[str, Any] | Callable[[HyperParameters], Mapping[str, Any]] | None = None,
+        steps_per_epoch: int | None = None,
         compute_metrics: Callable[[Any], Mapping[str, float]] | None = None,
         trainer_class: type | None = None,
         trainer: Mapping[str, Any] | None = None,
         version: str = "",
     ) -> None:
         super().__init__(version=version)
+        check_steps(type(self).__name__, steps_per_epoch)
+        self._num_steps = steps_per_epoch
         self._make_model = model
         self._datasets = (train_dataset, eval_dataset)
         self._made: tuple[HpMemo | None, ...] = ()
-        self._args = args if callable(args) else _checked(args or {})
+        self._args = args if callable(args) else self._checked(args or {})
         self._compute_metrics = compute_metrics
         self._trainer_class = trainer_class or transformers.Trainer
         self._options = dict(trainer or {})
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
         """Return the functions that make model and data, and all options."""
+        # Databases of before know no `steps_per_epoch`, and have to find their trials again.
+        steps = {} if self._num_steps is None else {"steps_per_epoch": self._num_steps}
         return {
             "model": self._make_model,
             "datasets": self._datasets,
@@ -130,6 +150,7 @@ class HuggingFaceTrainable(KeptTrainable):
             "compute_metrics": self._compute_metrics,
             "trainer_class": self._trainer_class,
             "trainer": self._options,
+            **steps,
         }
 
     def _legacy_identity(self) -> Mapping[str, str]:
@@ -149,17 +170,18 @@ class HuggingFaceTrainable(KeptTrainable):
         self._made = tuple(HpMemo(each) if callable(each) else None for each in self._datasets)
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
-        """Run one ``Trainer.train``, stopped at the end of its first epoch.
+        """Run one ``Trainer.train``, stopped at the end of the epoch.
 
         Raises:
-            TaskError: The epoch is beyond ``num_train_epochs``, or the chosen lr_scheduler needs it
-                and it is missing.
+            TaskError: The epoch is beyond ``num_train_epochs`` or ``max_steps``, or the chosen
+                lr_scheduler needs one of them and it is missing, or a stream of data has ended.
             DivergedError: The training loss is not finite.
         """
         self._hp = hp
         options = self._arguments(hp, epoch=epoch)
         seed = derive_seed(self._seed, "transformers", epoch) % 2**32
-        book = _EpochCallback(self._kept)
+        stop = None if self._num_steps is None else (epoch + 1) * self._num_steps
+        book = _EpochCallback(self._kept, stop=stop)
         model = self._build().train()
         with _on(self._device), TemporaryDirectory(prefix="thrifty-") as folder:
             args = transformers.TrainingArguments(
@@ -188,30 +210,42 @@ class HuggingFaceTrainable(KeptTrainable):
         return model
 
     def _arguments(self, hp: HyperParameters, *, epoch: int) -> dict[str, Any]:
-        given = dict(_checked(self._args(hp)) if callable(self._args) else self._args)
-        total = given.setdefault("num_train_epochs", math.inf)
+        given = dict(self._checked(self._args(hp)) if callable(self._args) else self._args)
         kind = given.setdefault("lr_scheduler_type", "constant")
         kind = getattr(kind, "value", kind)
+        end = "num_train_epochs" if self._num_steps is None else "max_steps"
+        total = given.get(end, math.inf)
         if total == math.inf and kind != "constant":
+            length = "" if self._num_steps is None else "steps_per_epoch times "
             raise TaskError(
                 f"HuggingFaceTrainable(args={{'lr_scheduler_type': {kind!r}}}) needs to know when "
-                "training ends; give it "
-                "num_train_epochs, the max_epochs of the algorithm"
+                f"training ends; give it {end}, {length}the max_epochs of the algorithm"
             )
-        if epoch >= total:
+        if self._num_steps is not None:
+            check_max_steps(
+                "HuggingFaceTrainable(args={'max_steps': ...})",
+                given.get("max_steps"),
+                steps_per_epoch=self._num_steps,
+                epoch=epoch,
+            )
+            given.setdefault("max_steps", (epoch + 1) * self._num_steps)
+            given["eval_steps"] = self._num_steps
+        elif epoch >= total:
             raise TaskError(
                 f"HuggingFaceTrainable(args={{'num_train_epochs': {total:g}}}) is asked for epoch "
                 f"{epoch + 1}; give it the "
                 "max_epochs of the algorithm"
             )
-        given["num_train_epochs"] = epoch + 1 if total == math.inf else total
+        else:
+            given["num_train_epochs"] = epoch + 1 if total == math.inf else total
+        interval = "epoch" if self._num_steps is None else "steps"
         return {
             "dataloader_pin_memory": self._device.type == "cuda",
             "logging_strategy": "no",
             **given,
             "disable_tqdm": True,
-            "eval_strategy": "no" if self._datasets[1] is None else "epoch",
-            "ignore_data_skip": True,
+            "eval_strategy": "no" if self._datasets[1] is None else interval,
+            "ignore_data_skip": self._num_steps is None,
             "report_to": "none",
             "restore_callback_states_from_checkpoint": True,
             "save_strategy": "no",
@@ -241,22 +275,47 @@ class HuggingFaceTrainable(KeptTrainable):
 
     def _put_down(self, trainer: Any, folder: Path, *, epoch: int) -> str | None:
         """Write the Trainer's own state file, which is plain JSON, and return its folder."""
+        if self._num_steps is not None:
+            trainer.pass_seed = derive_seed(self._seed, "data order")
         if not self._kept:
             return None
-        num_batches = len(trainer.get_train_dataloader())
-        num_steps = math.ceil(num_batches / trainer.args.gradient_accumulation_steps)
+        per_pass = _steps_of(trainer)
+        step = epoch * (per_pass if self._num_steps is None else self._num_steps)
+        trainer.first_pass = step // per_pass
         # The batch size may have changed, and the Trainer computes the epoch from the step.
-        now = {"global_step": epoch * num_steps, "train_batch_size": trainer.args.train_batch_size}
+        now = {"global_step": step, "train_batch_size": trainer.args.train_batch_size}
         text = json.dumps({**self._kept["trainer"], **now})
         (folder / "trainer_state.json").write_text(text, encoding="utf-8")
         return str(folder)
+
+    def _checked(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        ours = _OURS if self._num_steps is None else {**_OURS, **_OURS_WITH_STEPS}
+        for name in args:
+            if name in ours:
+                raise TaskError(
+                    f"HuggingFaceTrainable(args={{{name!r}: ...}}): {ours[name]}; leave it out"
+                )
+        check_steps(type(self).__name__, self._num_steps, max_steps=args.get("max_steps"))
+        return args
+
+
+def _steps_of(trainer: Any) -> int:
+    """Return how many optimizer steps a pass over the data has, as the Trainer counts them."""
+    loader = trainer.get_train_dataloader()
+    try:
+        num_batches = len(loader)
+    except TypeError:  # a stream: all steps belong to one pass
+        return int(trainer.args.max_steps)
+    num_steps: int = math.ceil(num_batches / trainer.args.gradient_accumulation_steps)
+    return max(num_steps, 1)
 
 
 class _EpochCallback(transformers.TrainerCallback):
     """Callback that updates optimiser and scheduler, stops after one epoch and records metrics."""
 
-    def __init__(self, kept: Mapping[str, Any]) -> None:
+    def __init__(self, kept: Mapping[str, Any], *, stop: int | None) -> None:
         self._before = kept
+        self._stop = stop
         self.trainer: Any = None
         self._evaluated: list[Mapping[str, Any]] = []
         self._num_steps = 0
@@ -276,10 +335,24 @@ class _EpochCallback(transformers.TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count optimiser steps: one step may accumulate several batches."""
         self._num_steps += 1
+        if self._stop is not None and state.global_step >= self._stop:
+            control.should_training_stop = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop training after one epoch."""
-        control.should_training_stop = True
+        """Stop training after one epoch, unless steps say when it ends.
+
+        Raises:
+            TaskError: A stream of data has ended before the last step of the epoch.
+        """
+        if self._stop is None:
+            control.should_training_stop = True
+        elif state.global_step < self._stop and not has_length(self.trainer.train_dataset):
+            raise TaskError(
+                f"HuggingFaceTrainable(steps_per_epoch=...): the stream of training data ends "
+                f"after {state.global_step} optimizer steps, and the epoch after {self._stop}; "
+                "give a stream that begins again (datasets: .repeat(None)), or a data set with a "
+                "length"
+            )
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Collect the metrics of one evaluation set.
@@ -331,6 +404,14 @@ def _going_on(trainer_class: type) -> type:
         """A Trainer whose model already has the trial's weights, and which records the losses."""
 
         losses: list[torch.Tensor]
+        pass_seed: int | None = None
+        first_pass = 0
+
+        def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+            sampler = super()._get_train_sampler(*args, **kwargs)
+            if self.pass_seed is None or sampler is None:
+                return sampler
+            return PassSampler(sampler, seed=self.pass_seed, first=self.first_pass)
 
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
             loss: torch.Tensor = super().training_step(*args, **kwargs)
@@ -341,15 +422,6 @@ def _going_on(trainer_class: type) -> type:
             pass
 
     return ResumedTrainer
-
-
-def _checked(args: Mapping[str, Any]) -> Mapping[str, Any]:
-    for name in args:
-        if name in _OURS:
-            raise TaskError(
-                f"HuggingFaceTrainable(args={{{name!r}: ...}}): {_OURS[name]}; leave it out"
-            )
-    return args
 
 
 def _summary(dataset: Any) -> str:

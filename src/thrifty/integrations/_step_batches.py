@@ -8,7 +8,7 @@ from itertools import count, islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from thrifty.core import TaskError, derive_seed
 from thrifty.pack import borrowed_streams
@@ -91,7 +91,8 @@ class StepBatches:
         seed = derive_seed(self._seed, "pass", number)
         by_batch = loader.batch_sampler is not None
         with borrowed_streams():
-            self._begin(number, seed)
+            seed_everything(seed)
+            begin_pass(self._loader, number, seed)
             places = iter(loader.batch_sampler if by_batch else loader.sampler)
             num_skipped = sum(1 for _ in islice(places, start))
             order = list(islice(places, num))
@@ -113,7 +114,8 @@ class StepBatches:
         """Yield the batches of a pass; each is read with random streams of its own."""
         seed = derive_seed(self._seed, "pass", number)
         with borrowed_streams():
-            self._begin(number, seed)
+            seed_everything(seed)
+            begin_pass(self._loader, number, seed)
             batches = iter(self._loader)
         for place in count():
             with borrowed_streams():
@@ -123,16 +125,55 @@ class StepBatches:
                 return
             yield batch
 
-    def _begin(self, number: int, seed: int) -> None:
-        """Seed all streams for a pass, and tell samplers that count passes which one begins."""
-        seed_everything(seed)
-        reseed(self._loader, seed)
-        for each in (self._loader, *_samplers(self._loader)):
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(number)
-
 
 _END = object()
+
+
+class PassSampler(Sampler[Any]):
+    """A sampler whose order in a pass depends only on the seed and on the number of the pass.
+
+    Args:
+        sampler: The sampler, which may draw from a global stream.
+        seed: Seed of the order of all passes.
+        first: Number of the pass that is drawn first, unless ``set_epoch`` says another.
+
+    >>> sampler = PassSampler(torch.utils.data.RandomSampler(range(100)), seed=0, first=1)
+    >>> order = list(sampler)
+    >>> sampler.set_epoch(1)
+    >>> order == list(sampler), order == list(sampler)
+    (True, False)
+    """
+
+    def __init__(self, sampler: Any, *, seed: int, first: int = 0) -> None:
+        self._sampler = sampler
+        self._seed = seed
+        self._number = first
+
+    def __len__(self) -> int:
+        """Return the length of a pass."""
+        return len(self._sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the pass that is drawn next."""
+        self._number = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the order of a pass, which is drawn as a whole."""
+        seed = derive_seed(self._seed, "pass", self._number)
+        with borrowed_streams():
+            seed_everything(seed)
+            begin_pass(self._sampler, self._number, seed)
+            order = list(self._sampler)
+        self._number += 1
+        yield from order
+
+
+def begin_pass(loader: Any, number: int, seed: int) -> None:
+    """Reseed what a loader or a sampler brings along, and tell it which pass begins."""
+    reseed(loader, seed)
+    for each in (loader, *_samplers(loader)):
+        if hasattr(each, "set_epoch"):
+            each.set_epoch(number)
 
 
 def _length(loader: Any) -> int | None:
