@@ -30,6 +30,7 @@ from ._adapters import (
     options_of,
     to_plain,
 )
+from ._frozen import fill_in, frozen_digests, leave_out
 from ._step_batches import PassSampler
 
 
@@ -182,7 +183,10 @@ class HuggingFaceTrainable(KeptTrainable):
         seed = derive_seed(self._seed, "transformers", epoch) % 2**32
         stop = None if self._num_steps is None else (epoch + 1) * self._num_steps
         book = _EpochCallback(self._kept, stop=stop)
-        model = self._build().train()
+        model = self._fresh()
+        frozen = frozen_digests(model, kept=self._kept, make=self._fresh)
+        self._load(model)
+        model.train()
         with _on(self._device), TemporaryDirectory(prefix="thrifty-") as folder:
             args = transformers.TrainingArguments(
                 **options, output_dir=folder, seed=seed, data_seed=seed
@@ -192,6 +196,7 @@ class HuggingFaceTrainable(KeptTrainable):
             resume = self._put_down(trainer, Path(folder), epoch=epoch)
             trainer.train(resume_from_checkpoint=resume)
             self._kept = book.keep(trainer, Path(folder))
+        self._kept["model"], self._kept["frozen"] = leave_out(self._kept["model"], frozen)
         loss = book.mean_loss()
         check_loss(loss, epoch=epoch, clipping="max_grad_norm")
         self._kept["metrics"] = {TRAIN_LOSS: loss, **book.metrics()}
@@ -203,11 +208,19 @@ class HuggingFaceTrainable(KeptTrainable):
             return self._build()
 
     def _build(self) -> torch.nn.Module:
+        model = self._fresh()
+        self._load(model)
+        return model
+
+    def _fresh(self) -> torch.nn.Module:
         seed_everything(derive_seed(self._seed, "model"))
         model: torch.nn.Module = self._make_model(self._hp)
-        if self._kept:
-            model.load_state_dict(self._kept["model"])
         return model
+
+    def _load(self, model: torch.nn.Module) -> None:
+        if self._kept:
+            frozen = self._kept.get("frozen", {})
+            model.load_state_dict(fill_in(self._kept["model"], frozen, model=model))
 
     def _arguments(self, hp: HyperParameters, *, epoch: int) -> dict[str, Any]:
         given = dict(self._checked(self._args(hp)) if callable(self._args) else self._args)

@@ -30,6 +30,7 @@ from ._adapters import (
     options_of,
     to_plain,
 )
+from ._frozen import Digests, fill_in, frozen_digests, leave_out
 from ._step_batches import StepBatches, reseed
 
 
@@ -185,8 +186,9 @@ class LightningTrainable(KeptTrainable):
         data = None if self._data is None else self._data.get(hp, seed=self._seed)
         seed = derive_seed(self._seed, "lightning", epoch)
         lightning = _lightning_of(module)
+        frozen = frozen_digests(module, kept=self._kept, make=self._build)
         memory, book = (
-            lightning.Memory(self._kept.get("checkpoint")),
+            lightning.Memory(self._kept.get("checkpoint"), module=module, frozen=frozen),
             lightning.EpochCallback(self._kept),
         )
         trainer = self._trainer(lightning, memory, book)
@@ -202,6 +204,7 @@ class LightningTrainable(KeptTrainable):
             given["datamodule"].trainer = None  # each epoch has a Trainer of its own
         self._kept = {
             "checkpoint": memory.kept,
+            "frozen": memory.frozen,
             "options": book.options,
             "metrics": self._metrics(trainer.callback_metrics, book, epoch=epoch),
         }
@@ -213,7 +216,8 @@ class LightningTrainable(KeptTrainable):
             module = self._build()
             module.configure_model()
         if self._kept:
-            module.load_state_dict(from_plain(self._kept["checkpoint"]["state_dict"]))
+            held = from_plain(self._kept["checkpoint"]["state_dict"])
+            module.load_state_dict(fill_in(held, self._kept.get("frozen", {}), model=module))
         return module  # type: ignore[no-any-return]
 
     def _build(self) -> Any:
@@ -342,16 +346,24 @@ def _memory_class(base: Any) -> type:
     class Memory(base):  # type: ignore[misc]
         """Checkpoint plug-in that keeps a checkpoint in memory."""
 
-        def __init__(self, kept: dict[str, Any] | None) -> None:
+        def __init__(
+            self, kept: dict[str, Any] | None, *, module: torch.nn.Module, frozen: Digests
+        ) -> None:
             self.kept = kept
+            self.frozen = frozen
+            self._module = module
 
         def save_checkpoint(
             self, checkpoint: dict[str, Any], path: Any, *_: Any, **__: Any
         ) -> None:
-            self.kept = {k: to_plain(v) for k, v in checkpoint.items() if k not in _NOT_KEPT}
+            state, self.frozen = leave_out(checkpoint["state_dict"], self.frozen)
+            held = {**checkpoint, "state_dict": state}
+            self.kept = {k: to_plain(v) for k, v in held.items() if k not in _NOT_KEPT}
 
         def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> Any:
-            return from_plain(self.kept)
+            held = from_plain(self.kept)
+            state = fill_in(held["state_dict"], self.frozen, model=self._module)
+            return {**held, "state_dict": state}
 
         def remove_checkpoint(self, path: Any) -> None:
             self.kept = None

@@ -1,0 +1,107 @@
+"""Frozen parameters, which a checkpoint leaves out because a fresh model has them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from thrifty.core import StateError
+from thrifty.pack import borrowed_streams
+from thrifty.pack._state import state_versions, with_versions
+
+
+Digests = Mapping[str, str]
+"""Digests of tensors by name."""
+
+_CHUNK = 2**24
+
+
+def frozen_digests(
+    model: torch.nn.Module, *, kept: Mapping[str, Any], make: Callable[[], torch.nn.Module]
+) -> Digests:
+    """Return the digests of the parameters that checkpoints of a trial may leave out.
+
+    These are frozen parameters that a second fresh model has, too. They are looked for before the
+    first epoch; later ones leave out what they have found in the checkpoint.
+
+    Args:
+        model: A fresh model.
+        kept: What the last epoch left; empty before the first one.
+        make: Makes another fresh model.
+    """
+    if kept:
+        # Checkpoints of before have all parameters.
+        found: Digests = kept.get("frozen", {})
+        return found
+    first = _digests(model)
+    if not first:
+        return {}
+    with borrowed_streams():
+        second = _digests(make())
+    return {name: digest for name, digest in first.items() if second.get(name) == digest}
+
+
+def leave_out(state: Mapping[str, Any], digests: Digests) -> tuple[Mapping[str, Any], Digests]:
+    """Leave out of a model's state what has these digests, and return their digests."""
+    left_out = {
+        name: digest
+        for name, digest in digests.items()
+        if _is_dense(state.get(name)) and _digest(state[name]) == digest
+    }
+    if not left_out:
+        return state, {}
+    held = {name: value for name, value in state.items() if name not in left_out}
+    return with_versions(held, state_versions(state)), left_out
+
+
+def fill_in(
+    state: Mapping[str, Any], digests: Digests, *, model: torch.nn.Module
+) -> Mapping[str, Any]:
+    """Return a model's state with what ``leave_out`` has left out.
+
+    Args:
+        state: The state.
+        digests: The digests of what was left out.
+        model: A fresh model.
+
+    Raises:
+        StateError: The fresh model has not what was left out.
+    """
+    if not digests:
+        return state
+    fresh = model.state_dict()
+    for name, digest in digests.items():
+        if name not in fresh or _digest(fresh[name]) != digest:
+            raise StateError(
+                f"the frozen parameter {name!r} is not what it was when the checkpoint was "
+                "written, so the checkpoint does not have it; let the function that makes the "
+                "model return the same frozen parameters each time: pin the revision that you "
+                "download, and let them follow from no hyper-parameter that changes"
+            )
+    held = {**state, **{name: fresh[name] for name in digests}}
+    return with_versions(held, state_versions(state))
+
+
+def _digests(model: torch.nn.Module) -> Digests:
+    return {
+        name: _digest(parameter)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if not parameter.requires_grad and _is_dense(parameter)
+    }
+
+
+def _is_dense(value: Any) -> bool:
+    is_tensor = isinstance(value, torch.Tensor)
+    return is_tensor and value.layout is torch.strided and not (value.is_meta or value.is_quantized)
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    whole = tensor.detach()
+    out = hashlib.blake2b(f"{whole.dtype} {tuple(whole.shape)}".encode(), digest_size=16)
+    # In bytes, because NumPy has no bfloat16; in parts, because the copy may be large.
+    for part in torch.split(whole.contiguous().reshape(-1).view(torch.uint8), _CHUNK):
+        out.update(part.cpu().numpy().data)
+    return out.hexdigest()
