@@ -451,17 +451,24 @@ def _place(args: Any, device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+_SETTINGS = ("ACCELERATE_TORCH_DEVICE", "ACCELERATE_MIXED_PRECISION")
+"""Environment variables through which accelerate learns of the device and of the precision.
+
+transformers 4 sets the latter, and takes it for the precision of the next trial.
+"""
+
+
 @contextmanager
 def _on(device: torch.device) -> Iterator[None]:
-    """Set accelerate's device, which it reads from the environment."""
-    name = "ACCELERATE_TORCH_DEVICE"
-    before = os.environ.get(name)
+    """Set accelerate's device, and restore its settings on exit."""
+    before = {name: os.environ.get(name) for name in _SETTINGS}
     if device.type == "cuda":
-        os.environ[name] = str(device)
+        os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
