@@ -352,6 +352,17 @@ def test_nothing_is_printed_and_nothing_left(tmp_path, monkeypatch, capfd):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("small_bytes", "num"), [(2**22, 0), (0, 2)])
+def test_memory_is_collected_before_each_epoch_of_a_model_that_is_not_small(
+    monkeypatch, small_bytes, num
+):
+    calls = []
+    monkeypatch.setattr("thrifty.integrations._huggingface.SMALL_BYTES", small_bytes)
+    monkeypatch.setattr("gc.collect", lambda *args: calls.append(args))
+    train(task(), fixed, epochs=2)
+    assert len(calls) == num
+
+
 def test_the_model_has_the_trials_weights():
     one = task()
     with pytest.raises(th.TaskError, match="nothing has been trained"):

@@ -72,6 +72,9 @@ _OURS_WITH_STEPS = {
 _TIMINGS = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
 """Suffixes of metrics that depend on the machine, not on the trial."""
 
+SMALL_BYTES = 4 * 2**20
+"""Size of a model, in bytes of parameters, from which memory is collected before each epoch."""
+
 
 class HuggingFaceTrainable(KeptTrainable):
     """Tunes a transformers model with its own ``Trainer``, unchanged.
@@ -196,6 +199,7 @@ class HuggingFaceTrainable(KeptTrainable):
             resume = self._put_down(trainer, Path(folder), epoch=epoch)
             trainer.train(resume_from_checkpoint=resume)
             self._kept = book.keep(trainer, Path(folder))
+        _release(trainer)
         self._kept["model"], self._kept["frozen"] = leave_out(self._kept["model"], frozen)
         loss = book.mean_loss()
         check_loss(loss, epoch=epoch, clipping="max_grad_norm")
@@ -284,6 +288,10 @@ class HuggingFaceTrainable(KeptTrainable):
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.losses = []
         book.trainer = trainer
+        if sum(p.nbytes for p in model.parameters()) < SMALL_BYTES:
+            # A Trainer begins with a full garbage collection, which takes several epochs of a small
+            # model. What earlier Trainers of such models hold can wait for Python's own collection.
+            trainer.accelerator.free_memory = lambda *objects: objects
         return trainer
 
     def _put_down(self, trainer: Any, folder: Path, *, epoch: int) -> str | None:
@@ -321,6 +329,16 @@ def _steps_of(trainer: Any) -> int:
         return int(trainer.args.max_steps)
     num_steps: int = math.ceil(num_batches / trainer.args.gradient_accumulation_steps)
     return max(num_steps, 1)
+
+
+def _release(trainer: Any) -> None:
+    """Drop what a Trainer holds of its model, which reference cycles would keep alive."""
+    for holder in (trainer, trainer.callback_handler):
+        for name in ("model", "model_wrapped", "optimizer", "lr_scheduler"):
+            if hasattr(holder, name):
+                setattr(holder, name, None)
+    for name in ("_models", "_optimizers", "_schedulers"):
+        getattr(trainer.accelerator, name, []).clear()
 
 
 class _EpochCallback(transformers.TrainerCallback):
