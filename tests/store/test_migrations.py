@@ -43,10 +43,11 @@ class Count:
         self.epochs += isinstance(event, EpochDone)
 
 
-def test_a_study_of_an_older_version_is_read_and_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("version", ["0002", "0007"])
+def test_a_study_of_an_older_version_is_read_and_run(tmp_path, monkeypatch, version):
     study = make_study(tmp_path).run(progress=False)
     old = f"sqlite:///{tmp_path}/old.db"
-    old_database(old, "0002", monkeypatch)
+    old_database(old, version, monkeypatch)
     copied(study.storage.url, old, monkeypatch)
     (tmp_path / "t-checkpoints").rename(tmp_path / "old-checkpoints")
     count = Count()

@@ -45,7 +45,9 @@ def test_states_of_trials_that_are_done_go_and_the_best_stays(tmp_path, caplog):
     with Store.open(study.storage.url) as store:
         (ref,) = store.plans.load(1).checkpoints
     assert left.name == f"{ref.node}-{ref.epoch}.safetensors"
-    assert study._reader.current(study._repository()).node_of[study.best_trial.number] == ref.node
+    assert study._reader.current(study._repository()).nodes_of[study.best_trial.number] == (
+        ref.node,
+    )
     assert "cannot be held" not in caplog.text
 
 

@@ -5,7 +5,9 @@ from functools import partial
 import pytest
 from sqlalchemy import create_engine, text
 
+from tests.study.helpers import SOLO, make_study
 from tests.web.conftest import SCRIPT, opened
+from thrifty.space import Choice, Space, Step
 from thrifty.store import EpochRecord, NodeRecord, Store, StudyMoved, TrialAsked, TrialReported
 from thrifty.web import create_app
 from thrifty.web._responses import PollThrottle
@@ -543,3 +545,19 @@ def test_the_schema_is_real(database):
         assert list(operations) == ["get"]
         answer = operations["get"]["responses"]["200"]["content"]["application/json"]["schema"]
         assert answer["$ref"].startswith("#/components/schemas/"), path
+
+
+def test_curves_of_several_seeds_are_their_means(tmp_path):
+    study = make_study(
+        tmp_path, name="seeds", seeds=3, space=Space(lr=Choice([0.1, Step(0.1, [2])]))
+    )
+    study.run(progress=False, executor=SOLO)
+    with opened(tmp_path / "t.db") as client:
+        shown = get(client, "/studies/1/curves")["curves"]
+        one = get(client, "/studies/1/trials/0")
+        get(client, "/studies/1/forest")
+    by_number = {curve["trial"]: curve["points"] for curve in shown}
+    for trial in study.trials:
+        assert [v for _, v in by_number[trial.number]] == pytest.approx(trial.curve)
+    assert [v for _, v in one["curves"]["mse"]] == pytest.approx(study.trials[0].curve)
+    assert one["value"] == study.trials[0].value

@@ -1,6 +1,6 @@
 """Errors, seeds, clocks and events that every other package may import."""
 
-from ._determinism import Clock, SystemClock, derive_seed, fingerprint, step_seed
+from ._determinism import Clock, SystemClock, derive_seed, fingerprint, replica_seed, step_seed
 from ._errors import (
     AlgorithmError,
     CheckpointError,
@@ -101,6 +101,7 @@ __all__ = [
     "is_from_user",
     "plain_logger",
     "plain_text",
+    "replica_seed",
     "require",
     "step_seed",
 ]

@@ -47,6 +47,19 @@ def derive_seed(seed: int, *names: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1
 
 
+def replica_seed(seed: int, replica: int) -> int:
+    """Return the seed with which a replica of a study with this seed is trained.
+
+    Replica 0 has the seed itself, so it is what a study without replicas trains.
+
+    >>> replica_seed(7, 0)
+    7
+    >>> replica_seed(7, 1) == derive_seed(7, "replica", 1)
+    True
+    """
+    return derive_seed(seed, "replica", replica) if replica else seed
+
+
 def step_seed(epoch_seed: int, step: int) -> int:
     """Return the seed of one step of an epoch.
 

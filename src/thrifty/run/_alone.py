@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from thrifty.core import replica_seed
 from thrifty.pack import (
     Backend,
     EpochPlan,
@@ -66,10 +67,13 @@ def member_at(
     state: State | None = None,
     alone: bool = False,
 ) -> Member:
-    """Return a trial that starts at ``epoch`` of a timeline and trains at least until ``stop``."""
+    """Return a trial that starts at ``epoch`` of a timeline and trains at least until ``stop``.
+
+    ``seed`` is the study's. The trial is trained with the seed of the timeline's replica.
+    """
     return Member(
         values=timeline.at(epoch),
-        seed=seed,
+        seed=replica_seed(seed, timeline.replica),
         epoch=epoch,
         state=state,
         first=timeline.at(0),

@@ -16,6 +16,7 @@ from thrifty.search.samplers._base_sampler import check_counts, check_halving
 from thrifty.space import Space
 
 from ._algorithm import Algorithm, check_sampler, draw
+from ._certainty import not_surely_worse
 from ._history import Decision, History, Leaderboard, Proposal, Stop
 from .samplers import KDESampler, RandomSampler, Sampler
 
@@ -40,7 +41,8 @@ def halve(
     """Return decisions on a complete rung: the best ``1 / eta`` continue, the others stop.
 
     A rung is complete when all trials have reached it or failed. Only waiting trials get a
-    decision, so decisions that are in the history already are never repeated.
+    decision, so decisions that are in the history already are never repeated. In a study with
+    several seeds, trials that are not surely worse continue, too.
     """
     num_here = len(history.in_group(group))
     for here, there in pairwise(rungs):
@@ -48,17 +50,31 @@ def halve(
         if len(board) < num_here:
             return []
         num_kept = min(max(num_here // eta, 1), board.num_alive)
+        undecided = _contenders(history, board, epoch=here, cut=num_kept)
         waiting = history.waiting(here, group=group)
         if waiting:
-            kept = set(best(board, num_kept))
+            kept = {*best(board, num_kept), *undecided}
             return [
                 Proposal(target=there, trial=number, group=group)
                 if number in kept
                 else Stop(trial=number)
                 for _, number in waiting
             ]
-        num_here = num_kept
+        num_here = num_kept + len(undecided)
     return []
+
+
+def _contenders(history: History, board: Leaderboard, *, epoch: int, cut: int) -> list[int]:
+    """Return the trials behind the first ``cut`` of a rung that are not surely worse.
+
+    There are none if the study has one seed.
+    """
+    if not cut or not history[board[0][1]].standard_errors:
+        return []
+    alive = board[: board.num_alive]
+    errors = [history[number].standard_errors[epoch - 1] for _, number in alive]
+    places = not_surely_worse([score for score, _ in alive], errors, cut=cut)
+    return [alive[place][1] for place in places]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +163,10 @@ class ASHA(RungAlgorithm):
         return out
 
     def _promotions(self, history: History, step: tuple[int, int], *, num: int) -> list[Decision]:
-        """Promote at most ``num`` trials that wait in the top ``1 / eta`` of a rung."""
+        """Promote at most ``num`` trials that wait in the top ``1 / eta`` of a rung.
+
+        In a study with several seeds, trials that are not surely worse are promoted, too.
+        """
         here, there = step
         board = history.leaderboard(here)
         num_top = len(board) // self.eta
@@ -156,6 +175,14 @@ class ASHA(RungAlgorithm):
             if board.rank(entry) >= num_top:
                 break  # trials come best first, so no later one is in the top
             out.append(Proposal(target=there, trial=entry[1]))
+        cut = min(num_top, board.num_alive)
+        if len(out) < num:
+            waiting = [
+                number
+                for number in _contenders(history, board, epoch=here, cut=cut)
+                if history[number].state == "waiting" and history[number].reached == here
+            ]
+            out += [Proposal(target=there, trial=number) for number in waiting[: num - len(out)]]
         return out
 
     def _last_one(self, history: History, rungs: tuple[int, ...]) -> list[Decision]:

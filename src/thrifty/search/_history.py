@@ -35,6 +35,7 @@ class Trial:
         objectives: values of all objectives of the study at ``reached``; higher is better (empty
             before the first report).
         violation: by how much it violated the study's constraints there; 0: not at all.
+        standard_errors: standard error of each score (empty: the study has one seed).
     """
 
     number: int
@@ -47,6 +48,7 @@ class Trial:
     parent: tuple[int, int] | None = None
     objectives: tuple[float, ...] = ()
     violation: float = 0.0
+    standard_errors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,7 @@ class _Row:
         "parent",
         "reached",
         "scores",
+        "standard_errors",
         "state",
         "target",
         "view",
@@ -154,6 +157,7 @@ class _Row:
         self.state: TrialState = "running"
         self.objectives: tuple[float, ...] = ()
         self.violation = 0.0
+        self.standard_errors: tuple[float, ...] = ()
         self.view: Trial | None = None
 
     def trial(self) -> Trial:
@@ -170,6 +174,7 @@ class _Row:
                 parent=self.parent,
                 objectives=self.objectives,
                 violation=self.violation,
+                standard_errors=self.standard_errors,
             )
         return self.view
 
@@ -321,6 +326,7 @@ class History:
         *,
         objectives: Sequence[float] = (),
         violation: float = 0.0,
+        standard_errors: Sequence[float] = (),
     ) -> None:
         """Record that a trial has reached its target.
 
@@ -330,6 +336,7 @@ class History:
                 last score is ``-inf`` has failed.
             objectives: all objectives at the target (default: the last score).
             violation: by how much the trial violates the study's constraints there.
+            standard_errors: standard error of each score, if scores are means over several seeds.
         """
         row = self._rows[number]
         assert len(scores) == row.target
@@ -343,6 +350,7 @@ class History:
         row.scores = scores
         row.objectives = tuple(objectives) or scores[-1:]
         row.violation = violation
+        row.standard_errors = tuple(standard_errors)
         self._change(row, "waiting")
         place, entry = (row.group, row.target), (-scores[-1], number)
         self._boards[place].add(entry)

@@ -27,6 +27,12 @@ class Run(NamedTuple):
 class Timeline:
     """The values of all hyper-parameters over the epochs of one run.
 
+    Args:
+        config: The hyper-parameters; schedules change over the epochs.
+        epochs: The number of epochs.
+        replica: Which of the study's seeds the run is trained with. Runs of different replicas
+            share no epoch.
+
     Raises:
         ScheduleError: A schedule is longer than the run, or stands where a plain value must be.
 
@@ -37,15 +43,19 @@ class Timeline:
     30
     """
 
-    __slots__ = ("config", "epochs", "runs")
+    __slots__ = ("config", "epochs", "replica", "runs")
 
-    def __init__(self, config: Mapping[str, Any], *, epochs: int) -> None:
+    def __init__(self, config: Mapping[str, Any], *, epochs: int, replica: int = 0) -> None:
         self.config = config
         self.epochs = epochs
-        self.runs = _runs(config, epochs)
+        self.replica = replica
+        runs = _runs(config, epochs)
+        # Replica 0 keeps the keys of a timeline without replicas, so that both are one run.
+        self.runs = _of_replica(runs, replica) if replica else runs
 
     def __repr__(self) -> str:
-        return f"Timeline({dict(self.config)!r}, epochs={self.epochs})"
+        replica = f", replica={self.replica}" if self.replica else ""
+        return f"Timeline({dict(self.config)!r}, epochs={self.epochs}{replica})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Timeline):
@@ -159,6 +169,10 @@ def _merged(key: list[Hashable], moving: list[tuple[int, Lane]], epochs: int) ->
             key[index + 1] = lane[at[which]][2]
         out.append(Run(start, stop, _one_object(tuple(key))))
     return tuple(out)
+
+
+def _of_replica(runs: tuple[Run, ...], replica: int) -> tuple[Run, ...]:
+    return tuple(run._replace(key=_one_object((replica, run.key))) for run in runs)
 
 
 @lru_cache(maxsize=16384)

@@ -14,7 +14,15 @@ from thrifty.space import config_from_json
 
 from . import _schema as schema
 from ._engine import consistent_read, fetch, user_errors
-from ._records import CheckpointAdded, EpochRecord, NodeRecord, PlanInfo, PlanRecords, records_of
+from ._records import (
+    CheckpointAdded,
+    EpochRecord,
+    NodeRecord,
+    PlanInfo,
+    PlanRecords,
+    nodes_of_replicas,
+    records_of,
+)
 from ._writer import write
 
 
@@ -124,7 +132,7 @@ class Plans:
         """
         trials, studies = schema.trials, schema.studies
         query = (
-            select(trials.c.node, trials.c.reached)
+            select(trials.c.node, trials.c.reached, trials.c.replicas)
             .join(studies, studies.c.id == trials.c.study)
             .where(
                 studies.c.plan == plan,
@@ -133,7 +141,11 @@ class Plans:
                 trials.c.state.in_(("running", "waiting")),
             )
         )
-        return [(node, epoch) for node, epoch in fetch(self._engine, query)]
+        return [
+            (node, epoch)
+            for first, epoch, others in fetch(self._engine, query)
+            for node in (first, *nodes_of_replicas(others))
+        ]
 
     def ends(self, plan: int, *, but: int) -> set[tuple[int, int]]:
         """Return the positions ``(node, epoch)`` of all trials of other studies, in any state.
@@ -146,12 +158,15 @@ class Plans:
         """
         trials, studies = schema.trials, schema.studies
         query = (
-            select(trials.c.node, trials.c.reached)
+            select(trials.c.node, trials.c.reached, trials.c.replicas)
             .join(studies, studies.c.id == trials.c.study)
             .where(studies.c.plan == plan, studies.c.id != but, trials.c.reached > 0)
-            .distinct()
         )
-        return {(node, epoch) for node, epoch in fetch(self._engine, query)}
+        return {
+            (node, epoch)
+            for first, epoch, others in fetch(self._engine, query)
+            for node in (first, *nodes_of_replicas(others))
+        }
 
 
 def threads_of(connection: Connection, plan: int) -> int | None:

@@ -10,11 +10,15 @@ from typing import Any, TypeVar
 from sqlalchemy import Row
 
 from thrifty.core import CheckpointRef
+from thrifty.space import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A node of a plan; ``config`` and ``epochs`` are the timeline of the trial that added it."""
+    """A node of a plan.
+
+    ``config``, ``epochs`` and ``replica`` are the timeline of the trial that added it.
+    """
 
     plan: int
     node: int
@@ -22,6 +26,12 @@ class NodeRecord:
     start: int
     config: Mapping[str, Any]
     epochs: int
+    replica: int = 0
+
+    @property
+    def timeline(self) -> Timeline:
+        """The timeline of the trial that added the node."""
+        return Timeline(self.config, epochs=self.epochs, replica=self.replica)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +139,10 @@ class TrialEnqueued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialAsked:
-    """A trial was asked to train up to epoch ``target``; ``config`` is set only for a new trial."""
+    """A trial was asked to train up to epoch ``target``; ``config`` is set only for a new trial.
+
+    ``node`` is where its first replica ends, ``replicas`` where the others end.
+    """
 
     study: int
     trial: int
@@ -138,6 +151,7 @@ class TrialAsked:
     group: Any
     parent: tuple[int, int] | None
     node: int
+    replicas: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +276,8 @@ class StudyInfo:
 class TrialRecord:
     """The current state of a trial; ``error`` is its kind, message and traceback.
 
-    ``objectives`` and ``violation`` are those of ``TrialReported``.
+    ``objectives`` and ``violation`` are those of ``TrialReported``, ``node`` and ``replicas`` those
+    of ``TrialAsked``.
     """
 
     number: int
@@ -277,6 +292,7 @@ class TrialRecord:
     error: tuple[str, str, str]
     objectives: Mapping[str, float] | None = None
     violation: float | None = None
+    replicas: tuple[int, ...] = ()
 
     @property
     def feasible(self) -> bool:
@@ -361,6 +377,15 @@ class StudySummary:
 
 
 _Made = TypeVar("_Made")
+
+
+def nodes_of_replicas(stored: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the nodes of a trial's replicas after the first, as a column of the trials has them.
+
+    >>> nodes_of_replicas(None), nodes_of_replicas([4, 7])
+    ((), (4, 7))
+    """
+    return tuple(stored or ())
 
 
 def records_of(

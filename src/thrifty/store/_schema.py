@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0007"
+VERSION = "0008"
 
 metadata = MetaData()
 
@@ -83,6 +83,8 @@ nodes = Table(
     Column("start", Integer, nullable=False),
     Column("config", JSON, nullable=False),
     Column("epochs", Integer, nullable=False),
+    # Which of a study's seeds the node is trained with; 0 is the study's own seed.
+    Column("replica", Integer, nullable=False, server_default="0"),
     # The plan's revision when an epoch or a state of the node was last written.
     Column("revision", BigInteger, nullable=False, server_default="0"),
 )
@@ -193,6 +195,8 @@ trials = Table(
     Column("objectives", JSON(none_as_null=True)),
     # NULL if the study has no constraints.
     Column("violation", Float),
+    # The nodes of the replicas after the first, whose node is ``node``; NULL if there is one seed.
+    Column("replicas", JSON(none_as_null=True)),
     # A covering index: the status of a study can be computed without reading the trials.
     Index("trials_status", "study", "state", "value", "number", "target", "violation"),
 )

@@ -27,6 +27,7 @@ from ._records import (
     StudySummary,
     TrialEnqueued,
     TrialRecord,
+    nodes_of_replicas,
     records_of,
 )
 from ._writer import write
@@ -241,7 +242,8 @@ class Studies:
     def curves(self, study: int, metric: str) -> dict[int, tuple[float, ...]]:
         """Return a metric of each trial after epochs ``1 .. reached``, by trial number.
 
-        The values are those of the nodes on the path from the root to the trial's node.
+        The values are those of the nodes on the path from the root to the trial's node. If the
+        study has several seeds, they are means over these.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -262,13 +264,16 @@ class Studies:
                 for row in connection.execute(epochs)
             }
             trials = connection.execute(
-                select(t.c.number, t.c.node, t.c.reached)
+                select(t.c.number, t.c.node, t.c.reached, t.c.replicas)
                 .where(t.c.study == study)
                 .order_by(t.c.number)
             ).all()
         return {
-            number: _curve(node, reached, ancestry=ancestry, values=values)
-            for number, node, reached in trials
+            number: _means([
+                _curve(node, reached, ancestry=ancestry, values=values)
+                for node in (first, *nodes_of_replicas(others))
+            ])
+            for number, first, reached, others in trials
         }
 
     def trained_to(self, study: int, *, state: str) -> dict[int, int]:
@@ -332,7 +337,14 @@ def _records(connection: Connection, study: int) -> StudyRecords:
         select(entries).where(entries.c.study == study).order_by(entries.c.id)
     ).all()
     return StudyRecords(
-        trials=records_of(TrialRecord, trials, config=config_from_json, parent=_pair, error=_error),
+        trials=records_of(
+            TrialRecord,
+            trials,
+            config=config_from_json,
+            parent=_pair,
+            error=_error,
+            replicas=nodes_of_replicas,
+        ),
         log=records_of(LogRecord, log, config=_config),
     )
 
@@ -367,6 +379,12 @@ def _curve(
         out.extend(values[node, e] for e in range(epoch, start, -1))
         node, epoch = parent, min(epoch, start)
     return tuple(out[::-1])
+
+
+def _means(curves: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    if len(curves) == 1:
+        return tuple(curves[0])
+    return tuple(sum(v / len(curves) for v in epoch) for epoch in zip(*curves, strict=True))
 
 
 def _config(stored: Any) -> dict[str, Any] | None:

@@ -131,6 +131,7 @@ def _nodes(
             "start": r.start,
             "config": config_to_json(r.config),
             "epochs": r.epochs,
+            "replica": r.replica,
             "revision": revisions[r.plan],
         }
         for r in records
@@ -303,6 +304,7 @@ def _fresh_trial(asked: TrialAsked, config: Mapping[str, Any]) -> Row:
         "error": None,
         "objectives": None,
         "violation": None,
+        "replicas": list(asked.replicas) or None,
     }
 
 

@@ -23,12 +23,11 @@ def unique_epochs(ledger: Ledger) -> list[int]:
     seen: set[tuple[int, int]] = set()
     counts = []
     for number in range(len(ledger.history)):
-        node = ledger.node_of[number]
-        for epoch in range(ledger.history[number].reached, 0, -1):
-            place = ledger.plan.owner(node, epoch).id, epoch
-            if place in seen:
-                break  # all earlier epochs are counted as well
-            seen.add(place)
+        for passed in ledger.places(number):
+            for place in passed:
+                if place in seen:
+                    break  # all earlier epochs are counted as well
+                seen.add(place)
         counts.append(len(seen))
     return counts
 
@@ -129,12 +128,13 @@ class Forecast:
         return out
 
 
-def forecast(
+def forecast(  # noqa: PLR0913 (the parts of a study, and what is known of it)
     algorithm: Algorithm,
     space: Space,
     *,
     goals: Goals,
     seed: int,
+    num_seeds: int = 1,
     epoch_seconds: float | None = None,
     enqueued: Sequence[Config] = (),
     prior: Sequence[Trial] = (),
@@ -145,7 +145,9 @@ def forecast(
     ``known`` is what the store knows of its plan; timelines of the forecast are added to it. How
     often trials will keep the constraints is not known: the forecast assumes always.
     """
-    run = MadeUpRun(algorithm, space, num_metrics=len(goals.metrics), seed=seed)
+    run = MadeUpRun(
+        algorithm, space, num_metrics=len(goals.metrics), seed=seed, num_seeds=num_seeds
+    )
     unique: list[int] = []
     trial_epochs: list[int] = []
     counts: list[tuple[int, int]] = []
@@ -181,7 +183,9 @@ def forecast(
 
 def forest_of(ledger: Ledger | MadeUpRun) -> list[ForestStage]:
     """Return the stage forest of a study as it is now, or of a made-up run."""
-    ends = Counter((ledger.node_of[trial.number], trial.target) for trial in ledger.history)
+    ends = Counter(
+        (node, trial.target) for trial in ledger.history for node in ledger.nodes_of[trial.number]
+    )
     return stage_forest(ledger.plan, ends=ends)
 
 

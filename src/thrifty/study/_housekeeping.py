@@ -59,7 +59,11 @@ class DiskBudget:
         if ledger.kept_bytes <= left or (ledger.kept_bytes == self._tried_at and not done):
             return
         live = [] if done else [*ledger.live()]
-        live += [(ledger.node_of[trial.number], trial.reached) for trial in best_ones(ledger)]
+        live += [
+            (node, trial.reached)
+            for trial in best_ones(ledger)
+            for node in ledger.nodes_of[trial.number]
+        ]
         try:
             others = store.plans.standing(ledger.plan_id, but=ledger.study_id)
         except StoreUnreachableError:

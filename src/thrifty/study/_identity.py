@@ -182,6 +182,8 @@ class Recipe:
     algorithm: Algorithm
     goals: Goals
     seed: int
+    num_seeds: int = 1
+    """The number of seeds that each configuration is trained with."""
     warm_start: tuple[str, ...] = ()
     """Names of the earlier studies that this study learns from."""
     apart: bool = True
@@ -248,6 +250,8 @@ class Recipe:
             "mode": list(goals.modes) if several else goals.modes[0],
             "seed": self.seed,
         }
+        if self.num_seeds > 1:
+            spec["seeds"] = self.num_seeds
         if goals.constraints:
             spec["constraints"] = {name: [b.side, b.limit] for name, b in goals.constraints}
         if self.warm_start:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from thrifty.core import (
@@ -41,6 +42,7 @@ from thrifty.store import (
 from thrifty.store._reports import EpochTimes
 
 from ._goals import Goals
+from ._replicas import mean_curve, standard_errors
 from ._trial_events import FailureLog, TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 
 
@@ -60,18 +62,19 @@ class Ledger:
         goals: Goals,
         max_epochs: int,
         clock: Clock,
+        num_seeds: int = 1,
         prior: Sequence[Trial] = (),
         study_id: int = 0,
         plan_id: int = 0,
     ) -> None:
         self.plan = plan
         self.history = History(prior=prior, max_epochs=max_epochs)
-        self.goals, self.max_epochs = goals, max_epochs
+        self.goals, self.max_epochs, self.num_seeds = goals, max_epochs, num_seeds
         self.outbox: list[Record] = []
         self.news: list[TrialEvent] = []
         """Events that observers have not received yet."""
-        self.node_of: list[int] = []
-        """The node that each trial's timeline ends on, by trial number."""
+        self.nodes_of: list[tuple[int, ...]] = []
+        """The nodes that the timelines of each trial's replicas end on, by trial number."""
         self.errors: dict[int, tuple[str, str, str]] = {}
         """Kind, message and traceback of failed trials."""
         self.times: dict[tuple[int, int], EpochTimes] = {}
@@ -124,14 +127,20 @@ class Ledger:
                     self.news.append(TrialEnded(trial=number, state="stopped"))
                 continue
             if decision.config is not None:
-                self.node_of.append(self._insert(decision.config, epochs=self.max_epochs))
+                self.nodes_of.append(self._insert(decision.config, epochs=self.max_epochs))
                 self.news.append(
                     TrialBegan(trial=number, config=decision.config, parent=decision.parent)
                 )
             self.outbox.append(self._asked(decision, number))
-            answer = self.plan.request(number, self.node_of[number], decision.target)
-            if answer is not None:
-                self._answered(answer)
+            self._request(number, decision.target)
+
+    def _request(self, number: int, target: int) -> None:
+        """Request all replicas of a trial; a result that is known already is reported at once."""
+        answers = [self.plan.request(number, node, target) for node in self.nodes_of[number]]
+        known = [answer for answer in answers if answer is not None]
+        failed = [answer for answer in known if answer.failure is not None]
+        for answer in failed[:1] or known[:1]:
+            self._answered(answer)
 
     @property
     def best_trial(self) -> Trial | None:
@@ -154,15 +163,32 @@ class Ledger:
         return None if best is None else self.goals.sign * best.objectives[0]
 
     def curve(self, number: int) -> list[Mapping[str, float]]:
-        """Return all metrics of a trial after epochs 1, 2, ... up to the epoch it has reached."""
-        return self.plan.curve(self.node_of[number], self.history[number].reached)
+        """Return all metrics of a trial after epochs 1, 2, ... up to the epoch it has reached.
 
-    def _insert(self, config: Mapping[str, Any], *, epochs: int) -> int:
-        node = self.plan.insert(Timeline(config, epochs=epochs))
+        With several seeds, these are the means over the replicas.
+        """
+        return mean_curve(self.replicas(number))
+
+    def replicas(self, number: int) -> list[list[Mapping[str, float]]]:
+        """Return the metrics of each replica of a trial, up to the epoch that all have reached."""
+        reached = self.history[number].reached
+        return [self.plan.curve(node, reached) for node in self.nodes_of[number]]
+
+    def places(self, number: int) -> Iterator[list[tuple[int, int]]]:
+        """Yield, for each replica of a trial, the ``(node, epoch)`` it has passed, last first."""
+        for node in self.nodes_of[number]:
+            reached = self.history[number].reached
+            yield [(self.plan.owner(node, epoch).id, epoch) for epoch in range(reached, 0, -1)]
+
+    def _insert(self, config: Mapping[str, Any], *, epochs: int) -> tuple[int, ...]:
+        nodes = tuple(
+            self.plan.insert(Timeline(config, epochs=epochs, replica=replica))
+            for replica in range(self.num_seeds)
+        )
         fresh = self.plan.nodes[self._num_nodes_recorded :]
         self.outbox += [node_record(each, plan=self.plan_id) for each in fresh]
         self._num_nodes_recorded = len(self.plan.nodes)
-        return node
+        return nodes
 
     def _asked(self, proposal: Proposal, number: int) -> TrialAsked:
         return TrialAsked(
@@ -172,7 +198,8 @@ class Ledger:
             config=proposal.config,
             group=proposal.group,
             parent=proposal.parent,
-            node=self.node_of[number],
+            node=self.nodes_of[number][0],
+            replicas=self.nodes_of[number][1:],
         )
 
     # -- events -----------------------------------------------------------------------
@@ -243,6 +270,8 @@ class Ledger:
     def _answered(self, answer: Answer) -> None:
         number = answer.trial
         assert isinstance(number, int)
+        if len(self.nodes_of[number]) > 1 and not self._is_settled(number, answer):
+            return
         if answer.failure is not None:
             self._fail(number, answer.epoch, answer.failure)
             return
@@ -261,6 +290,20 @@ class Ledger:
                 objectives=goals.values(metrics) if len(goals.metrics) > 1 else None,
                 violation=goals.violation(metrics) if goals.constraints else None,
             )
+        )
+
+    def _is_settled(self, number: int, answer: Answer) -> bool:
+        """Return whether an answer about one replica decides the request of its trial.
+
+        A failure does, and so does the last result. A trial whose replica has failed fails: a mean
+        over the replicas that are left would prefer configurations that fail now and then.
+        """
+        trial = self.history[number]
+        if trial.state != "running" or trial.target != answer.epoch:
+            return False  # another replica has failed, or all results came at once
+        return answer.failure is not None or all(
+            answer.epoch in self.plan.owner(node, answer.epoch).metrics
+            for node in self.nodes_of[number]
         )
 
     def _advanced(
@@ -290,7 +333,8 @@ class Ledger:
         Return how many of them another trial had passed already.
         """
         shared, epoch = 0, self.history[number].reached
-        node: Node | None = self.plan.owner(self.node_of[number], epoch)
+        # Trials that share an epoch share it in all replicas, so the first one stands for all.
+        node: Node | None = self.plan.owner(self.nodes_of[number][0], epoch)
         while node is not None and epoch > before:
             first = max(before, node.start)
             passed = self._passed.get(node.id, node.start)
@@ -305,26 +349,29 @@ class Ledger:
         Return its metrics up to there, or None if they make the trial fail.
         """
         goals = self.goals
-        curve = self.plan.curve(self.node_of[number], epoch)
+        curves = [self.plan.curve(node, epoch) for node in self.nodes_of[number]]
         needed = set(goals.names)
-        for metrics in curve:
+        for metrics in chain.from_iterable(curves):
             if not needed <= metrics.keys():
                 goals.check(metrics)
+        curve = mean_curve(curves)
         metrics = curve[-1]
         if bad := goals.not_finite(metrics):
             verb = "is" if len(bad) == 1 else "are"
-            message = f"{', '.join(bad)} {verb} not finite after epoch {epoch}"
+            which = _which_replicas([bool(goals.not_finite(each[-1])) for each in curves])
+            message = f"{', '.join(bad)} {verb} not finite after epoch {epoch}{which}"
             self._fail(number, epoch, ("diverged", message, ""))
             self.failure_log.note_diverged(number)
             return None
         violation = goals.violation(metrics)
         self._stand(number, epoch)
-        self.trial_epochs += epoch - self.history[number].reached
+        self.trial_epochs += (epoch - self.history[number].reached) * len(curves)
         self.history.record_scores(
             number,
             [goals.score(m) for m in curve],
             objectives=goals.objectives(metrics),
             violation=violation,
+            standard_errors=standard_errors([[goals.score(m) for m in each] for each in curves]),
         )
         if not violation:
             heapq.heappush(self._ranked, (-goals.objectives(metrics)[0], number, epoch))
@@ -332,17 +379,21 @@ class Ledger:
 
     def _stand(self, number: int, epoch: int) -> None:
         """Record that a trial has moved to another state."""
-        node, before = self.node_of[number], self.history[number].reached
-        if before:
-            left = self.plan.owner(node, before).id, before
-            self.stands[left] -= 1
-            if not self.stands[left]:
-                del self.stands[left]
-                self.touched.add(left[0])
-        self.stands[self.plan.owner(node, epoch).id, epoch] += 1
+        before = self.history[number].reached
+        for node in self.nodes_of[number]:
+            if before:
+                left = self.plan.owner(node, before).id, before
+                self.stands[left] -= 1
+                if not self.stands[left]:
+                    del self.stands[left]
+                    self.touched.add(left[0])
+            self.stands[self.plan.owner(node, epoch).id, epoch] += 1
 
     def _fail(self, number: int, epoch: int, failure: tuple[str, str, str]) -> None:
         kind, message, traceback = failure
+        if len(self.nodes_of[number]) > 1:  # the other replicas need no more training
+            for node in self.nodes_of[number]:
+                self.plan.release(number, node, self.history[number].target)
         self.news.append(TrialEnded(trial=number, state="failed", message=message))
         self.history.record_failure(number)
         self.errors[number] = failure
@@ -421,7 +472,7 @@ class Ledger:
         # recorded at once.
         for node in records.nodes:
             # Another study of this plan may train for more or fewer epochs.
-            made = self.plan.insert(Timeline(node.config, epochs=node.epochs))
+            made = self.plan.insert(node.timeline)
             assert made == node.node
         self._num_nodes_recorded = len(self.plan.nodes)
         for epoch in records.epochs:
@@ -464,7 +515,7 @@ class Ledger:
                     )
                 )
                 if fresh:
-                    self.node_of.append(trial.node)
+                    self.nodes_of.append((trial.node, *trial.replicas))
             elif entry.kind == "stopped":
                 self.history.record_decision(Stop(trial=entry.trial))
             elif entry.kind == "failed":
@@ -483,11 +534,10 @@ class Ledger:
         """Request again what was pending when the last run ended."""
         for number in range(len(self.history)):
             one = self.history[number]
-            self.plan.note(self.node_of[number], one.target)
+            for node in self.nodes_of[number]:
+                self.plan.note(node, one.target)
             if one.state == "running":
-                answer = self.plan.request(number, self.node_of[number], one.target)
-                if answer is not None:
-                    self._answered(answer)
+                self._request(number, one.target)
 
     def count_as_known(self) -> None:
         """Count what this study's run has trained as known, as if it was read from the store."""
@@ -495,14 +545,15 @@ class Ledger:
             self.origins[place] = self.study_id
 
     def live(self) -> Iterable[tuple[int, int]]:
-        """Yield the node and the epoch of each trial whose training may go on.
+        """Yield the node and the epoch of each replica of the trials whose training may go on.
 
         Trials that have reached the last epoch are left out: no training starts from their state.
         """
         for number in range(len(self.history)):
             trial = self.history[number]
             if trial.state in ("running", "waiting") and trial.reached < self.max_epochs:
-                yield self.node_of[number], trial.reached
+                for node in self.nodes_of[number]:
+                    yield node, trial.reached
 
 
 def node_record(node: Node, *, plan: int) -> NodeRecord:
@@ -514,6 +565,7 @@ def node_record(node: Node, *, plan: int) -> NodeRecord:
         start=node.start,
         config=node.timeline.config,
         epochs=node.timeline.epochs,
+        replica=node.timeline.replica,
     )
 
 
@@ -527,6 +579,13 @@ def done(epoch: EpochRecord) -> EpochDone:
         worker=epoch.worker,
         evaluated=epoch.evaluated,
     )
+
+
+def _which_replicas(bad: Sequence[bool]) -> str:
+    """Return which replicas of a trial are bad as the end of a sentence."""
+    if len(bad) == 1 or not any(bad):
+        return ""
+    return f" ({sum(bad)} of {len(bad)} seeds)"
 
 
 def _hashable(group: Any) -> Any:

@@ -163,6 +163,24 @@ def checked_seed(seed: object) -> int:
     return int(seed)
 
 
+MAX_SEEDS = 1000
+
+
+def checked_seeds(seeds: object) -> int:
+    """Return the number of seeds of a study as an int after checking it.
+
+    Raises:
+        UsageError: It is not an integer from 1 to ``MAX_SEEDS``.
+    """
+    if isinstance(seeds, bool) or not isinstance(seeds, int | np.integer):
+        raise UsageError(
+            f"seeds is {seeds!r}; it must be the number of seeds of each configuration, an integer"
+        )
+    if not 1 <= seeds <= MAX_SEEDS:
+        raise UsageError(f"seeds is {seeds}; it must be from 1 to {MAX_SEEDS:,}")
+    return int(seeds)
+
+
 def check_max_epochs(algorithm: Algorithm) -> None:
     """Raise AlgorithmError unless ``max_epochs`` is a positive integer."""
     epochs = getattr(algorithm, "max_epochs", None)

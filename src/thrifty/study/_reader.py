@@ -51,12 +51,11 @@ class Provenance:
         """Count the epochs that the trials of a study have reached."""
         places: set[tuple[int, int]] = set()
         for number in range(len(ledger.history)):
-            node = ledger.node_of[number]
-            for epoch in range(ledger.history[number].reached, 0, -1):
-                place = ledger.plan.owner(node, epoch).id, epoch
-                if place in places:
-                    break  # all earlier epochs are counted as well
-                places.add(place)
+            for passed in ledger.places(number):
+                for place in passed:
+                    if place in places:
+                        break  # all earlier epochs are counted as well
+                    places.add(place)
         fresh = places - ledger.origins.keys()
         evaluated = len(fresh & ledger.evaluated)
         return cls(

@@ -21,7 +21,7 @@ from thrifty.core import (
 from thrifty.pack import TRAIN_LOSS
 from thrifty.plan import SearchPlan
 from thrifty.run import model_of, state_from_arrays, train_alone
-from thrifty.space import Timeline, config_to_json
+from thrifty.space import config_to_json
 from thrifty.store import (
     CheckpointAdded,
     NodeRecord,
@@ -103,10 +103,7 @@ def taken_over(relatives: Sequence[PlanRecords]) -> list[NodeRecord | Checkpoint
     merged = SearchPlan()
     states: dict[tuple[int, int], CheckpointRef] = {}
     for records in relatives:
-        places = {
-            node.node: merged.insert(Timeline(node.config, epochs=node.epochs))
-            for node in records.nodes
-        }
+        places = {node.node: merged.insert(node.timeline) for node in records.nodes}
         losses = {(e.node, e.epoch): e.metrics.get(TRAIN_LOSS) for e in records.epochs}
         for ref in records.checkpoints:
             loss = losses.get((ref.node, ref.epoch), ref.train_loss)
@@ -202,7 +199,7 @@ class StudyRepository:
         with store:
             records = self._known_records(store)
         for node in records.nodes:
-            plan.insert(Timeline(node.config, epochs=node.epochs))
+            plan.insert(node.timeline)
         plan.learn([done(epoch) for epoch in records.epochs], records.checkpoints)
         return plan
 
@@ -309,6 +306,7 @@ class StudyRepository:
             ),
             goals=self.recipe.goals,
             max_epochs=max_epochs,
+            num_seeds=self.recipe.num_seeds,
             clock=self.clock,
             prior=prior_trials(records.priors, self.recipe.goals),
             study_id=info.id,
@@ -340,13 +338,23 @@ class StudyRepository:
             known = store.studies.enqueued(info.id)
             return [*known, *not_in(enqueued, known)], list(store.studies.priors(info.id))
 
-    def load_model(self, ledger: Ledger, number: int) -> torch.nn.Module:
-        """Return a trial's trained model, from its checkpoint or trained again."""
+    def load_model(self, ledger: Ledger, number: int, *, replica: int = 0) -> torch.nn.Module:
+        """Return a trial's trained model, from its checkpoint or trained again.
+
+        Raises:
+            UsageError: The trial has not reported yet, or the study has no such replica.
+        """
         epochs = ledger.history[number].reached
         if not epochs:
             raise UsageError(f"trial {number} has not reported yet: there is no model to load")
-        node = ledger.plan.owner(ledger.node_of[number], epochs)
-        timeline = ledger.plan.nodes[ledger.node_of[number]].timeline
+        nodes = ledger.nodes_of[number]
+        if not 0 <= replica < len(nodes):
+            raise UsageError(
+                f"load_model(replica={replica!r}): trial {number} was trained with {len(nodes)} "
+                f"seed{'s' if len(nodes) > 1 else ''}; give a number from 0 to {len(nodes) - 1}"
+            )
+        node = ledger.plan.owner(nodes[replica], epochs)
+        timeline = ledger.plan.nodes[nodes[replica]].timeline
         ref = node.checkpoints.get(epochs)
         state = None
         if ref is not None:

@@ -14,15 +14,18 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
-from thrifty.core import ThriftyError, plain_text
+from thrifty.core import ThriftyError, derive_seed, plain_text
 from thrifty.search import Trial
+from thrifty.search._certainty import probability_best
 from thrifty.store import failure_groups, nondominated
 from thrifty.store._reports import EpochTimes, failure_lines
 
 from ._goals import Goals
 from ._ledger import Ledger
+from ._replicas import interval, mean_curve, standard_deviation
 
 
 TrialState = Literal["done", "running", "paused", "stopped", "failed"]
@@ -46,6 +49,14 @@ class TrialResult:
         values: All objectives by name (empty before the first report).
         violation: By how much the trial breaks the study's constraints, each as a share of its
             limit. 0 if it keeps them all.
+        num_seeds: The number of seeds that the trial was trained with. With several, ``value``,
+            ``curve`` and ``values`` are means over the seeds.
+        curves: The metric after epochs 1, 2, ... for each seed.
+        sd: The standard deviation of the metric over the seeds at ``epochs`` (None: one seed).
+        interval: A 95 % confidence interval of the mean over seeds (None: one seed). It does not
+            allow for the selection of a best trial among many.
+        certainty: The probability that the trial is the best of the study, for ``best_trial`` of a
+            study with several seeds (None elsewhere).
     """
 
     number: int
@@ -58,16 +69,27 @@ class TrialResult:
     parent: tuple[int, int] | None = None
     values: Mapping[str, float] = field(default_factory=dict)
     violation: float = 0.0
-    _load: Callable[[], torch.nn.Module] | None = field(default=None, repr=False, compare=False)
+    num_seeds: int = 1
+    curves: tuple[tuple[float, ...], ...] = ()
+    sd: float | None = None
+    interval: tuple[float, float] | None = None
+    certainty: float | None = None
+    _load: Callable[[int], torch.nn.Module] | None = field(default=None, repr=False, compare=False)
 
-    def load_model(self) -> torch.nn.Module:
+    def load_model(self, *, replica: int = 0) -> torch.nn.Module:
         """Return the trained model at ``epochs``, on the CPU, in evaluation mode.
 
         It is loaded from its checkpoint. If that is deleted or damaged, the model is trained again,
         with the same result.
+
+        Args:
+            replica: Which of the study's seeds, from 0.
+
+        Raises:
+            UsageError: The study has no such seed, or the trial has not reported yet.
         """
         assert self._load is not None
-        return self._load()
+        return self._load(replica)
 
     def _repr_html_(self) -> str:
         """Return the result as a table for notebooks."""
@@ -78,6 +100,12 @@ class TrialResult:
             number, epoch = self.parent
             rows.append(("branched off", f"trial {number} at epoch {epoch}"))
         rows += [(metric, value_text(value)) for metric, value in self.values.items()]
+        if self.sd is not None and self.interval is not None:
+            low, high = map(value_text, self.interval)
+            rows.append((f"sd over {self.num_seeds} seeds", value_text(self.sd)))
+            rows.append(("95 % interval of the mean", f"{low} to {high}"))
+        if self.certainty is not None:
+            rows.append(("probability of being the best", f"{self.certainty:.0%}"))
         if self.violation:
             rows.append(("violation", value_text(self.violation)))
         rows += config
@@ -208,12 +236,20 @@ def state_of(trial: Trial, *, max_epochs: int) -> TrialState:
 
 
 def trial_result(
-    ledger: Ledger, number: int, *, load: Callable[[], torch.nn.Module]
+    ledger: Ledger,
+    number: int,
+    *,
+    load: Callable[[int], torch.nn.Module],
+    certainty: float | None = None,
 ) -> TrialResult:
     """Return the current result of a trial from the ledger."""
     trial, goals = ledger.history[number], ledger.goals
-    metrics = ledger.curve(number)
+    replicas = ledger.replicas(number)
+    metrics = mean_curve(replicas)
     curve = tuple(goals.value(m) for m in metrics)
+    curves = tuple(tuple(goals.value(m) for m in each) for each in replicas)
+    last = [each[-1] for each in curves if each]
+    several = len(last) > 1
     _, message, traceback = ledger.errors.get(number, ("", "", ""))
     return TrialResult(
         number=number,
@@ -226,6 +262,11 @@ def trial_result(
         parent=trial.parent,
         values=goals.values(metrics[-1]) if metrics else {},
         violation=trial.violation,
+        num_seeds=len(replicas),
+        curves=curves,
+        sd=standard_deviation(last) if several else None,
+        interval=interval(last) if several else None,
+        certainty=certainty,
         _load=load,
     )
 
@@ -250,6 +291,16 @@ def candidates(ledger: Ledger, *, name: str) -> list[Trial]:
         f"study {name!r} has no results, because all trials that ended have failed:\n{listed}\n"
         f"{groups[0].traceback}".rstrip()
     )
+
+
+def certainty_of(best: Trial, found: Sequence[Trial], *, seed: int) -> float:
+    """Return the probability that ``best`` has the best true mean of the trials ``found``."""
+    probabilities = probability_best(
+        [trial.objectives[0] for trial in found],
+        [trial.standard_errors[-1] for trial in found],
+        rng=np.random.default_rng(derive_seed(seed, "certainty")),
+    )
+    return float(probabilities[[trial.number for trial in found].index(best.number)])
 
 
 def best_ones(ledger: Ledger) -> list[Trial]:
@@ -282,13 +333,11 @@ def savings(ledger: Ledger) -> Savings:
     alone: list[float | None] = []
     trial_epochs = 0
     for number in range(len(ledger.history)):
-        reached = ledger.history[number].reached
-        trial_epochs += reached
-        node = ledger.node_of[number]
-        for epoch in range(reached, 0, -1):
-            owner = ledger.plan.owner(node, epoch).id
-            times = seen[owner, epoch] = ledger.times.get((owner, epoch), EpochTimes())
-            alone.append(times.alone)
+        for passed in ledger.places(number):
+            trial_epochs += len(passed)
+            for place in passed:
+                times = seen[place] = ledger.times.get(place, EpochTimes())
+                alone.append(times.alone)
     evaluated = len(seen.keys() & ledger.evaluated)
     again = [ledger.again[key] for key in ledger.again.keys() & seen.keys()]
     retrained = sum(num for num, _ in again)
@@ -324,6 +373,7 @@ def rows(trials: Sequence[TrialResult], goals: Goals) -> list[dict[str, Any]]:
             "state": t.state,
             "epochs": t.epochs,
             "value": t.value,
+            **({"sd": t.sd, "seeds": t.num_seeds} if t.num_seeds > 1 else {}),
             **{f"values_{metric}": t.values.get(metric) for metric in several},
             **({"violation": t.violation if t.values else None} if goals.constraints else {}),
             "error": t.error,

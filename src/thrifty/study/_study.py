@@ -39,12 +39,13 @@ from ._preflight import (
     check_study,
     checked_name,
     checked_seed,
+    checked_seeds,
     fill_config,
     prior_trials,
 )
 from ._reader import Reader, Trials, overview
 from ._repository import Source, Storage, StudyRepository
-from ._results import Savings, TrialResult, candidates, rows, savings, trial_result
+from ._results import Savings, TrialResult, candidates, certainty_of, rows, savings, trial_result
 from ._session import say_if_all_failed, say_what_was_not_checked, say_where_from, train
 from .simulation._simulate import simulate
 from .simulation._simulation_report import Simulation
@@ -74,6 +75,9 @@ class Study(PlotMixin):
             much they may take.
         name: The study's name in the database; an existing study of this name is resumed.
         seed: The seed of initialisation, data order, dropout and sampling, the same for all trials.
+        seeds: The number of seeds that each configuration is trained with. The first is ``seed``,
+            the others are derived from it. Algorithms see the means over the seeds, and rungs also
+            keep trials that are not worse with 90 % probability.
         warm_start: Earlier studies that samplers learn from: names in the same database, or
             studies. Their trials are copied when this study is created.
 
@@ -108,6 +112,7 @@ class Study(PlotMixin):
         storage: Storage | str = "sqlite:///thrifty.db",
         name: str,
         seed: int = 0,
+        seeds: int = 1,
         warm_start: str | Study | Sequence[str | Study] = (),
     ) -> None:
         check_arguments(task, space, algorithm=algorithm)
@@ -119,6 +124,7 @@ class Study(PlotMixin):
         self.storage = Storage.of(storage)
         self.name = checked_name(name)
         self.seed = checked_seed(seed)
+        self.seeds = checked_seeds(seeds)
         self.file: Path | None = None
         """The file that defines the study, for resuming by name; the command line sets it."""
         self._earlier = _studies(warm_start)
@@ -170,6 +176,7 @@ class Study(PlotMixin):
             self.space,
             goals=self.goals,
             seed=self.seed,
+            num_seeds=self.seeds,
             epoch_seconds=self._epoch_seconds(),
             enqueued=enqueued,
             prior=prior_trials(priors, self.goals),
@@ -197,7 +204,8 @@ class Study(PlotMixin):
                 epochs itself. See ``simulate`` for more.
 
         Raises:
-            UsageError: No epoch was timed yet and ``epoch_s`` is not given; see also ``simulate``.
+            UsageError: No epoch was timed yet and ``epoch_s`` is not given, or the study has
+                several seeds; see also ``simulate``.
 
         >>> import thrifty as th
         >>> from thrifty.testing import LineTask
@@ -213,6 +221,11 @@ class Study(PlotMixin):
         >>> study.simulate(workers=2, epoch_s=60.0).end_to_end_s
         240.0
         """
+        if self.seeds > 1:
+            raise UsageError(
+                f"simulate() does not cover seeds={self.seeds}; simulate a study with seeds=1, or "
+                "count the epochs with plan()"
+            )
         measured_s = self._epoch_seconds() if epoch_s is None else epoch_s
         if measured_s is None:
             raise UsageError(
@@ -359,6 +372,9 @@ class Study(PlotMixin):
         trials and those that break a constraint do not. Of equally good trials, the first is the
         best. ``load_model()`` returns the model at that epoch.
 
+        With several seeds, ``certainty`` is the probability that this trial has the best true mean
+        of all these trials, and ``interval`` is a confidence interval of its mean.
+
         Raises:
             ThriftyError: No trial has reported yet, all have failed (with their errors), or none is
                 feasible.
@@ -372,7 +388,8 @@ class Study(PlotMixin):
         ledger = self._current_ledger()
         found = candidates(ledger, name=self.name)
         best = max(found, key=lambda t: (t.objectives[0], -t.number))
-        return self._result(ledger, best.number)
+        certainty = certainty_of(best, found, seed=self.seed) if self.seeds > 1 else None
+        return self._result(ledger, best.number, certainty=certainty)
 
     @property
     def best_trials(self) -> list[TrialResult]:
@@ -429,6 +446,7 @@ class Study(PlotMixin):
             algorithm=self.algorithm,
             goals=self.goals,
             seed=self.seed,
+            num_seeds=self.seeds,
             warm_start=tuple(s if isinstance(s, str) else s.name for s in self._earlier),
         )
         return StudyRepository(
@@ -465,9 +483,14 @@ class Study(PlotMixin):
         except ThriftyError:
             return None
 
-    def _result(self, ledger: Ledger, number: int) -> TrialResult:
+    def _result(
+        self, ledger: Ledger, number: int, *, certainty: float | None = None
+    ) -> TrialResult:
         return trial_result(
-            ledger, number, load=lambda: self._repository().load_model(ledger, number)
+            ledger,
+            number,
+            load=lambda replica: self._repository().load_model(ledger, number, replica=replica),
+            certainty=certainty,
         )
 
 

@@ -302,6 +302,24 @@ class Paths:
             if (of, epoch) in self.metrics
         ]
 
+    def mean_curve(
+        self, nodes: Sequence[int], reached: int
+    ) -> list[tuple[int, Mapping[str, float]]]:
+        """Return the means over several nodes of the epochs that are known for all of them."""
+        first, *others = (dict(self.curve(node, reached)) for node in nodes)
+        if not others:
+            return list(first.items())
+        return [
+            (epoch, _means([first[epoch], *(other[epoch] for other in others)]))
+            for epoch in first
+            if all(epoch in other for other in others)
+        ]
+
+
+def _means(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = [name for name in several[0] if all(name in metrics for metrics in several)]
+    return {name: sum(m[name] / len(several) for m in several) for name in names}
+
 
 class PlanViews:
     """Views of the nodes of a plan, of where trials end on them, and of the trained stages."""

@@ -277,7 +277,7 @@ class TrialSamples:
 
 
 def _placed() -> Select[Any]:
-    return select(_t.c.number, _t.c.node, _t.c.reached, _t.c.value, _t.c.state)
+    return select(_t.c.number, _t.c.node, _t.c.replicas, _t.c.reached, _t.c.value, _t.c.state)
 
 
 def _shuffled() -> ColumnElement[int]:

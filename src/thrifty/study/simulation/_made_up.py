@@ -85,29 +85,36 @@ class MadeUpRun:
     """
 
     def __init__(
-        self, algorithm: Algorithm, space: Space, *, num_metrics: int = 1, seed: int = 0
+        self,
+        algorithm: Algorithm,
+        space: Space,
+        *,
+        num_metrics: int = 1,
+        seed: int = 0,
+        num_seeds: int = 1,
     ) -> None:
         self.plan = SearchPlan()
         self.history = History()
         """The history of the last run."""
-        self.node_of: list[int] = []
-        """The node that each trial's timeline ends on, by trial number."""
+        self.nodes_of: list[tuple[int, ...]] = []
+        """The nodes that the timelines of each trial's replicas end on, by trial number."""
         self._scores: list[tuple[float, ...]] = []
         """The scores of each trial so far; a ``Trial`` of the history is slower to make."""
         self._algorithm = algorithm
         self._space = _RepeatedDraws(space)
         self._num_metrics = num_metrics
         self._seed = seed
+        self._num_seeds = num_seeds
         self._seeds: list[int] = []
         """The seed of each metric's scores in the last run."""
         self._num_runs = 0
-        self._known: dict[int, tuple[Config, int]] = {}
+        self._known: dict[int, tuple[Config, tuple[int, ...]]] = {}
         """Configurations of the first run and their nodes, by identity."""
 
     @property
     def trial_epochs(self) -> int:
         """Epochs that the trials of the last run have reached, each trial counted separately."""
-        return sum(map(len, self._scores))
+        return self._num_seeds * sum(map(len, self._scores))
 
     def play(self, history: History) -> None:
         """Run the algorithm to the end on a history without trials.
@@ -117,7 +124,7 @@ class MadeUpRun:
         """
         self.plan.forget_requests()
         self._space.begin(first=not self._num_runs)
-        self.history, self.node_of, self._scores = history, [], []
+        self.history, self.nodes_of, self._scores = history, [], []
         names = [(run, metric) for run in [self._num_runs] for metric in range(self._num_metrics)]
         self._seeds = [
             derive_seed(self._seed, "results", *name) if any(name) else self._seed for name in names
@@ -132,23 +139,26 @@ class MadeUpRun:
             for number, decision in zip(numbers, decisions, strict=True):
                 if isinstance(decision, Proposal):
                     if decision.config is not None:
-                        self.node_of.append(self._insert(decision.config))
+                        self.nodes_of.append(self._insert(decision.config))
                         self._scores.append(())
                     self._train(number, decision.target)
         self._num_runs += 1
 
-    def _insert(self, config: Config) -> int:
-        """Return the node of a new trial."""
+    def _insert(self, config: Config) -> tuple[int, ...]:
+        """Return the nodes of a new trial's replicas."""
         if id(config) in self._known:
             return self._known[id(config)][1]
-        node = self.plan.insert(Timeline(config, epochs=self._algorithm.max_epochs))
+        nodes = tuple(
+            self.plan.insert(Timeline(config, epochs=self._algorithm.max_epochs, replica=replica))
+            for replica in range(self._num_seeds)
+        )
         if not self._num_runs:
-            self._known[id(config)] = config, node
-        return node
+            self._known[id(config)] = config, nodes
+        return nodes
 
     def _train(self, number: int, target: int) -> None:
         """Move a trial to its target."""
-        node = self.plan.note(self.node_of[number], target)
+        node, *_ = [self.plan.note(each, target) for each in self.nodes_of[number]]
         first, *others = self._seeds
         before = self._scores[number]
         scores = made_up_scores(node.timeline, len(before), target, seed=first)

@@ -100,13 +100,19 @@ class JointHistory(History):
         *,
         objectives: Sequence[float] = (),
         violation: float = 0.0,
+        standard_errors: Sequence[float] = (),
     ) -> None:
         """Record that a trial has reached its target, here and in its study's history."""
-        super().record_scores(number, scores, objectives=objectives, violation=violation)
+        given: dict[str, Any] = {
+            "objectives": objectives,
+            "violation": violation,
+            "standard_errors": standard_errors,
+        }
+        super().record_scores(number, scores, **given)
         if self[number].state == "failed":
             return  # not finite: recorded as a failure in both histories
         study, own = self._places[number]
-        self.parts[study].record_scores(own, scores, objectives=objectives, violation=violation)
+        self.parts[study].record_scores(own, scores, **given)
 
     def record_failure(self, number: int) -> None:
         """Record that a trial will not reach its target, here and in its study's history."""

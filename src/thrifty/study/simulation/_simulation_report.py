@@ -51,7 +51,7 @@ class UnsharedPlan(SearchPlan):
         self._lines.append(line)
         self._originals.append(timeline)
         own = {**timeline.config, WHOSE: _schedule(line)}
-        return super().insert(Timeline(own, epochs=timeline.epochs))
+        return super().insert(Timeline(own, epochs=timeline.epochs, replica=timeline.replica))
 
     def original(self, timeline: Timeline) -> Timeline:
         """Return the timeline that was inserted as ``timeline``."""

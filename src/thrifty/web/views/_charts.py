@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from thrifty.store import StudyView, Views
+from thrifty.store._records import nodes_of_replicas
 
 from . import _models as models
 from ._columns import Column, columns
@@ -159,7 +161,8 @@ def curves(
     rest = [row for row in rest if row.number not in known]
     rows = [*top, *rest]
     every = max(1, math.ceil(max((r.reached for r in rows), default=1) / _POINTS_OF_A_CURVE))
-    paths = views.plans.paths(view.plan, [row.node for row in rows], every=every)
+    nodes = {row.number: (row.node, *nodes_of_replicas(row.replicas)) for row in rows}
+    paths = views.plans.paths(view.plan, [*chain.from_iterable(nodes.values())], every=every)
     names = sorted({name for metrics in paths.metrics.values() for name in metrics})
     chosen = metric if metric in names else view.metrics[0]
     return models.Curves(
@@ -175,7 +178,7 @@ def curves(
                 value=finite(row.value),
                 points=[
                     (epoch, finite(metrics.get(chosen)))
-                    for epoch, metrics in paths.curve(row.node, row.reached)
+                    for epoch, metrics in paths.mean_curve(nodes[row.number], row.reached)
                 ],
             )
             for row in rows

@@ -10,6 +10,7 @@ from typing import Any
 from thrifty.core import ThriftyError, plain_text
 from thrifty.space import Schedule, Timeline, config_from_json
 from thrifty.store import Order, StudyView, TrialFilter, Views
+from thrifty.store._records import nodes_of_replicas
 
 from . import _models as models
 from ._columns import texts
@@ -310,7 +311,8 @@ def table(
 def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> models.Trial:
     """Return one trial with its schedule, its curves and the trials that share its stages."""
     epochs = max(max_epochs(view) or 0, row.target, 1)
-    paths = views.plans.paths(view.plan, [row.node])
+    nodes = (row.node, *nodes_of_replicas(row.replicas))
+    paths = views.plans.paths(view.plan, nodes)
     places = _places(forest, paths.origins, row)
     kind, message, traceback = (plain_text(text, lines=True) for text in row.error or ("", "", ""))
     stages = [_stage(forest, place, number=row.number) for place in places]
@@ -320,7 +322,7 @@ def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> mo
         traceback=traceback,
         parent=row.parent,
         schedule=lines(row.config, epochs=epochs),
-        curves=_curves(paths.curve(row.node, row.reached)),
+        curves=_curves(paths.mean_curve(nodes, row.reached)),
         stages=stages,
         shared_epochs=sum(s.stop - s.start for s in stages if s.trials > 1),
     )

@@ -1,0 +1,123 @@
+"""Decisions between trials whose scores are means over several seeds.
+
+Each mean has a standard error. With a few seeds it is itself uncertain, so half of each variance
+comes from the trial and half from the average over the trials that are compared. Trials are treated
+as independent. They are trained with the same seeds, which cancels some noise in their differences,
+so the probabilities are cautious.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+
+SURE = 0.9
+"""The probability of being worse at which a rung stops a trial."""
+MAX_WIDENING = 2
+"""A rung keeps at most this many times the trials that it keeps with one seed."""
+NUM_DRAWS = 4_000
+MAX_COMPARED = 256
+"""The best trials by mean, among which the probability of being the best is computed."""
+
+
+def shared_variances(standard_errors: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return the variance of each mean, half its own and half the average over all.
+
+    The variance of a mean whose standard error is not finite is infinite.
+
+    >>> shared_variances([1.0, 3.0]).tolist()
+    [3.0, 7.0]
+    """
+    own = np.square(np.asarray(standard_errors, dtype=float))
+    finite = np.isfinite(own)
+    pooled = own[finite].mean() if finite.any() else math.inf
+    shared: np.ndarray = (own + pooled) / 2
+    return shared
+
+
+def probability_worse(mean: float, variance: float, *, than: float, than_variance: float) -> float:
+    """Return the probability that a trial's true mean is below another's.
+
+    >>> probability_worse(0.0, 0.5, than=0.0, than_variance=0.5)
+    0.5
+    >>> round(probability_worse(0.0, 0.5, than=1.28, than_variance=0.5), 2)
+    0.9
+    """
+    gap, spread = than - mean, math.sqrt(variance + than_variance)
+    if not spread:
+        return float(gap > 0) if gap else 0.5
+    if not (math.isfinite(gap) and math.isfinite(spread)):
+        return 1.0 if gap == math.inf else 0.5
+    return 0.5 * (1 + math.erf(gap / spread / math.sqrt(2)))
+
+
+def not_surely_worse(
+    scores: Sequence[float], standard_errors: Sequence[float], *, cut: int
+) -> list[int]:
+    """Return the places of the trials behind the first ``cut`` that a rung cannot stop yet.
+
+    These are worse than the last of the first ``cut`` with a probability below ``SURE``. At most
+    ``MAX_WIDENING - 1`` times ``cut`` trials are returned. An exact tie is none of them: trials
+    that tie have shared all their training so far, and another seed would not part them.
+
+    Args:
+        scores: Means over the seeds, the best first; failed trials are left out.
+        standard_errors: Standard errors of these means.
+        cut: The number of trials that go on in any case.
+
+    >>> not_surely_worse([1.0, 0.9, 0.1], [0.1, 0.1, 0.1], cut=1)
+    [1]
+    """
+    variances = shared_variances(standard_errors)
+    than, than_variance = scores[cut - 1], float(variances[cut - 1])
+    found = [
+        place
+        for place in range(cut, len(scores))
+        if scores[place] < than
+        and probability_worse(
+            scores[place], float(variances[place]), than=than, than_variance=than_variance
+        )
+        < SURE
+    ]
+    return found[: (MAX_WIDENING - 1) * cut]
+
+
+def probability_best(
+    means: Sequence[float], standard_errors: Sequence[float], *, rng: np.random.Generator
+) -> np.ndarray:
+    """Return the probability of each trial to have the highest true mean.
+
+    Means are shrunk towards their average by the share of their variance that is noise, because the
+    best of many means is too good by chance. Trials beyond the best ``MAX_COMPARED`` get 0.
+
+    >>> rng = np.random.default_rng(0)
+    >>> probability_best([0.0, 10.0, 1.0], [0.1, 0.1, 0.1], rng=rng).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    given, errors = np.asarray(means, dtype=float), np.asarray(standard_errors, dtype=float)
+    out = np.zeros(len(given))
+    usable = np.flatnonzero(np.isfinite(given) & np.isfinite(errors))
+    if not len(usable):
+        return out
+    usable = usable[np.argsort(-given[usable], kind="stable")][:MAX_COMPARED]
+    values, variances = given[usable], shared_variances(errors[usable])
+    if len(usable) == 1:
+        out[usable] = 1.0
+        return out
+    between = max(float(values.var(ddof=1) - variances.mean()), 0.0)
+    total = between + variances
+    # Without any variance all trials are equal; then nothing is shrunk.
+    kept = np.divide(between, total, out=np.ones_like(total), where=total > 0)
+    centre = values.mean()
+    draws = (
+        centre
+        + kept * (values - centre)
+        + np.sqrt(kept * variances) * rng.standard_normal((NUM_DRAWS, len(usable)))
+    )
+    # Where draws tie, each of the tied trials may be the best.
+    is_best = draws == draws.max(axis=1, keepdims=True)
+    out[usable] = (is_best / is_best.sum(axis=1, keepdims=True)).mean(axis=0)
+    return out
