@@ -79,6 +79,15 @@ def test_equal_trials_are_equally_likely_the_best():
     assert noise.tolist() == pytest.approx([1 / 3] * 3, abs=0.05)
 
 
+def test_trials_about_to_diverge_do_not_decide_about_the_others():
+    scores, errors = [0.93, 0.90, 0.5, 0.4], [0.01] * 4
+    wild = ([*scores, -1e16, -1e5], [*errors, 1e16, 1e5])
+    assert not_surely_worse(scores, errors, cut=1) == not_surely_worse(*wild, cut=1) == []
+    calm = probability_best(scores, errors, rng=rng())
+    assert calm[0] > 0.95
+    assert probability_best(*wild, rng=rng())[0] == pytest.approx(calm[0], abs=0.02)
+
+
 def test_a_single_trial_is_surely_the_best():
     assert probability_best([1.0], [0.5], rng=rng()).tolist() == [1.0]
     assert probability_best([1.0, math.nan], [0.5, 0.1], rng=rng()).tolist() == [1.0, 0.0]

@@ -1,8 +1,10 @@
 """Decisions between trials whose scores are means over several seeds.
 
 Each mean has a standard error. With a few seeds it is itself uncertain, so half of each variance
-comes from the trial and half from the average over the trials that are compared. Trials are treated
-as independent. They are trained with the same seeds, which cancels some noise in their differences,
+comes from the trial and half from the average over the trials that are compared. A few trials are
+often about to diverge, with values that are larger by orders of magnitude. They must not decide
+about the others, so averages leave out what is far from the median. Trials are treated as
+independent. They are trained with the same seeds, which cancels some noise in their differences,
 so the probabilities are cautious.
 """
 
@@ -16,6 +18,8 @@ import numpy as np
 
 SURE = 0.9
 """The probability of being worse at which a rung stops a trial."""
+FAR = 10.0
+"""A variance above this many medians does not count in the average."""
 MAX_WIDENING = 2
 """A rung keeps at most this many times the trials that it keeps with one seed."""
 NUM_DRAWS = 4_000
@@ -24,16 +28,20 @@ MAX_COMPARED = 256
 
 
 def shared_variances(standard_errors: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return the variance of each mean, half its own and half the average over all.
+    """Return the variance of each mean, half its own and half the average over most trials.
+
+    The average is that of the variances up to ``FAR`` times their median.
 
     The variance of a mean whose standard error is not finite is infinite.
 
     >>> shared_variances([1.0, 3.0]).tolist()
     [3.0, 7.0]
+    >>> shared_variances([1.0, 1.0, 1e9]).tolist()[:2]
+    [1.0, 1.0]
     """
     own = np.square(np.asarray(standard_errors, dtype=float))
-    finite = np.isfinite(own)
-    pooled = own[finite].mean() if finite.any() else math.inf
+    finite = own[np.isfinite(own)]
+    pooled = finite[finite <= FAR * np.median(finite)].mean() if len(finite) else math.inf
     shared: np.ndarray = (own + pooled) / 2
     return shared
 
@@ -90,7 +98,7 @@ def probability_best(
 ) -> np.ndarray:
     """Return the probability of each trial to have the highest true mean.
 
-    Means are shrunk towards their average by the share of their variance that is noise, because the
+    Means are shrunk towards their median by the share of their variance that is noise, because the
     best of many means is too good by chance. Trials beyond the best ``MAX_COMPARED`` get 0.
 
     >>> rng = np.random.default_rng(0)
@@ -107,11 +115,13 @@ def probability_best(
     if len(usable) == 1:
         out[usable] = 1.0
         return out
-    between = max(float(values.var(ddof=1) - variances.mean()), 0.0)
+    centre = np.median(values)
+    # The median absolute deviation of normal values is 1 / 1.4826 of their standard deviation.
+    spread = (1.4826 * np.median(np.abs(values - centre))) ** 2
+    between = max(float(spread - np.median(variances)), 0.0)
     total = between + variances
     # Without any variance all trials are equal; then nothing is shrunk.
     kept = np.divide(between, total, out=np.ones_like(total), where=total > 0)
-    centre = values.mean()
     draws = (
         centre
         + kept * (values - centre)
