@@ -21,11 +21,11 @@ quick: .venv/ready-test
 check: .venv/ready-test
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 
-# Branch coverage of all processes; scripts/measured keeps the data of workers that are killed.
+# Branch coverage of all processes; scripts/measured keeps what workers that are killed have measured.
 coverage: export PYTHONPATH := $(CURDIR)/scripts/measured
 coverage: .venv/ready-test
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/coverage run -m pytest -p save_at_end --numprocesses 4 --dist loadfile --no-loadscope-reorder
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from functools import partial
@@ -88,8 +89,11 @@ def refused(loss, dataset, **options):
     jobs = {}
     for name, speed in SPEEDS.items():
         own = net().to(dtype)
+        # A comparison puts the tensors of a loss into double precision for a while, and these
+        # workers are threads, so each has its own loss, as processes have.
+        copied = copy.deepcopy(loss)
 
-        def run(members, own=own, speed=speed):
+        def run(members, own=own, speed=speed, loss=copied):
             trainer = HeteroTrainer(
                 own, sgd(own), dataset, loss=loss, global_batch=16, seed=5, members=members,
                 options=HeteroOptions(curve=StepCurve(sample_s=speed), **hetero), **options,

@@ -99,7 +99,8 @@ def probability_best(
     """Return the probability of each trial to have the highest true mean.
 
     Means are shrunk towards their median by the share of their variance that is noise, because the
-    best of many means is too good by chance. Trials beyond the best ``MAX_COMPARED`` get 0.
+    best of many means is too good by chance. Trials beyond the best ``MAX_COMPARED`` get 0, and so
+    do those that are so far behind the median that they must be diverging.
 
     >>> rng = np.random.default_rng(0)
     >>> probability_best([0.0, 10.0, 1.0], [0.1, 0.1, 0.1], rng=rng).tolist()
@@ -112,12 +113,13 @@ def probability_best(
         return out
     usable = usable[np.argsort(-given[usable], kind="stable")][:MAX_COMPARED]
     values, variances = given[usable], shared_variances(errors[usable])
+    centre, spread = _centre_and_spread(values)
+    near = values >= centre - FAR * math.sqrt(spread + float(np.median(variances)))
+    usable, values, variances = usable[near], values[near], shared_variances(errors[usable[near]])
     if len(usable) == 1:
         out[usable] = 1.0
         return out
-    centre = np.median(values)
-    # The median absolute deviation of normal values is 1 / 1.4826 of their standard deviation.
-    spread = (1.4826 * np.median(np.abs(values - centre))) ** 2
+    centre, spread = _centre_and_spread(values)
     between = max(float(spread - np.median(variances)), 0.0)
     total = between + variances
     # Without any variance all trials are equal; then nothing is shrunk.
@@ -131,3 +133,10 @@ def probability_best(
     is_best = draws == draws.max(axis=1, keepdims=True)
     out[usable] = (is_best / is_best.sum(axis=1, keepdims=True)).mean(axis=0)
     return out
+
+
+def _centre_and_spread(values: np.ndarray) -> tuple[float, float]:
+    """Return the median of values, and their variance as far as outliers do not make it up."""
+    centre = float(np.median(values))
+    # The median absolute deviation of normal values is 1 / 1.4826 of their standard deviation.
+    return centre, float(1.4826 * np.median(np.abs(values - centre))) ** 2
