@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from thrifty.space import (
         REX as REX,
         WSD as WSD,
+        Amount as Amount,
         Choice as Choice,
         Constant as Constant,
         Cosine as Cosine,
@@ -110,7 +111,10 @@ if TYPE_CHECKING:
         Warmup as Warmup,
         common_prefix as common_prefix,
         cooldowns as cooldowns,
+        epochs as epochs,
         schedule_for as schedule_for,
+        steps as steps,
+        tokens as tokens,
     )
     from thrifty.study import (
         Forecast as Forecast,
@@ -148,9 +152,9 @@ _HOMES = {
         "RandomSearch Sampler SubSampling SuccessiveHalving TPESampler"
     ),
     "space": (
-        "Choice Constant Cosine CosineRestarts Cyclic Exponential Float Int Linear "
-        "MultiStep OneCycle Polynomial "
-        "REX Schedule Space Step Timeline WSD Warmup common_prefix cooldowns schedule_for"
+        "Amount Choice Constant Cosine CosineRestarts Cyclic Exponential Float Int Linear "
+        "MultiStep OneCycle Polynomial REX Schedule Space Step Timeline WSD Warmup "
+        "common_prefix cooldowns epochs schedule_for steps tokens"
     ),
     "study": (
         "Forecast Observer Savings Simulation StopWhen Storage Study TrialResult at_least "

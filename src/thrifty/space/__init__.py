@@ -5,6 +5,7 @@ from ._coordinates import Coordinate, Coordinates
 from ._domain import Choice, Condition, Domain, Float, Int
 from ._space import Config, Space, config_from_json, config_to_json
 from ._timeline import Run, Timeline, common_prefix
+from ._units import Amount, EpochSize, TimeUnit, Unit, epochs, steps, tokens
 from .schedules import (
     REX,
     WSD,
@@ -31,6 +32,7 @@ from .schedules import (
 __all__ = [
     "REX",
     "WSD",
+    "Amount",
     "BranchInterval",
     "Branches",
     "Choice",
@@ -43,6 +45,7 @@ __all__ = [
     "CosineRestarts",
     "Cyclic",
     "Domain",
+    "EpochSize",
     "Exponential",
     "Float",
     "Int",
@@ -55,13 +58,18 @@ __all__ = [
     "Space",
     "Step",
     "Then",
+    "TimeUnit",
     "Timeline",
+    "Unit",
     "Warmup",
     "common_prefix",
     "config_from_json",
     "config_to_json",
     "cooldowns",
+    "epochs",
     "last_value",
     "schedule_for",
     "schedule_from_json",
+    "steps",
+    "tokens",
 ]
