@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 
 from thrifty.core import GraphError, plain_logger
 from thrifty.pack import Source
-from thrifty.pack.task._data import LastingError
+from thrifty.pack.task._data import LastingError, PassPart
 
 from ._batch import Batch, Mode
 from ._graph import Graph
@@ -273,17 +274,34 @@ class _GraphSource:
         self.num_train = data.num_train
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
-        key = (seed, batch_size)
-        if key not in self._loaders:
-            self._loaders[key] = self._data.loader(
-                seed=seed, batch_size=batch_size, device=self._device
-            )
-        loader = self._loaders[key]
+        loader = self._loader(seed=seed, batch_size=batch_size)
         return SharedEpoch(
             map(Batch.shared, loader.epoch(epoch)),
             remake=lambda index: loader.batch(epoch, index).shared(),
             sharing=self._sharing,
         )
+
+    def batches_of(
+        self, parts: Sequence[PassPart], *, seed: int, batch_size: int
+    ) -> Iterator[Batch]:
+        loader = self._loader(seed=seed, batch_size=batch_size)
+        batches = chain.from_iterable(
+            loader.epoch(part.number, start=part.start, stop=part.stop) for part in parts
+        )
+        places = [(part.number, index) for part in parts for index in range(part.start, part.stop)]
+        return SharedEpoch(
+            map(Batch.shared, batches),
+            remake=lambda index: loader.batch(*places[index]).shared(),
+            sharing=self._sharing,
+        )
+
+    def _loader(self, *, seed: int, batch_size: int) -> NeighborLoader:
+        key = (seed, batch_size)
+        if key not in self._loaders:
+            self._loaders[key] = self._data.loader(
+                seed=seed, batch_size=batch_size, device=self._device
+            )
+        return self._loaders[key]
 
     def valid_batches(self, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
         for entry in self._kept.get(batch_size) or self._new(batch_size):

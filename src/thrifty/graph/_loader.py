@@ -249,22 +249,37 @@ class NeighborLoader:
         self._next_epoch += 1
         return batches
 
-    def epoch(self, number: int) -> Iterator[Batch]:
+    def epoch(self, number: int, *, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
         """Return an iterator over the batches of an epoch, the same ones each time.
 
         Any number of epochs may be in progress at once. Threads begin now and end with the last
         batch, or when the iterator is dropped.
 
+        Args:
+            number: the epoch.
+            start: first batch, from 0; those before are not made.
+            stop: batch after the last one; None for all.
+
         Raises:
-            GraphError: the epoch does not exist.
+            GraphError: the epoch or one of the batches does not exist.
         """
-        check_integers(GraphError, 0, epoch=number)
+        stop = len(self) if stop is None else stop
+        check_integers(GraphError, 0, epoch=number, start=start, stop=stop)
+        if not start <= stop <= len(self):
+            raise GraphError(
+                f"an epoch has {len(self)} batches, so there are none from {start} to {stop}"
+            )
         number = int(number)
-        make = partial(self._make, self.order.of(epoch=number), number)
+        in_order = partial(self._make, self.order.of(epoch=number), number)
+
+        def make(index: int) -> Batch:
+            return in_order(start + index)
+
+        num = stop - start
         if self.device.type == "cuda":
             transfer = Transfer(CudaStreams(self.device), self._memory)
-            return map(transfer.receive, self._made(lambda index: transfer.send(make(index))))
-        batches = self._made(make)
+            return map(transfer.receive, self._made(lambda index: transfer.send(make(index)), num))
+        batches = self._made(make, num)
         if self.device.type == "cpu":
             return batches
         return (batch.to(self.device) for batch in batches)
@@ -289,12 +304,10 @@ class NeighborLoader:
         """Return the state without the tables of threads, which are made again."""
         return self.__dict__ | {"sampler": self._new_sampler()}
 
-    def _made(self, make: Callable[[int], Any]) -> Iterator[Any]:
+    def _made(self, make: Callable[[int], Any], num: int) -> Iterator[Any]:
         if self.num_threads:
-            return OrderedPrefetcher(
-                make, len(self), num_threads=self.num_threads, depth=self.depth
-            )
-        return map(make, range(len(self)))
+            return OrderedPrefetcher(make, num, num_threads=self.num_threads, depth=self.depth)
+        return map(make, range(num))
 
     def _make(self, places: np.ndarray, epoch: int, index: int) -> Batch:
         return make_batch(

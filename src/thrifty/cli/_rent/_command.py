@@ -136,7 +136,7 @@ def load_workload(file: Path, asked: RentOptions) -> tuple[Workload, Mapping[str
     if profile is None:
         with Console(stderr=True).status("timing the model on this machine ..."):
             profile = subject.profile(source, batch=batch, cache=_cache(asked))
-    each = steps_of(source, batch)
+    each = steps_of(subject.task, source, batch)
     steps = asked.steps or (epochs or 0) * each
     workload = _of(profile, asked, steps=steps, batch=batch)
     if asked.study and study is not None:

@@ -68,7 +68,7 @@ class ProfiledTask:
 
     def profile(self, source: Source, *, batch: int, cache: Path) -> StepProfile:
         """Time a step with several parts of the given batch size."""
-        check_usual_step(self.task, where="thrifty rent")
+        check_usual_step(self.task, where="thrifty rent", counts_steps=True)
         hp = HyperParameters(self.values)
         with borrowed_streams():
             model = self.task.model(hp).to(_device()).train()
@@ -131,9 +131,9 @@ def batches_of(source: Source) -> Callable[[int], Any]:
     return make
 
 
-def steps_of(source: Source, batch: int) -> int:
+def steps_of(task: Task, source: Source, batch: int) -> int:
     """Return the number of steps of an epoch."""
-    return math.ceil(source.num_train / batch)
+    return task.steps_per_epoch or math.ceil(source.num_train / batch)
 
 
 def _tasks(found: Mapping[str, Any], name: str | None) -> dict[str, Any]:

@@ -39,7 +39,8 @@ from thrifty.pack.fused._step import BlockOptions, denormals_flushed
 from thrifty.pack.fused._structure import Structure
 from thrifty.pack.fused._tape import Arena
 from thrifty.pack.fused.optimizers import GroupedOptimizer, grouped_optimizer
-from thrifty.pack.task._data import LastingError, epoch_order, train_batches
+from thrifty.pack.task._data import LastingError, train_batches
+from thrifty.pack.task._epochs import order_of_epoch
 from thrifty.pack.task._task import Task
 from thrifty.pack.verify import AloneTime, CheckBudget, SoloTimes
 
@@ -500,10 +501,14 @@ class FusedBackend(Backend):
                 batches = LastingError(trial.batches(plan))
                 self._feeds[key] = IteratorFeed(batches, seeds=trial.fetch_seeds(plan))
             else:
-                order = epoch_order(trial.source.num_train, seed=trial.seed, epoch=plan.epoch).to(
-                    self._device
+                order, sizes = order_of_epoch(
+                    trial.source,
+                    seed=trial.seed,
+                    epoch=plan.epoch,
+                    batch_size=batch_size,
+                    num_steps=trial.step_options.steps_per_epoch,
                 )
-                self._feeds[key] = ArrayFeed(trial.source.arrays, order, batch_size)
+                self._feeds[key] = ArrayFeed(trial.source.arrays, order.to(self._device), sizes)
         return self._feeds[key]
 
 

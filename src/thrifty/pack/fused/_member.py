@@ -13,6 +13,7 @@ from thrifty.core import derive_seed, step_seed
 from thrifty.pack._backend import EpochPlan, Member, UnverifiedError
 from thrifty.pack._state import pack_state, seed_everything, seed_step, unpack_state
 from thrifty.pack.task._data import Batch
+from thrifty.pack.task._epochs import offsets_of
 from thrifty.pack.task._followed_optimizer import Options
 from thrifty.pack.task._task import Task, adapts
 from thrifty.pack.trial._trial import TaskTrial, values_at_step
@@ -25,13 +26,13 @@ class ArrayFeed:
     """Batches by index into arrays on the device, for any step in any order."""
 
     def __init__(
-        self, arrays: Sequence[torch.Tensor], order: torch.Tensor, batch_size: int
+        self, arrays: Sequence[torch.Tensor], order: torch.Tensor, sizes: Sequence[int]
     ) -> None:
         self.arrays = arrays
         self._order = order
-        self._batch_size = batch_size
-        self._parts: tuple[torch.Tensor, ...] = order.split(batch_size)  # type: ignore[no-untyped-call]
-        self.sizes = tuple(len(part) for part in self._parts)
+        self._offsets = offsets_of(sizes)
+        self._parts: tuple[torch.Tensor, ...] = order.split(list(sizes))  # type: ignore[no-untyped-call]
+        self.sizes = tuple(sizes)
         self.rows_at_most = max(self.sizes)
         self._row_shapes = tuple((tuple(array.shape[1:]), array.dtype) for array in arrays)
 
@@ -41,7 +42,7 @@ class ArrayFeed:
 
     def rest(self, step: int) -> torch.Tensor:
         """Return the row indices of this step and all later ones, in order."""
-        return self._order[step * self._batch_size :]
+        return self._order[self._offsets[step] :]
 
     def index(self, step: int) -> torch.Tensor:
         """Return the row indices of the batch of a step."""

@@ -37,6 +37,34 @@ class Source(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PassPart:
+    """The batches ``start`` to ``stop`` of one pass over the training data.
+
+    Attributes:
+        number: The number of the pass, from 0. It decides the order of the samples.
+        start: The first batch, from 0.
+        stop: The batch after the last one.
+        is_end: Whether the pass ends there.
+    """
+
+    number: int
+    start: int
+    stop: int
+    is_end: bool
+
+
+@runtime_checkable
+class PassSource(Protocol):
+    """A source of thrifty that begins within a pass without reading what comes before."""
+
+    def batches_of(
+        self, parts: Sequence[PassPart], *, seed: int, batch_size: int
+    ) -> Iterator[Batch]:
+        """Yield the training batches of some parts of passes, one part after the other."""
+        ...
+
+
 @runtime_checkable
 class SourceData(Protocol):
     """Data that make their own batches, such as ``thrifty.graph.GraphData``.
@@ -175,22 +203,22 @@ def datasets_of(source: Source) -> Mapping[str, Any]:
     """
     if isinstance(source, _DatasetSource):
         return {} if source.has_workers else source.parts
-    return {} if _is_ours(source) else {"data": source}
+    return {} if is_ours(source) else {"data": source}
 
 
 def train_batches(source: Source, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
     """Return the training batches of an epoch; changing one changes nothing in the source."""
     batches = source.train_batches(seed=seed, epoch=epoch, batch_size=batch_size)
-    return batches if _is_ours(source) else map(own_batch, batches)
+    return batches if is_ours(source) else map(own_batch, batches)
 
 
 def valid_batches(source: Source, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
     """Return the validation batches; changing one changes nothing in the source."""
     batches = source.valid_batches(batch_size=batch_size)
-    return batches if _is_ours(source) else ((own_batch(batch), num) for batch, num in batches)
+    return batches if is_ours(source) else ((own_batch(batch), num) for batch, num in batches)
 
 
-def _is_ours(source: Source) -> bool:
+def is_ours(source: Source) -> bool:
     """Return whether a source is one of thrifty, which hand out copies."""
     return type(source).__module__.partition(".")[0] == "thrifty"
 
@@ -230,6 +258,15 @@ class _ArraySource:
         shuffled = tuple(t[order] for t in self._train)
         return zip(*(t.split(batch_size) for t in shuffled), strict=True)  # type: ignore[no-untyped-call]
 
+    def batches_of(
+        self, parts: Sequence[PassPart], *, seed: int, batch_size: int
+    ) -> Iterator[Batch]:
+        for part in parts:
+            order = epoch_order(self.num_train, seed=seed, epoch=part.number)
+            for start in range(part.start * batch_size, part.stop * batch_size, batch_size):
+                rows = order[start : start + batch_size].to(self._device)
+                yield tuple(t[rows] for t in self._train)
+
     def valid_batches(self, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
         for start in range(0, len(self._valid[0]), batch_size):
             # a copy: a forward pass that changes its input must not change the data
@@ -262,12 +299,27 @@ class _DatasetSource:
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
         order = epoch_order(self.num_train, seed=seed, epoch=epoch).tolist()
-        generator = torch.Generator().manual_seed(derive_seed(seed, "loader", epoch))
+        return self._loaded(order, derive_seed(seed, "loader", epoch), batch_size)
+
+    def batches_of(
+        self, parts: Sequence[PassPart], *, seed: int, batch_size: int
+    ) -> Iterator[Batch]:
+        for part in parts:
+            order = epoch_order(self.num_train, seed=seed, epoch=part.number)
+            rows = order[part.start * batch_size : part.stop * batch_size].tolist()
+            # Loader processes draw from here; each part of a pass has draws of its own.
+            place = () if part.start == 0 else (part.start,)
+            yield from self._loaded(
+                rows, derive_seed(seed, "loader", part.number, *place), batch_size
+            )
+
+    def _loaded(self, order: list[int], seed: int, batch_size: int) -> Iterator[Batch]:
+        """Return the batches of some rows, in this order."""
         loader: DataLoader[Any] = DataLoader(
             self._data.train,
             batch_size=batch_size,
             sampler=order,
-            generator=generator,
+            generator=torch.Generator().manual_seed(seed),
             **self._data.loader,
         )
         return (self._own(batch) for batch in loader)

@@ -101,6 +101,7 @@ class StepOptions:
         compile: Whether the model is compiled.
         owns_step: Whether the task takes its steps itself.
         weighs: Whether the task says how much each part of a batch counts.
+        steps_per_epoch: How many steps an epoch has; None if it is a pass over the data.
     """
 
     precision: Precision
@@ -109,6 +110,7 @@ class StepOptions:
     compile: bool
     owns_step: bool
     weighs: bool
+    steps_per_epoch: int | None = None
 
     @property
     def why_special(self) -> str:
@@ -158,6 +160,22 @@ def step_options(task: Any, *, owns_step: bool, weighs: bool) -> StepOptions:
         compile=task.compile,
         owns_step=owns_step,
         weighs=weighs,
+        steps_per_epoch=check_steps_per_epoch(task.steps_per_epoch, task=name),
+    )
+
+
+def check_steps_per_epoch(steps: Any, *, task: str) -> int | None:
+    """Return how many steps an epoch has; None if it is a pass over the data.
+
+    Raises:
+        TaskError: It is neither None nor a whole number, 1 or more.
+    """
+    is_number = isinstance(steps, int | float) and not isinstance(steps, bool)
+    if steps is None or (is_number and steps >= 1 and int(steps) == steps):
+        return None if steps is None else int(steps)
+    raise TaskError(
+        f"{task}.steps_per_epoch is {steps!r}; it must be a whole number of optimizer steps, 1 or "
+        "more, or None for a pass over the data"
     )
 
 

@@ -146,6 +146,9 @@ class Task(_Identified, ABC):
             that it reads has changed.
         batch_size: Samples per training batch: a number, or the name of a hyper-parameter.
         eval_batch_size: Samples per validation batch.
+        steps_per_epoch: Optimizer steps of an epoch, whatever the data; None for a pass over the
+            training data. Passes go on across epochs: an epoch begins where the last one ended.
+            ``batch_size`` must then keep its value during a trial.
 
     >>> from thrifty.pack import ArrayData
     >>> class Line(Task):
@@ -169,6 +172,7 @@ class Task(_Identified, ABC):
     optimizer: Any
     batch_size: int | str = 64
     eval_batch_size: int = 4096
+    steps_per_epoch: int | None = None
     precision: Precision = "fp32"
     accumulate: int | str = 1
     average: Average | Sequence[Average] | None = None
@@ -280,12 +284,13 @@ def options_of(task: Task) -> StepOptions:
     )
 
 
-def check_usual_step(task: Task, *, where: str) -> None:
+def check_usual_step(task: Task, *, where: str, counts_steps: bool = False) -> None:
     """Refuse a task whose step is not the usual one where only that is possible.
 
     Args:
         task: The task.
         where: What cannot do it, such as ``"HeteroTask"``.
+        counts_steps: Whether ``steps_per_epoch`` means nothing there.
 
     Raises:
         TaskError: The step is special; the message says in which way.
@@ -295,11 +300,29 @@ def check_usual_step(task: Task, *, where: str) -> None:
         reason = "it has several optimizers"
     if not reason and getattr(task.optimizer, "clip_value", None) is not None:
         reason = "it clips gradients by value"
+    if not reason and task.steps_per_epoch is not None and not counts_steps:
+        reason = "it counts epochs in steps (steps_per_epoch)"
     if reason:
         raise TaskError(
             f"{where} cannot train {type(task).__name__}, because {reason}; train it with an "
             "executor such as thrifty.Local(), or change the task"
         )
+
+
+def hold_batch_size(task: Task, options: StepOptions, readings: Readings) -> None:
+    """Refuse a batch size that changes where epochs are counted in steps.
+
+    Raises:
+        TaskError: It has a schedule. Which rows a step reads would depend on all earlier epochs.
+    """
+    if options.steps_per_epoch is not None and isinstance(task.batch_size, str):
+        readings.hold(
+            task.batch_size,
+            "batch_size follows it, and steps_per_epoch is set: step s of a trial is a batch of "
+            "its passes over the data, which have batches of one size; give "
+            f"{task.batch_size!r} a fixed value, or leave steps_per_epoch out",
+        )
+        readings.check_held()
 
 
 def optimizer_of(task: Task, hp: HyperParameters) -> Optimizer:
@@ -465,6 +488,7 @@ class Readings:
         self.moving = frozenset(moving)
         self._given: dict[str, HyperParameters] = {}
         self._once: dict[str, frozenset[str]] = {}
+        self._held: dict[str, str] = {}
 
     def once(self, method: str) -> HyperParameters:
         """Return hyper-parameters for a method called once; every read from them is recorded."""
@@ -473,6 +497,10 @@ class Readings:
     def note_once(self, method: str, names: Iterable[str]) -> None:
         """Record that a method has read some names once."""
         self._once[method] = frozenset(names)
+
+    def hold(self, name: str, reason: str) -> None:
+        """Record that a hyper-parameter must not change, even if something follows it."""
+        self._held[name] = reason
 
     @property
     def read_once(self) -> dict[str, str]:
@@ -489,6 +517,7 @@ class Readings:
         Raises:
             TaskError: There is one; the message names the method that reads it.
         """
+        self.check_held(moving)
         read_once = self.read_once
         names = (self.moving | set(moving)) & read_once.keys() - self.followed
         if names:
@@ -499,6 +528,17 @@ class Readings:
                 f"before training: "
                 + _MENDS.get(method, "give {name!r} a fixed value").format(name=name)
             )
+
+    def check_held(self, moving: Iterable[str] = ()) -> None:
+        """Refuse changes of hyper-parameters that must not change. The argument is as in ``check``.
+
+        Raises:
+            TaskError: One of them changes.
+        """
+        names = (self.moving | set(moving)) & self._held.keys()
+        if names:
+            name = min(names)
+            raise TaskError(f"{name!r} has a schedule, but {self._task}.{self._held[name]}")
 
     def check_epoch(self, plan: EpochPlan) -> None:
         """Check what changes within an epoch or has changed by then. Raises as ``check`` does."""

@@ -26,7 +26,14 @@ from thrifty.pack.task._followed_optimizers import FollowedOptimizers
 from thrifty.pack.task._metrics import check_metrics
 from thrifty.pack.task._sources import sources_of
 from thrifty.pack.task._step_options import names_with_averages
-from thrifty.pack.task._task import HyperParameters, Readings, Task, options_of, own_task
+from thrifty.pack.task._task import (
+    HyperParameters,
+    Readings,
+    Task,
+    hold_batch_size,
+    options_of,
+    own_task,
+)
 from thrifty.pack.verify import Probe, as_it_was, same, stand_in
 
 from ._trial import TaskTrial, TrainableTrial, check_batches
@@ -280,6 +287,7 @@ def inspect_task(
     where = torch.device(device)
     readings = Readings(type(task).__name__, values, moving=moving)
     options = options_of(task)
+    hold_batch_size(task, options, readings)
     check_batches(task, options, values)
     own = own_task(task)
     with borrowed_streams():

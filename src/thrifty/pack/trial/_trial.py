@@ -21,7 +21,8 @@ from thrifty.pack._state import (
     step_counters,
     unpack_state,
 )
-from thrifty.pack.task._data import Batch, Source, steps_of, train_batches, valid_batches
+from thrifty.pack.task._data import Batch, Source, steps_of, valid_batches
+from thrifty.pack.task._epochs import epoch_batches
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer
 from thrifty.pack.task._followed_optimizers import FollowedOptimizers
 from thrifty.pack.task._metrics import MetricSums, as_number, check_metrics
@@ -34,6 +35,7 @@ from thrifty.pack.task._task import (
     Task,
     Trainable,
     adapts,
+    hold_batch_size,
     options_of,
     own_task,
 )
@@ -73,6 +75,7 @@ class TaskTrial:
         first = member.first_values
         self.seed = member.seed
         self.readings = Readings(type(self._owner).__name__, first, moving=member.moving)
+        hold_batch_size(self._owner, self.step_options, self.readings)
         seed_everything(derive_seed(member.seed, "data"))
         self._sources = sources_of(self._owner, self.device)
         hp = self.readings.once("data")
@@ -180,7 +183,8 @@ class TaskTrial:
         Raises:
             TaskError: It has none, because ``drop_last`` is set and no batch is full.
         """
-        return steps_of(self.source, self.batch_size(values))
+        per_pass = steps_of(self.source, self.batch_size(values))
+        return self.step_options.steps_per_epoch or per_pass
 
     def state(self) -> State:
         """Return a copy of everything that is needed to continue."""
@@ -198,8 +202,12 @@ class TaskTrial:
             TaskError: The data read an attribute of the task that this trial has changed.
         """
         self._sources.check(self._owner, self.source, own=self.task)
-        return train_batches(
-            self.source, seed=self.seed, epoch=plan.epoch, batch_size=self.batch_size(plan.values)
+        return epoch_batches(
+            self.source,
+            seed=self.seed,
+            epoch=plan.epoch,
+            batch_size=self.batch_size(plan.values),
+            num_steps=self.step_options.steps_per_epoch,
         )
 
     def fetch_seeds(self, plan: EpochPlan) -> Callable[[int], int] | None:
