@@ -287,8 +287,8 @@ def on_gpu(*, quick: bool, rounds: int, models: Sequence[str], device: str) -> N
             asked = ",".join(map(str, ks))
             found = _survived("sweep", model, method, asked, *limits)
             of_model.setdefault(method, []).append(found)
-            rates = ", ".join(f"{k}: {rate:,.0f}" for k, rate in found["rates"].items())
-            said = f"{rates or 'nothing'}; {found['ended'] or 'all done'}"
+            reached = ", ".join(f"{k}: {rate:,.0f}" for k, rate in found["rates"].items())
+            said = f"{reached or 'nothing'}; {found['ended'] or 'all done'}"
             print(f"{number + 1}: {model}: {method}: {said}", flush=True)
     rates = {
         model: {method: _by_k(results, "rates") for method, results in methods.items()}

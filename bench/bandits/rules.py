@@ -185,9 +185,9 @@ def sub_samples(pull: Pull, means: Floats, *, horizons: Sequence[int], kind: Thr
         for i in open_[~out[open_]].tolist():
             sums = arms.sums[p[i], arms.leader[p[i]], : top[i] + 1]
             blocks = sums[n[i] :] - sums[: -n[i]]
-            start = int(blocks.argmin())
-            out[i] = total[i] >= blocks[start]
-            witness[p[i], k[i]] = start
+            first = int(blocks.argmin())
+            out[i] = total[i] >= blocks[first]
+            witness[p[i], k[i]] = first
         seen[p[~out], k[~out]] = top[~out]
         return out
 

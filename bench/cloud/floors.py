@@ -109,13 +109,13 @@ def _curves() -> list[Mapping[str, Mapping[int, float]]]:
     path = data_folder() / "systems" / "gavel" / "isolated.csv"
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
-            rate, gpu = float(row["steps_per_s"]), GAVEL_GPUS.get(row["worker"])
-            if row["gpus"] == "1" and gpu and rate > 0 and row["bs"].isdecimal():
-                found["gavel", row["file"], row["model"]][gpu][int(row["bs"])] = 1 / rate
+            rate, of_gavel = float(row["steps_per_s"]), GAVEL_GPUS.get(row["worker"])
+            if row["gpus"] == "1" and of_gavel and rate > 0 and row["bs"].isdecimal():
+                found["gavel", row["file"], row["model"]][of_gavel][int(row["bs"])] = 1 / rate
     for each in measured():
         if each.placement == (1,) and each.app != HOST_BOUND:
-            gpu = {"rtx": "RTX2080Ti", "azure": "V100"}.get(each.cluster)
-            gpu = gpu or CLUSTERS[each.cluster].accelerator
+            other = {"rtx": "RTX2080Ti", "azure": "V100"}
+            gpu = other.get(each.cluster, CLUSTERS[each.cluster].accelerator)
             found["sia", each.app][gpu][each.batch] = each.step_s
     return list(found.values())
 

@@ -362,12 +362,11 @@ def decisions(*, quick: bool, num: int = 600) -> dict[str, Any]:
         unknown, known = (
             {key: part[at] for each, key, part in found if each == seed} for at in (0, 1)
         )
-        margin = smallest_margin(
-            lambda share, known=known, seed=seed: [
-                row["missed"] for row in _drawn(known, share, num=num, seed=100 + seed)
-            ],
-            risk=RISK,
-        )
+
+        def missed(share: float, known: Any = known, seed: int = seed) -> list[float]:
+            return [row["missed"] for row in _drawn(known, share, num=num, seed=100 + seed)]
+
+        margin = smallest_margin(missed, risk=RISK)
         out["margins"].append(margin)
         out["rows"] += _drawn(unknown, margin, num=num, seed=seed)
         out["rows with the whole interval"] += _drawn(unknown, 1.0, num=num, seed=seed)

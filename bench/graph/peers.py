@@ -56,11 +56,15 @@ class DGL:
     """All that is measured of DGL. ``fanouts`` begin with those of the seeds, as ours do."""
 
     def __init__(self, graph: Graph, fanouts: Sequence[int]) -> None:
-        self.library = dgl()
+        library = dgl()
+        assert library is not None
+        self.library = library
         self.graph = self.library.graph(
             ("csc", (torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices).long(), [])),
             num_nodes=graph.num_nodes,
         )
+        assert graph.x is not None
+        assert graph.y is not None
         self.x, self.y = graph.x, graph.y
         # DGL orders fanouts by layer, starting with the input's.
         loading = importlib.import_module("dgl.dataloading")

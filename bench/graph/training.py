@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice, pairwise
 from typing import Any
 
@@ -74,7 +75,7 @@ def step_times(
             graph, fanouts, seeds=seeds, batch_size=batch_size, num_threads=1, mode=mode
         )
         model = sage(sizes, dropout=dropout)
-        contenders[f"ours, {mode}"] = contender(model, lambda m=model, lo=loader: _ours(m, lo))
+        contenders[f"ours, {mode}"] = contender(model, partial(_ours, model, loader))
     if dgl() is not None:
         peer = DGL(graph, fanouts)
         peer.threads(torch.get_num_threads())

@@ -49,7 +49,7 @@ def measured(rounds: int) -> Iterator[Measured]:
         whole = torch.randn(batch, num_in, requires_grad=True)
         some = torch.randn(tau, batch // tau, num_in // 2, requires_grad=True)
         every = torch.randn(tau, batch // tau, num_in, requires_grad=True)
-        calls = {
+        calls: dict[str, Callable[..., torch.Tensor]] = {
             "whole": lambda x=whole, w=weight: F.linear(x, w),
             "both": lambda x=some, w=weight, i=kept_in, o=kept_out: gyro_linear(
                 x, w, inputs=i, outputs=o

@@ -142,7 +142,7 @@ def _chosen(
     out: dict[str, Any] = {"none": {"rate": 0.0, "test": test["none 0"]}}
     times: list[float] = []
     for method in METHODS:
-        rate = min(RATES, key=lambda r, m=method: (mean(valid[f"{m} {r}"]), r))
+        _, rate = min((mean(valid[f"{method} {rate}"]), rate) for rate in RATES)
         name = f"{method} {rate}"
         out[method] = {"rate": rate, "test": test[name]}
         if method == "legacy":

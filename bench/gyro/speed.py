@@ -87,7 +87,7 @@ def contenders(
     else:
         x = torch.randn(batch, 128, width // 4, device=device)
         y = torch.randn(batch, 128, width // 4, device=device)
-    steps = {}
+    steps: dict[str, Callable[[], None]] = {}
     for name, kind, tau, execution in kinds:
         torch.manual_seed(0)
         drops = dropouts(kind, widths=[width] * depth, concurrent=tau, group_size=group_size)

@@ -84,7 +84,7 @@ class Network(th.Task):
                 parts["example"],
                 subnetworks=subnetworks,
                 concurrent=concurrent,
-                total_steps=self.setting.epochs * -(-num // self.batch_size),
+                total_steps=self.setting.epochs * -(-num // self.setting.batch_size),
                 order="legacy" if method == "legacy" else "partition",
                 shared=method != "legacy",
                 group_size=self.setting.group_size if method == "block" else None,
@@ -114,6 +114,7 @@ class Network(th.Task):
 def scored(model: nn.Module, batch: Any) -> Arrays:
     """Return scores and labels, a row for each prediction."""
     if isinstance(batch, Batch):
+        assert batch.y is not None
         return model(batch), batch.y
     x, y = batch
     return model(x).flatten(0, -2), y.flatten()

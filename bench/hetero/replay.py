@@ -76,6 +76,7 @@ class LastSpeed:
             if size:
                 self._sample_s[worker] += self._weight * (time_s / size - self._sample_s[worker])
         self._resplit()
+        return None
 
     def _resplit(self) -> None:
         self.split = split_batch([StepCurve(sample_s=each) for each in self._sample_s], self._batch)
@@ -98,7 +99,7 @@ class Proportional:
         mean = sum(seconds) / len(seconds)
         errors = [(mean - time_s) / mean for time_s in seconds]
         if max(map(abs, errors)) < self._band:
-            return
+            return None
         self._want = [
             max(1.0, want * (1 + self._gain * error / (1 - min(error, 0.9))))
             for want, error in zip(self._want, errors, strict=True)
@@ -107,6 +108,7 @@ class Proportional:
         self._want = [want * self._batch / total for want in self._want]
         # Round the controller's wishes to whole numbers that sum to the batch.
         self.split = split_batch([StepCurve(sample_s=1 / want) for want in self._want], self._batch)
+        return None
 
 
 RULES: dict[str, Callable[[Sequence[StepCurve], int], Any]] = {
@@ -135,7 +137,7 @@ def replay(job: int, *, quick: bool) -> list[dict[str, Any]]:
         )
         for at in range(traced.shape[1])
     ]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, rule in RULES.items():
         run = simulate_job(workers, batch=BATCH, num_steps=len(traced), policy=rule)
         cost = [max(step.busy_s) / median(step.busy_s) for step in run.steps]

@@ -81,7 +81,7 @@ def task_of(
         def model(self, hp: th.HyperParameters) -> nn.Module:
             model = super().model(hp)
             if channels_last:
-                model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                model = model.to(memory_format=torch.channels_last)
             if nudge is not None:
                 with torch.no_grad():
                     for p in model.parameters():
@@ -266,11 +266,13 @@ def accuracies(backend: Backend, seeds: Sequence[int], epochs: int) -> list[floa
     for epoch in range(epochs):
         plan = EpochPlan(epoch=epoch, values=values)
         outcomes = backend.step(dict.fromkeys(range(len(seeds)), plan))
-    ended = [outcomes[slot] for slot in range(len(seeds))]
-    for outcome in ended:
+    accuracies = []
+    for slot in range(len(seeds)):
+        outcome = outcomes[slot]
         if isinstance(outcome, Exception):
             raise outcome
-    return [outcome["accuracy"] for outcome in ended]
+        accuracies.append(outcome["accuracy"])
+    return accuracies
 
 
 # -- what it says ------------------------------------------------------------------------

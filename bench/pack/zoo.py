@@ -51,6 +51,7 @@ class Classification(th.Task):
     """Ten clusters in a space of ``shape``, far enough apart to be learned."""
 
     optimizer = th.SGD(lr="lr", momentum=0.9)
+    batch_size: int
     shape: tuple[int, ...] = (64,)
     distance = 5.0  # from a centre to the origin; the noise has a standard deviation of 1
 
@@ -82,7 +83,7 @@ class Mlp(Classification):
 
     def model(self, hp: th.HyperParameters) -> nn.Module:
         return nn.Sequential(
-            nn.Linear(*self.shape, hp.width),
+            nn.Linear(self.shape[0], hp.width),
             nn.ReLU(),
             nn.Linear(hp.width, hp.width),
             nn.ReLU(),

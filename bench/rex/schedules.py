@@ -116,7 +116,7 @@ def train(task: th.Task, runs: Sequence[Run]) -> list[list[Mapping[str, float]]]
             outcomes = backend.step({slot: watched[slot].plan() for slot in waiting})
             failed = {slot for slot, o in outcomes.items() if isinstance(o, Exception)}
             for slot in outcomes.keys() - failed:
-                watched[slot].note(outcomes[slot])  # type: ignore[arg-type]
+                watched[slot].note(outcomes[slot])
             ended = {s for s in outcomes if len(watched[s].curve) >= runs[s].epochs} | failed
             for slot in ended:
                 backend.release(slot)

@@ -22,6 +22,7 @@ from bench.common.processes import say_result
 from bench.rex import workloads as tasks
 from bench.rex.schedules import PLATEAU, SCHEDULES, plateau, space_of, worst_if_failed
 from thrifty.core import EpochDone, Event
+from thrifty.study import TrialEvent
 
 
 PERCENTS = (1, 5, 10, 25, 50, 100)
@@ -133,7 +134,7 @@ class Books:
     failed: int = 0
     rates: dict[str, dict[int, float]] = field(default_factory=dict)
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: Event | TrialEvent) -> None:
         if isinstance(event, EpochDone):
             self.epochs += 1
             self.seconds += event.seconds

@@ -50,7 +50,7 @@ class Workload(th.Task):
     def samples(self) -> Tensors:
         raise NotImplementedError
 
-    def data(self, hp: th.HyperParameters) -> th.ArrayData:
+    def data(self, hp: th.HyperParameters) -> th.ArrayData | th.DatasetPair:
         arrays, (num_train, num_valid, num_test) = self.samples(), self.sizes
         stop = num_train + num_valid + num_test
         if stop > len(arrays[0]):
@@ -138,6 +138,7 @@ class Transformer(Workload):
 
     def data(self, hp: th.HyperParameters) -> th.DatasetPair:
         arrays = super().data(hp)
+        assert isinstance(arrays, th.ArrayData)
         return th.DatasetPair(
             train=Drawn(arrays.train[0], self.epoch_size), valid=TensorDataset(*arrays.valid)
         )

@@ -226,7 +226,8 @@ def ray(args: argparse.Namespace) -> dict[str, Any]:
         results = tuner.fit()
         seconds = time.perf_counter() - began
     ray.shutdown()
-    last = [r.metrics for r in results if r.metrics and "accuracy" in r.metrics]
+    found = [results[index].metrics for index in range(len(results))]
+    last = [metrics for metrics in found if metrics and "accuracy" in metrics]
     return {
         "seconds": seconds,
         "epochs": sum(m["training_iteration"] for m in last),

@@ -337,8 +337,10 @@ def _meaningful(module: str, text: str) -> Iterator[Edit]:
     """Yield replacements of each constant and each operator of the lines that have a mark."""
     lines = text.splitlines()
     for node in ast.walk(ast.parse(text)):
-        line = getattr(node, "lineno", None)
-        mark = lines[line - 1].rpartition("  # ")[2] if line else ""
+        if not isinstance(node, ast.expr | ast.stmt):
+            continue
+        line = node.lineno
+        mark = lines[line - 1].rpartition("  # ")[2]
         if mark not in KINDS or node.end_lineno != line:
             continue
         segment = ast.get_source_segment(text, node)

@@ -16,6 +16,7 @@ from torch import nn
 import thrifty as th
 from bench.trust.case import NUM_MODELS, NUM_STEPS, Case, Named
 from thrifty.core import derive_seed, step_seed
+from thrifty.pack import pack
 
 
 TOLERANCE = 2e-4
@@ -115,7 +116,7 @@ def attempt(run: Any) -> tuple[Any, Exception | None]:
 def _packed(case: Case) -> tuple[list[nn.Module], bool]:
     models = [case.model(k) for k in range(NUM_MODELS)]
     values = [case.values(k) for k in range(NUM_MODELS)]
-    packed = th.pack(models, loss=case.loss, optimizer=case.optimizer, values=values)
+    packed = pack(models, loss=case.loss, optimizer=case.optimizer, values=values)
     for step in range(NUM_STEPS):
         if case.between is not None:
             case.between(step, models)

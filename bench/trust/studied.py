@@ -163,10 +163,7 @@ def _study(task: th.Task, space: th.Space, *, name: str, pack: str) -> th.Study:
         name=name,
         seed=0,
     )
-    study.run(
-        progress=False,
-        executor=th.Local(workers=1, threads=1, pack=pack, pack_size=4),  # type: ignore[arg-type]
-    )
+    study.run(progress=False, executor=th.Local(workers=1, threads=1, pack=pack, pack_size=4))
     return study
 
 

@@ -111,7 +111,8 @@ def groups_that_overlap() -> type[th.Task]:
 
 
 def _two_rates(parameters: Any, *, lr: float) -> torch.optim.Optimizer:
-    weights, biases = [], []
+    weights: list[torch.Tensor] = []
+    biases: list[torch.Tensor] = []
     for each in parameters:
         (biases if each.ndim < 2 else weights).append(each)
     return torch.optim.SGD(
@@ -204,8 +205,8 @@ def batch_size_that_moves() -> type[th.Task]:
     return Mine
 
 
-def _set_slope(model: nn.Module, at: At) -> None:
-    model[1].negative_slope = at["s"]  # type: ignore[union-attr, operator]
+def _set_slope(model: Any, at: At) -> None:
+    model[1].negative_slope = at["s"]
 
 
 def _leaky() -> nn.Module:
@@ -246,7 +247,7 @@ def adapt_that_follows_another_one() -> type[th.Task]:
             return model
 
         def adapt(self, model: nn.Module, hp: th.HyperParameters) -> None:
-            model.other = hp.other  # type: ignore[assignment]
+            model.other = hp.other
 
     return Mine
 
@@ -270,7 +271,7 @@ def read_later_by_a_model_that_keeps_them() -> type[th.Task]:
             self.net, self.hp = mlp(3), hp
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.net(x) * self.hp.s  # type: ignore[no-any-return]
+            return self.net(x) * self.hp.s
 
     class Mine(Regression):
         def model(self, hp: th.HyperParameters) -> nn.Module:
@@ -301,6 +302,8 @@ def a_factor_that_the_task_counts() -> type[th.Task]:
 class _Running(nn.Module):
     """A module that subtracts a running mean, which it keeps in a buffer."""
 
+    mean: torch.Tensor
+
     def __init__(self, *, persistent: bool) -> None:
         super().__init__()
         self.net = mlp(3)
@@ -309,7 +312,7 @@ class _Running(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
-        return self.net(x - self.mean)  # type: ignore[no-any-return]
+        return self.net(x - self.mean)
 
 
 @moving("D", refused="mean")
@@ -333,13 +336,15 @@ def a_buffer_that_is_replaced() -> type[th.Task]:
 class _Masked(nn.Module):
     """A module with a constant that no checkpoint needs."""
 
+    mask: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.net = mlp(3)
         self.register_buffer("mask", torch.tensor([1.0, 1, 0, 1, 1, 1]), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net(x * self.mask)  # type: ignore[no-any-return]
+        return self.net(x * self.mask)
 
 
 @moving("D", loop=PLAIN)
@@ -364,10 +369,8 @@ def an_average_of_weights_in_a_plain_dictionary() -> type[th.Task]:
                 for name, p in self.net.named_parameters():
                     old = self.average.get(name, p.detach().clone())
                     self.average[name] = 0.9 * old + 0.1 * p.detach()
-                return self.net(x)  # type: ignore[no-any-return]
-            return torch.func.functional_call(  # type: ignore[no-any-return]
-                self.net, self.average, (x,)
-            )
+                return self.net(x)
+            return torch.func.functional_call(self.net, self.average, (x,))
 
     class Mine(Regression):
         def model(self, hp: th.HyperParameters) -> nn.Module:

@@ -299,7 +299,8 @@ def pack(
     """Pack models, so that one call trains all of them by one step.
 
     Each model ends up where it would alone, up to rounding. Liu et al., DEEM 2021, call this
-    primitive pack.
+    primitive pack. ``thrifty.pack`` is also the package of this function. A type checker sees only
+    the package, so in typed code write ``from thrifty.pack import pack``.
 
     Args:
         models: Plain modules of one structure, each with its own weights, on one device. Models of
@@ -324,7 +325,7 @@ def pack(
     (torch.Size([8]), True)
 
     Raises:
-            UsageError: There are no models, or not one entry of ``values`` or ``seeds`` for each.
+        UsageError: There are no models, or not one entry of ``values`` or ``seeds`` for each.
     """
     return Pack(models, loss=loss, optimizer=optimizer, values=values, seeds=seeds)
 
