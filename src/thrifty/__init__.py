@@ -59,7 +59,9 @@ if TYPE_CHECKING:
         Optimizer as Optimizer,
         Optimizers as Optimizers,
         RMSprop as RMSprop,
+        StreamData as StreamData,
         Task as Task,
+        TokenFile as TokenFile,
         Trainable as Trainable,
         times as times,
     )
@@ -141,7 +143,7 @@ _HOMES = {
     "integrations": "LRScheduler optuna_storage",
     "pack": (
         "Adagrad Adam AdamW ArrayData DatasetPair EMA HyperParameters Optimizer Optimizers RMSprop "
-        "SGD SWA Task Trainable times"
+        "SGD SWA StreamData Task TokenFile Trainable times"
     ),
     "run": "Faults Local Ray",
     "search": (

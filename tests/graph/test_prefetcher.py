@@ -13,8 +13,7 @@ from threading import Barrier, Event, Semaphore, Thread
 
 import pytest
 
-from thrifty.core import GraphError
-from thrifty.graph._threads import OrderedPrefetcher
+from thrifty.core import OrderedPrefetcher, UsageError
 
 
 pytestmark = pytest.mark.slow
@@ -235,7 +234,7 @@ def test_a_forked_child_is_told_that_it_has_no_threads():
     if child == 0:
         try:
             next(made)
-        except GraphError as error:
+        except UsageError as error:
             os._exit(7 if "forked" in str(error) else 8)
         os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -249,7 +248,7 @@ def run_python(code):
 
 
 LOOP = """
-from thrifty.graph._threads import OrderedPrefetcher
+from thrifty.core import OrderedPrefetcher
 made = OrderedPrefetcher(lambda n: n, 10**9, num_threads=2, depth=4)
 for number in made:
     if number == 3:
@@ -265,7 +264,7 @@ def test_the_interpreter_ends_in_the_midst_of_an_iteration():
 AT_EXIT = """
 import atexit
 from threading import Event
-from thrifty.graph._threads import OrderedPrefetcher
+from thrifty.core import OrderedPrefetcher
 begun, ending = Event(), Event()
 def make(number):
     begun.set()

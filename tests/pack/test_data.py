@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from thrifty.core import TaskError
 from thrifty.pack import ArrayData, DatasetPair, open_source
-from thrifty.pack.task._data import _to_device, steps_of
+from thrifty.pack.task._data import steps_of, to_device
 from thrifty.run import Local
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Space
@@ -91,7 +91,7 @@ def test_nested_containers_keep_their_types():
         "text": "plain",
         "nothing": None,
     }
-    moved = _to_device(batch, torch.device("meta"))
+    moved = to_device(batch, torch.device("meta"))
 
     def shape(value):
         if isinstance(value, dict):
@@ -108,7 +108,7 @@ def test_nested_containers_keep_their_types():
 
 def test_what_knows_how_to_move_moves_itself():
     sequence = pack_sequence([torch.zeros(3), torch.zeros(2)])
-    moved = _to_device([sequence], torch.device("meta"))[0]
+    moved = to_device([sequence], torch.device("meta"))[0]
     assert isinstance(moved, PackedSequence)
     assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
 

@@ -50,6 +50,7 @@ from ._events import (
     StageFailed,
     StageStarted,
 )
+from ._prefetcher import OrderedPrefetcher
 
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "HeteroError",
     "LayerError",
     "MissingExtraError",
+    "OrderedPrefetcher",
     "PackMismatchError",
     "PackShrunk",
     "PeerLostError",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thrifty.core import GraphError, check_integers
+from thrifty.core import GraphError, OrderedPrefetcher, check_integers
 from thrifty.pack import epoch_order
 
 from ._batch import Batch, Mode
@@ -19,7 +19,6 @@ from ._gnn import make_batch
 from ._graph import Graph, checked_nodes
 from ._memory import Memory, pinned_bytes
 from ._sampler import NeighborSampler, Relabel
-from ._threads import OrderedPrefetcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

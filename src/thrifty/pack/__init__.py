@@ -20,6 +20,7 @@ from .identity import TaskIdentity
 from .task._data import ArrayData, DatasetPair, Source, SourceData, epoch_order, open_source
 from .task._optimizer import SGD, Adagrad, Adam, AdamW, Optimizer, Optimizers, RMSprop, times
 from .task._step_options import EMA, SWA
+from .task._streams import StreamData
 from .task._task import (
     HyperParameters,
     Task,
@@ -28,6 +29,7 @@ from .task._task import (
     optimizer_of,
     task_identity,
 )
+from .task._token_file import TokenFile
 from .trial._probes import TaskReport, Trial, inspect_task
 from .trial._state_check import StateCheck
 from .trial._trial import TRAIN_LOSS, evaluate, evaluate_state
@@ -65,10 +67,12 @@ __all__ = [
     "SourceData",
     "State",
     "StateCheck",
+    "StreamData",
     "Task",
     "TaskIdentity",
     "TaskReport",
     "TimeShare",
+    "TokenFile",
     "Trainable",
     "Trial",
     "UnfusableError",

@@ -492,7 +492,7 @@ class FusedBackend(Backend):
     def _feed(self, trial: FusedTrial, plan: EpochPlan) -> Feed:
         """Return a feed that trials with the same batches share."""
         batch_size = trial.batch_size(plan.values)
-        key: tuple[int, ...] = (id(trial.source), trial.seed, plan.epoch, batch_size)
+        key: tuple[int, ...] = (*trial.batches_key, trial.seed, plan.epoch, batch_size)
         if trial.source.arrays is None:
             key = (*key, id(self._home[trial]))
         if key not in self._feeds:

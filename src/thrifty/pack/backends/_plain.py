@@ -319,7 +319,7 @@ class ConcatenatedBackend(Backend):
 
 def _batches_key(trial: TaskTrial, plan: EpochPlan) -> tuple[Any, ...]:
     """Return a key that is equal for members that see the same batches in the same order."""
-    return (id(trial.source), trial.seed, plan.epoch, trial.batch_size(plan.values))
+    return (*trial.batches_key, trial.seed, plan.epoch, trial.batch_size(plan.values))
 
 
 class _SharedBatches:

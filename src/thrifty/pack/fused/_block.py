@@ -128,6 +128,7 @@ class Block:
         return pack_state({
             "model": trial.model.state_dict(),
             "optimizer": trial.optimizer_state(self.moments(trial)),
+            **trial.data_state(),
         })
 
     def moments(self, trial: FusedTrial) -> dict[str, dict[str, Any]]:

@@ -146,8 +146,8 @@ def open_source(data: Any, *, device: torch.device) -> Source:
     if isinstance(data, ArrayData):
         return _ArraySource(data, device)
     if isinstance(data, DatasetPair):
-        return _DatasetSource(data, device)
-    return _DatasetSource(_as_pair(data), device)
+        return DatasetSource(data, device)
+    return DatasetSource(_as_pair(data), device)
 
 
 def _as_pair(data: Any) -> DatasetPair:
@@ -201,9 +201,10 @@ def datasets_of(source: Source) -> Mapping[str, Any]:
 
     There are none for arrays, for sources of thrifty, and where other processes read the data.
     """
-    if isinstance(source, _DatasetSource):
-        return {} if source.has_workers else source.parts
-    return {} if is_ours(source) else {"data": source}
+    if not is_ours(source):
+        return {"data": source}
+    parts: Mapping[str, Any] = getattr(source, "parts", {})
+    return {} if getattr(source, "has_workers", False) else parts
 
 
 def train_batches(source: Source, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
@@ -241,7 +242,7 @@ def steps_of(source: Source, batch_size: int) -> int:
 
 def num_valid_of(source: Source) -> int | None:
     """Return how many validation samples there are; None for a user-defined source."""
-    return source.num_valid if isinstance(source, _ArraySource | _DatasetSource) else None
+    return source.num_valid if isinstance(source, _ArraySource | DatasetSource) else None
 
 
 class _ArraySource:
@@ -274,7 +275,7 @@ class _ArraySource:
             yield batch, len(batch[0])
 
 
-class _DatasetSource:
+class DatasetSource:
     arrays: tuple[torch.Tensor, ...] | None = None
 
     def __init__(self, data: DatasetPair, device: torch.device) -> None:
@@ -336,7 +337,7 @@ class _DatasetSource:
         """Return a batch on the device that may be changed without changing the dataset."""
         if "collate_fn" in self._data.loader:  # it may return parts of the dataset itself
             batch = own_copy(batch)
-        return _to_device(batch, self._device)
+        return to_device(batch, self._device)
 
 
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "generator", "dataset")
@@ -363,11 +364,11 @@ def _check_loader(options: Mapping[str, Any]) -> None:
         )
 
 
-def _to_device(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Any, device: torch.device) -> Any:
     """Return a batch on a device; containers keep their type."""
 
     def move(value: Any) -> Any:
-        return _to_device(value, device)
+        return to_device(value, device)
 
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
@@ -411,8 +412,8 @@ def _check_datasets(data: DatasetPair) -> None:
         raise TaskError(
             f"Task.data returned {type(data.train).__name__}, an IterableDataset (train); its "
             "samples have no numbers, and the order of samples follows from seed and epoch; "
-            "return thrifty.DatasetPair(train=..., valid=...) of datasets with __getitem__ and "
-            "__len__, or thrifty.ArrayData(train=(x, y), valid=(x, y))"
+            "return thrifty.StreamData(train=..., valid=...), or thrifty.DatasetPair(train=..., "
+            "valid=...) of datasets with __getitem__ and __len__"
         )
     collates = data.loader.get("collate_fn") is not None
     train, valid = _arrays_of(data.train), _arrays_of(data.valid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -19,6 +20,33 @@ from ._data import (
     steps_of,
     train_batches,
 )
+
+
+@runtime_checkable
+class StepSource(Protocol):
+    """A source of thrifty that makes the batches of an epoch by their numbers of steps."""
+
+    def epoch_length(self, *, seed: int, batch_size: int, num_steps: int | None) -> int:
+        """Return how many steps an epoch has."""
+        ...
+
+    def epoch_batches(
+        self, *, seed: int, epoch: int, batch_size: int, num_steps: int | None
+    ) -> Iterator[Batch]:
+        """Return the training batches of an epoch."""
+        ...
+
+
+def epoch_length(source: Source, *, seed: int, batch_size: int, num_steps: int | None) -> int:
+    """Return how many steps an epoch has. The arguments are those of ``epoch_batches``.
+
+    Raises:
+        TaskError: It has none, because no batch is full, or the data say no length.
+    """
+    if is_ours(source) and isinstance(source, StepSource):
+        return source.epoch_length(seed=seed, batch_size=batch_size, num_steps=num_steps)
+    per_pass = steps_of(source, batch_size)
+    return num_steps or per_pass
 
 
 def parts_of_epoch(epoch: int, *, num_steps: int, steps_per_pass: int) -> list[PassPart]:
@@ -52,6 +80,10 @@ def epoch_batches(
         batch_size: The number of rows of a batch.
         num_steps: How many steps an epoch has; None if it is a pass over the data.
     """
+    if is_ours(source) and isinstance(source, StepSource):
+        return source.epoch_batches(
+            seed=seed, epoch=epoch, batch_size=batch_size, num_steps=num_steps
+        )
     if num_steps is None:
         return train_batches(source, seed=seed, epoch=epoch, batch_size=batch_size)
     per_pass = steps_of(source, batch_size)

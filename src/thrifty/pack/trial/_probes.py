@@ -26,6 +26,7 @@ from thrifty.pack.task._followed_optimizers import FollowedOptimizers
 from thrifty.pack.task._metrics import check_metrics
 from thrifty.pack.task._sources import sources_of
 from thrifty.pack.task._step_options import names_with_averages
+from thrifty.pack.task._streams import check_stream, token_files
 from thrifty.pack.task._task import (
     HyperParameters,
     Readings,
@@ -33,10 +34,11 @@ from thrifty.pack.task._task import (
     hold_batch_size,
     options_of,
     own_task,
+    task_identity,
 )
 from thrifty.pack.verify import Probe, as_it_was, same, stand_in
 
-from ._trial import TaskTrial, TrainableTrial, check_batches
+from ._trial import TaskTrial, TrainableTrial, batch_size_of, check_batches
 
 
 QUICK_S = 1.0
@@ -166,6 +168,7 @@ def probe_further(
 def _one_step(trial: TaskTrial, plan: EpochPlan) -> Probe:
     """Take one step of an epoch, then compute the metrics of one validation batch."""
     seen: list[Any] = []
+    trial.expect_probe()
 
     def noted() -> Iterator[Batch]:
         for number, batch in enumerate(trial.batches(plan)):
@@ -243,6 +246,26 @@ def _state(task: Any, model: torch.nn.Module) -> list[Any] | None:
     return [content, {key: text for key, (_, text) in places_of(task).items()}]
 
 
+def _check_files(task: Task, source: Source) -> None:
+    """Refuse token files that the identity of the task does not cover.
+
+    Raises:
+        TaskError: A changed file would be taken for the old one.
+    """
+    if task.version or type(task).identity is not Task.identity:
+        return  # the user says what the task is
+    files = [file for file in token_files(source) if not file.is_identified]
+    if files:
+        task_identity(task)
+    for file in files:
+        if not file.is_identified:
+            raise TaskError(
+                f"{type(task).__name__}.data makes {file!r} itself, so the identity of the task "
+                "does not see what is in the file, and a changed file would be taken for the old "
+                "one; make it an attribute of the task, on the class or in __init__, or set version"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
     """The findings of a dry run.
@@ -293,6 +316,9 @@ def inspect_task(
     with borrowed_streams():
         seed_everything(derive_seed(seed, "data"))
         source = sources_of(task, where).get(task, readings.once("data"))
+        size = batch_size_of(task, values)
+        check_stream(source, seed=seed, batch_size=size, num_steps=options.steps_per_epoch)
+        _check_files(task, source)
         seed_everything(derive_seed(seed, "model"))
         model = own.model(readings.once("model")).to(where).eval()
         followed = FollowedOptimizers(own.optimizer, model, values)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from thrifty.core import DivergedError, TaskError, derive_seed, step_seed
+from thrifty.core import DivergedError, StateError, TaskError, derive_seed, step_seed
 from thrifty.pack._backend import EpochPlan, Member
 from thrifty.pack._state import (
     State,
@@ -21,14 +21,15 @@ from thrifty.pack._state import (
     step_counters,
     unpack_state,
 )
-from thrifty.pack.task._data import Batch, Source, steps_of, valid_batches
-from thrifty.pack.task._epochs import epoch_batches
+from thrifty.pack.task._data import Batch, Source, valid_batches
+from thrifty.pack.task._epochs import epoch_batches, epoch_length
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer
 from thrifty.pack.task._followed_optimizers import FollowedOptimizers
 from thrifty.pack.task._metrics import MetricSums, as_number, check_metrics
 from thrifty.pack.task._optimizer import Optimizer
 from thrifty.pack.task._sources import sources_of
 from thrifty.pack.task._step_options import StepOptions, parts_of_batch, with_prefix
+from thrifty.pack.task._streams import check_stream, token_files, trial_stream
 from thrifty.pack.task._task import (
     HyperParameters,
     Readings,
@@ -39,6 +40,7 @@ from thrifty.pack.task._task import (
     options_of,
     own_task,
 )
+from thrifty.pack.task._trial_stream import TrialStream
 from thrifty.pack.verify import Watch
 
 from ._update import Update
@@ -64,6 +66,8 @@ class TaskTrial:
         self.is_trained = False
         """Whether the trial has begun an epoch."""
         self.step_options = options_of(task)
+        self._stream: TrialStream | None = None
+        self._files: dict[str, str] = {}
 
     def begin(self, member: Member) -> None:
         """Make model and optimizer, and load the member's state if there is one.
@@ -82,6 +86,14 @@ class TaskTrial:
         self.source: Source = self._sources.get(self._owner, hp, user=self)
         self.source_number = self._sources.number_of(self.source)
         """A number unique to its data among those of all trials, past ones included."""
+        check_stream(
+            self.source,
+            seed=self.seed,
+            batch_size=self.batch_size(first),
+            num_steps=self.step_options.steps_per_epoch,
+        )
+        self._stream = trial_stream(self.source)
+        self._files = {str(n): file.digest for n, file in enumerate(token_files(self.source))}
         seed_everything(derive_seed(member.seed, "model"))
         self.model = self.task.model(self.readings.once("model")).to(self.device)
         self._check_model()
@@ -123,6 +135,43 @@ class TaskTrial:
         self.model.load_state_dict(held["model"])
         self.optimizers.load(held["optimizer"])
         self._update.load(held)
+        self._load_data_state(held)
+
+    def data_state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the data: a stream's state, digests of token files."""
+        stream = {} if self._stream is None else {"stream": self._stream.state()}
+        return {**stream, **({"token files": self._files} if self._files else {})}
+
+    def _load_data_state(self, held: Mapping[str, Any]) -> None:
+        """Restore what ``data_state`` returned.
+
+        Raises:
+            StateError: A token file has changed since, or the data were no stream.
+        """
+        name = type(self._owner).__name__
+        if held.get("token files", self._files) != self._files:
+            raise StateError(
+                f"a token file of {name} has changed since the checkpoint was written, so a trial "
+                "would go on with other tokens; restore the file, or start a new study"
+            )
+        if self._stream is not None:
+            if "stream" not in held:
+                raise StateError(
+                    f"the checkpoint of {name} holds no position of its stream, because its data "
+                    "were no stream when it was written; start a new study"
+                )
+            self._stream.load(held["stream"])
+
+    def expect_probe(self) -> None:
+        """Let a stream go on in epochs that were trained before; the trial is only probed now."""
+        if self._stream is not None:
+            self._stream.is_probed = True
+
+    @property
+    def batches_key(self) -> tuple[int, ...]:
+        """A key that is equal for trials that get equal batches for equal seeds and epochs."""
+        # a stream with a state has to be read by each trial itself
+        return (id(self.source), *(() if self._stream is None else (id(self),)))
 
     def new_watch(self) -> Watch:
         """Return a watch of the values that the trial's code reads, as they are now."""
@@ -183,8 +232,12 @@ class TaskTrial:
         Raises:
             TaskError: It has none, because ``drop_last`` is set and no batch is full.
         """
-        per_pass = steps_of(self.source, self.batch_size(values))
-        return self.step_options.steps_per_epoch or per_pass
+        return epoch_length(
+            self.source,
+            seed=self.seed,
+            batch_size=self.batch_size(values),
+            num_steps=self.step_options.steps_per_epoch,
+        )
 
     def state(self) -> State:
         """Return a copy of everything that is needed to continue."""
@@ -192,6 +245,7 @@ class TaskTrial:
             "model": self.model.state_dict(),
             "optimizer": self.optimizers.state(),
             **self._update.state(),
+            **self.data_state(),
         })
 
     def batches(self, plan: EpochPlan) -> Iterator[Batch]:
@@ -202,11 +256,15 @@ class TaskTrial:
             TaskError: The data read an attribute of the task that this trial has changed.
         """
         self._sources.check(self._owner, self.source, own=self.task)
+        size = self.batch_size(plan.values)
+        if self._stream is not None:
+            num = self.num_steps(plan.values)
+            return self._stream.epoch(plan.epoch, batch_size=size, num=num)
         return epoch_batches(
             self.source,
             seed=self.seed,
             epoch=plan.epoch,
-            batch_size=self.batch_size(plan.values),
+            batch_size=size,
             num_steps=self.step_options.steps_per_epoch,
         )
 
