@@ -33,6 +33,8 @@ class Loop:
         follow: Brings the param groups up to date with the hyper-parameters of a step.
         adapt: Brings the model up to date with the hyper-parameters of an epoch.
         batch_size: Returns the batch size of an epoch.
+        batches: Returns the batches of an epoch, if they are not those of arrays.
+        valid: Returns the validation batch, if it is not in arrays.
     """
 
     optimizer: Callable[[nn.Module, At], torch.optim.Optimizer]
@@ -40,6 +42,8 @@ class Loop:
     adapt: Callable[[nn.Module, At], None] | None = None
     batch_size: Callable[[At], int] = lambda at: BATCH  # noqa: ARG005 (one size for each epoch)
     clip_norm: float | None = None
+    batches: Callable[[int], Sequence[Any]] | None = None
+    valid: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +160,10 @@ def train_plainly(one: Moving, config: At) -> Trained:
         epoch_seed = derive_seed(0, "epoch", epoch)
         everything(epoch_seed)
         model.train()
-        batches = list(batches_of(data.train, epoch, size=loop.batch_size(at(epoch))))
+        if loop.batches is None:
+            batches = list(batches_of(data.train, epoch, size=loop.batch_size(at(epoch))))
+        else:
+            batches = list(loop.batches(epoch))
         for step, batch in enumerate(batches):
             loop.follow(optimizer.param_groups, at(epoch, step, len(batches)))
             torch.manual_seed(step_seed(epoch_seed, step))
@@ -168,7 +175,8 @@ def train_plainly(one: Moving, config: At) -> Trained:
         model.eval()
         everything(derive_seed(0, "evaluate", epoch))
         with torch.no_grad():
-            curve.append(float(task.metrics(model, tuple(t.clone() for t in data.valid))["value"]))
+            valid = data.valid if loop.valid is None else loop.valid()
+            curve.append(float(task.metrics(model, tuple(t.clone() for t in valid))["value"]))
     return Trained(model=model.eval(), curve=curve)
 
 

@@ -9,5 +9,6 @@ from . import (
     models as models,
     reduced_precision as reduced_precision,
     settings as settings,
+    streams as streams,
     tasks as tasks,
 )

@@ -149,8 +149,8 @@ def num_rows(batch: Batch) -> int:
     if num is None:
         raise TaskError(
             f"the validation stream gives batches of type {type(batch).__name__}, which have no "
-            "rows; metrics are weighted by the rows of a batch, so give tensors whose first dimension "
-            "is the samples"
+            "rows; metrics are weighted by the rows of a batch, so give tensors whose first "
+            "dimension is the samples"
         )
     return num
 
