@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import islice, pairwise, repeat
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from thrifty.space import Space
+from thrifty.space import Amount, EpochSize, Space
 
 from ._history import Decision, History, Proposal, Stop, Trial
 from ._sorted_list import SortedList
@@ -34,6 +35,46 @@ class Algorithm(ABC):
         """Hyper-parameters that the algorithm changes while a trial trains."""
         return ()
 
+    def has_amounts(self) -> bool:
+        """Return whether an option is in steps, tokens or epochs, so that its value is unknown.
+
+        Algorithms check their options once they are in epochs.
+
+        Raises:
+            AlgorithmError: Such an amount stands where no epochs are meant.
+        """
+        given = _amounts_of(self)
+        for name, value in given.items():
+            if not name.endswith(_TIMES):
+                raise option_error(
+                    self,
+                    f"{name} is no time; give a plain value, not steps, tokens or epochs",
+                    **{name: value},
+                )
+        return bool(given)
+
+    def in_epochs(self, size: EpochSize) -> Self:
+        """Return the same algorithm with all options in whole epochs.
+
+        Raises:
+            UsageError: An option is no whole number of epochs (the message names the nearest two
+                that are), or the size of an epoch is unknown in its unit.
+
+        >>> from thrifty.space import EpochSize, steps
+        >>> GridSearch(max_epochs=steps(5_000)).in_epochs(EpochSize(steps=500))
+        GridSearch(max_epochs=10, levels=5)
+        """
+        if not self.has_amounts():
+            return self
+
+        def whole(name: str, value: Any) -> Any:
+            if isinstance(value, Amount):
+                return size.whole(value, what=f"{type(self).__name__}: {name}")
+            return tuple(whole(name, item) for item in value) if isinstance(value, tuple) else value
+
+        given = {name: whole(name, value) for name, value in _amounts_of(self).items()}
+        return replace(self, **given)  # type: ignore[type-var]
+
     @abstractmethod
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
@@ -48,6 +89,22 @@ class Algorithm(ABC):
         The answer depends on the arguments alone. ``rng`` is a fresh stream named by the seed and
         ``history.num_decisions``.
         """
+
+
+_TIMES = ("epochs", "interval", "horizons")
+"""Ends of the names of options that count epochs."""
+
+
+def _amounts_of(algorithm: Algorithm) -> dict[str, Any]:
+    if not is_dataclass(algorithm):
+        return {}
+    options = {each.name: getattr(algorithm, each.name) for each in fields(algorithm)}
+    return {
+        name: value
+        for name, value in options.items()
+        if isinstance(value, Amount)
+        or (isinstance(value, tuple) and any(isinstance(item, Amount) for item in value))
+    }
 
 
 def check_sampler(owner: object, sampler: object) -> None:
@@ -99,6 +156,8 @@ class GridSearch(Algorithm):
     levels: int = 5
 
     def __post_init__(self) -> None:
+        if self.has_amounts():
+            return
         check_counts(self, max_epochs=self.max_epochs, levels=self.levels)
 
     def ask(
@@ -129,6 +188,8 @@ class RandomSearch(Algorithm):
     sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
+        if self.has_amounts():
+            return
         check_counts(self, max_epochs=self.max_epochs, num_trials=self.num_trials)
         check_sampler(self, self.sampler)
 
@@ -161,6 +222,8 @@ class MedianStopping(Algorithm):
     sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
+        if self.has_amounts():
+            return
         check_counts(
             self,
             max_epochs=self.max_epochs,

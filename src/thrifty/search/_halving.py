@@ -124,6 +124,8 @@ class RungAlgorithm(Algorithm):
     sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
+        if self.has_amounts():
+            return
         check_counts(self, num_trials=self.num_trials)
         check_halving(self, eta=self.eta, min_epochs=self.min_epochs, max_epochs=self.max_epochs)
         check_sampler(self, self.sampler)
@@ -380,6 +382,8 @@ class BracketAlgorithm(Algorithm):
     sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
+        if self.has_amounts():
+            return
         check_halving(self, eta=self.eta, min_epochs=1, max_epochs=self.max_epochs)
         if self.num_trials is not None:
             check_counts(self, num_trials=self.num_trials)

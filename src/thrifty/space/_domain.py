@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 
 from thrifty.core import SpaceError
+
+from ._units import Amount, EpochSize
 
 
 MAX_INT = 2**53
@@ -229,7 +231,7 @@ def freeze(value: Any) -> Any:
         raise SpaceError(f"{value!r} is not a finite number")
     plain = value is None or isinstance(value, bool | int | float | str)
     # Schedules and domains. Schedules are recognised by name: this module cannot import them.
-    if plain or isinstance(value, Domain) or hasattr(value, "segments"):
+    if plain or isinstance(value, Domain | Amount) or hasattr(value, "segments"):
         return value
     raise SpaceError(
         f"{value!r} cannot be a value of a hyper-parameter; use a number, a string, a bool, None, "
@@ -264,6 +266,11 @@ def _take_numbers(domain: Float | Int, *, kind: type) -> None:
         value = getattr(domain, name)
         if value is None and name == "step" and kind is float:
             continue
+        if isinstance(value, Amount):
+            raise SpaceError(
+                f"{owner}({name}={value!r}): {name} must be a plain number; list the amounts: "
+                f"Choice([{value!r}, ...])"
+            )
         if isinstance(value, bool) or not isinstance(value, accepted):
             wanted = "an integer" if kind is int else "a number"
             hint = "; use Float for real numbers" if isinstance(value, float) else ""
@@ -307,3 +314,44 @@ def _check_size(domain: Float | Int, where: str) -> None:
         raise SpaceError(f"{where}: bounds must be finite, and so must their difference")
     if domain.step and (ends[1] - ends[0]) / domain.step > MAX_INT:
         raise SpaceError(f"{where}: step={domain.step!r} gives more than 2**53 values; raise it")
+
+
+_PLAIN = frozenset({int, float, str, bool, type(None)})
+
+
+def holds_amount(value: Any) -> bool:
+    """Return whether a value is an amount of steps, tokens or epochs, or holds one."""
+    if type(value) in _PLAIN:  # a shortcut for the many values that hold nothing
+        return False
+    if isinstance(value, Amount):
+        return True
+    if isinstance(value, tuple):
+        return any(map(holds_amount, value))
+    if isinstance(value, Domain):
+        options = value.options if isinstance(value, Choice) else ()
+        wanted = [condition.values for condition in value.conditions]
+        return any(map(holds_amount, (*options, *wanted)))
+    # Schedules are recognised by name: this module cannot import them.
+    return hasattr(value, "has_amounts") and bool(value.has_amounts())
+
+
+def in_epochs(value: Any, size: EpochSize) -> Any:
+    """Return a value with all amounts as epochs; the same object if there are none.
+
+    Raises:
+        UsageError: The size of an epoch is unknown in the unit of an amount.
+    """
+    if not holds_amount(value):
+        return value
+    if isinstance(value, Amount):
+        return size.in_epochs(value)
+    if isinstance(value, tuple):
+        return tuple(in_epochs(item, size) for item in value)
+    if not isinstance(value, Float | Int | Choice):
+        return value.in_epochs(size)
+    conditions = tuple(
+        Condition(each.name, in_epochs(each.values, size)) for each in value.conditions
+    )
+    if isinstance(value, Choice):
+        return Choice(in_epochs(tuple(value.options), size), conditions=conditions)
+    return replace(value, conditions=conditions)

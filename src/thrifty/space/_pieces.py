@@ -229,13 +229,21 @@ def sample_and_hold(
     return tuple(out)
 
 
+ROUNDING = 1e-9
+"""Epochs by which rounding may move a boundary; a step is never that short."""
+
+
 def values_at(segments: tuple[Segment, ...], times: FloatArray) -> list[Any]:
-    """Evaluate segments that cover all the given ascending times."""
-    starts = np.array([segment.start for segment in segments])
+    """Evaluate segments that cover all the given ascending times.
+
+    A segment that starts at a step has that step, also if rounding has moved its start by a hair.
+    """
+    starts = np.array([segment.start for segment in segments]) - ROUNDING
     which = np.searchsorted(starts, times, side="right") - 1
     out: list[Any] = []
     for index in np.unique(which):
-        piece, here = segments[index].piece, times[which == index]
+        start, piece = segments[index].start, segments[index].piece
+        here = np.maximum(times[which == index], start)
         # A held value may be a tuple, which a NumPy array would take apart.
         out.extend(
             [piece.value] * len(here) if isinstance(piece, Hold) else piece.at(here).tolist()

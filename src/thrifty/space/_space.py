@@ -12,8 +12,9 @@ from thrifty.core import ScheduleError, SpaceError, check_hyperparameter_names
 
 from . import _variants
 from ._conditions import Branches, branches_of, conditions_of, order_of
-from ._domain import Domain, freeze
+from ._domain import Choice, Domain, freeze, holds_amount, in_epochs
 from ._pieces import Hold
+from ._units import Amount, EpochSize
 from ._variants import every_value, templates_of, variants
 from .schedules import Schedule, schedule_from_json
 
@@ -29,8 +30,9 @@ class Space:
 
     Raises:
         SpaceError: The space has no hyper-parameter, or one with the name of a method (``values``).
-            A list stands where a domain or a tuple is meant, or contains a schedule. A condition is
-            ignored, can never hold, names an unknown hyper-parameter, or is part of a cycle.
+            A list stands where a domain or a tuple is meant, or contains a schedule. An amount of
+            steps, tokens or epochs stands outside a schedule. A condition is ignored, can never
+            hold, names an unknown hyper-parameter, or is part of a cycle.
 
     >>> from thrifty.space import Choice, Float, Int, Step
     >>> space = Space(
@@ -53,6 +55,7 @@ class Space:
         self._params = {name: freeze(value) for name, value in params.items()}
         for name, value in self._params.items():
             _variants.check_no_schedule_within(name, value)
+            _check_no_amount(name, value)
         self._order = order_of(self._params)
 
     @property
@@ -98,6 +101,24 @@ class Space:
         if not conditional or math.isinf(total):
             return total
         return float(sum(1 for _ in self._grid(self._order, every_value, {})))
+
+    def has_amounts(self) -> bool:
+        """Return whether a schedule of the space has a time in steps, tokens or epochs."""
+        return any(map(holds_amount, self._params.values()))
+
+    def in_epochs(self, size: EpochSize) -> Space:
+        """Return the same space with the times of all schedules in epochs.
+
+        Raises:
+            UsageError: The size of an epoch is unknown in the unit of a time.
+
+        >>> from thrifty.space import EpochSize, WSD, steps
+        >>> Space(lr=WSD(0.1, cooldown=steps(500))).in_epochs(EpochSize(steps=250))
+        Space(lr=WSD(0.1, cooldown=2))
+        """
+        if not self.has_amounts():
+            return self
+        return Space(**{name: in_epochs(value, size) for name, value in self._params.items()})
 
     def check(self, *, max_epochs: int) -> None:
         """Raise ScheduleError if a schedule in the space does not fit ``max_epochs``.
@@ -174,6 +195,17 @@ def _check_no_list(name: str, value: Any) -> None:
         f"{name}={value!r}: a list may mean several things; did you mean {meant}? "
         f"Write a tuple, {name}={tuple(value)!r}, for a fixed list"
     )
+
+
+def _check_no_amount(name: str, value: Any) -> None:
+    parts: tuple[Any, ...] = value if isinstance(value, tuple) else ()
+    for part in (*parts, *(value.options if isinstance(value, Choice) else ())):
+        _check_no_amount(name, part)
+    if isinstance(value, Amount):
+        raise SpaceError(
+            f"hyper-parameter {name!r} is {value!r}; steps, tokens and epochs are for the times of "
+            "schedules and algorithms: give a plain number"
+        )
 
 
 def config_to_json(config: Config) -> dict[str, Any]:

@@ -5,26 +5,31 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
 from thrifty.core import ScheduleError
-from thrifty.space._domain import Domain, freeze
+from thrifty.space._domain import Domain, freeze, holds_amount, in_epochs
 from thrifty.space._pieces import FloatArray, Hold, Segment, hold, sample_and_hold, values_at
+from thrifty.space._units import Amount, EpochSize
 
 
 # Types of fields. In a template, each field may also be a domain, which no type expresses, so the
 # values are checked when the schedule is created.
 Number = Any
 """A number."""
-Numbers = Any
-"""A list of numbers, kept as a tuple."""
 Values = Any
 """A list of any values, kept as a tuple."""
+Time = Any
+"""A number of epochs, or an amount in another unit (``steps(500)``)."""
+Times = Any
+"""A list of times, kept as a tuple."""
 SampleRate = str | float | Sequence[float]
+
+_MAY_HOLD_AMOUNTS = {"Time", "Times", "Schedule"}  # a schedule checks its own fields
 
 _KINDS: dict[str, type[Schedule]] = {}
 
@@ -32,7 +37,8 @@ _KINDS: dict[str, type[Schedule]] = {}
 class Schedule(ABC):
     """A value that changes over training, as frozen data. Time is counted in epochs."""
 
-    __slots__ = ("_strict", "_template")
+    __slots__ = ("_amounts", "_strict", "_template")
+    _amounts: bool
     _strict: str
     _template: bool
 
@@ -57,9 +63,15 @@ class Schedule(ABC):
             if each.type == "Schedule" and not isinstance(value, Domain):
                 value = as_schedule(value)
             object.__setattr__(self, each.name, value)
+            if str(each.type).split()[0] not in _MAY_HOLD_AMOUNTS and holds_amount(value):
+                raise ScheduleError(
+                    f"{self!r}: {each.name} is no time; give a plain value, not steps, tokens or "
+                    "epochs"
+                )
         if not self.is_template():
             self._check_kinds()
-            self.validate()
+            if not self.has_amounts():
+                self.validate()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedule):
@@ -97,11 +109,11 @@ class Schedule(ABC):
         for each in fields(self):  # type: ignore[arg-type]
             value, kind = getattr(self, each.name), str(each.type)
             given = value is not None or not kind.endswith("None")
-            if kind.split()[0] == "Number" and given and not _is_number(value):
+            if kind.split()[0] in {"Number", "Time"} and given and not _is_number(value):
                 raise ScheduleError(f"{self!r}: {each.name} must be a number, not {value!r}")
-            if kind in {"Numbers", "Values"} and not isinstance(value, tuple):
+            if kind in {"Times", "Values"} and not isinstance(value, tuple):
                 raise ScheduleError(f"{self!r}: {each.name} must be a list, not {value!r}")
-            if kind == "Numbers" and not all(map(_is_number, value)):
+            if kind == "Times" and not all(map(_is_number, value)):
                 raise ScheduleError(f"{self!r}: {each.name} must be numbers, not {value!r}")
             if kind == "SampleRate":
                 _check_rate(self, value)
@@ -114,6 +126,35 @@ class Schedule(ABC):
             found = any(_has_domain(getattr(self, name)) for name in _names(type(self)))
             object.__setattr__(self, "_template", found)
             return found
+
+    def has_amounts(self) -> bool:
+        """Return whether some time is in steps, tokens or epochs, so that its length is unknown."""
+        try:
+            return self._amounts
+        except AttributeError:
+            found = any(holds_amount(getattr(self, name)) for name in _names(type(self)))
+            object.__setattr__(self, "_amounts", found)
+            return found
+
+    def in_epochs(self, size: EpochSize) -> Schedule:
+        """Return the same schedule with all times in epochs.
+
+        Args:
+            size: How many steps and tokens an epoch has.
+
+        Raises:
+            UsageError: The size of an epoch is unknown in the unit of a time.
+            ScheduleError: The times do not fit each other.
+
+        >>> from thrifty.space import EpochSize, Step, steps
+        >>> Step(0.1, [steps(1_000), steps(1_250)]).in_epochs(EpochSize(steps=500))
+        Step(0.1, (2, 2.5))
+        """
+        if not self.has_amounts():
+            return self
+        return replace(  # type: ignore[type-var]
+            self, **{name: in_epochs(getattr(self, name), size) for name in _names(type(self))}
+        )
 
     def segments(self, epochs: float) -> tuple[Segment, ...]:
         """Return the pieces of a run of ``epochs`` epochs, as trained.
@@ -141,7 +182,7 @@ class Schedule(ABC):
         times = epoch_times(start, stop, steps_per_epoch)
         return np.array(values_at(self.segments(epochs), times))
 
-    def then(self, other: Schedule | float, *, at: float) -> Then:
+    def then(self, other: Schedule | float, *, at: Time) -> Then:
         """Return this schedule until epoch ``at``, followed by ``other``.
 
         The time of the other schedule starts at ``at``.
@@ -171,7 +212,7 @@ class Then(Schedule):
 
     first: Schedule
     second: Schedule
-    at: Number = field(kw_only=True)
+    at: Time = field(kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
         """Return the pieces of both parts."""
@@ -291,6 +332,11 @@ def schedule_from_json(data: Mapping[str, Any]) -> Schedule:
 def _segments(schedule: Schedule, epochs: float) -> tuple[Segment, ...]:
     if schedule.is_template():
         raise ScheduleError(f"{schedule!r} still has a domain in it; sample the space first")
+    if schedule.has_amounts():
+        raise ScheduleError(
+            f"{schedule!r} counts steps, tokens or epochs of an unknown size; a study turns them "
+            "into epochs, elsewhere use in_epochs(thrifty.space.EpochSize(steps=...))"
+        )
     if schedule.span() > epochs:
         raise ScheduleError(
             f"{schedule!r} needs at least {schedule.span():g} epochs but the run has {epochs:g}; "
@@ -316,7 +362,8 @@ def _names(kind: type[Schedule]) -> tuple[str, ...]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Return whether a value is a number; amounts stand for the number of epochs that they are."""
+    return isinstance(value, int | float | Amount) and not isinstance(value, bool)
 
 
 def _has_domain(value: Any) -> bool:
@@ -330,6 +377,8 @@ def _has_domain(value: Any) -> bool:
 def _encode(value: Any) -> Any:
     if isinstance(value, Schedule):
         return value.to_json()
+    if isinstance(value, Amount):
+        raise ScheduleError(f"{value!r} cannot be stored; turn the schedule into epochs first")
     return [_encode(v) for v in value] if isinstance(value, tuple) else value
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,18 @@ import numpy as np
 from thrifty.core import ScheduleError
 from thrifty.space._domain import Choice
 from thrifty.space._pieces import Piece, Segment, cosine_arc, hold, ramp, rex_arc, values_at
+from thrifty.space._units import Amount
 
-from ._base_schedule import Number, SampleRate, Schedule, check_positive, sampled, shift, with_tail
+from ._base_schedule import (
+    Number,
+    SampleRate,
+    Schedule,
+    Time,
+    check_positive,
+    sampled,
+    shift,
+    with_tail,
+)
 from ._shapes import Linear, OneArc
 
 
@@ -36,7 +47,7 @@ class REX(OneArc):
     value: Number
     d: Number = field(default=0.5, kw_only=True)
     floor: Number = field(default=0.0, kw_only=True)
-    epochs: Number | None = field(default=None, kw_only=True)
+    epochs: Time | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def arc(self, length: float) -> Piece:
@@ -61,7 +72,7 @@ class Warmup(Schedule):
     [0.0, 0.5, 1.0, 1.0]
     """
 
-    epochs: Number
+    epochs: Time
     schedule: Schedule
     start: Number = field(default=0.0, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
@@ -99,11 +110,11 @@ class WSD(Schedule):
     """
 
     value: Number
-    cooldown: Number = field(kw_only=True)
-    warmup: Number = field(default=0.0, kw_only=True)
+    cooldown: Time = field(kw_only=True)
+    warmup: Time = field(default=0.0, kw_only=True)
     floor: Number = field(default=0.0, kw_only=True)
     shape: str = field(default="linear", kw_only=True)
-    epochs: Number | None = field(default=None, kw_only=True)
+    epochs: Time | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
@@ -140,9 +151,9 @@ _SHAPES: dict[str, type[REX | Linear]] = {"rex": REX, "linear": Linear}
 def schedule_for(
     peak: Any,
     *,
-    epochs: float | None = None,
+    epochs: Time | None = None,
     extendable: bool = False,
-    warmup: float = 0.0,
+    warmup: Time = 0.0,
     shape: str = "rex",
     cooldown: float = 0.2,
 ) -> Schedule:
@@ -151,8 +162,8 @@ def schedule_for(
     For a known budget, it is ``REX`` down to 0, or linear with ``shape="linear"``. Both fit
     themselves to the run. With ``extendable``, the budget may grow: it is ``WSD``, a stable phase
     and a cooldown to 0 over the last share ``cooldown`` of ``epochs``. A longer run goes on from
-    where the cooldown began. ``warmup`` counts epochs and is part of the budget. ``peak`` may be a
-    ``Float``.
+    where the cooldown began. ``warmup`` counts epochs and is part of the budget. ``epochs`` and
+    ``warmup`` may be amounts, such as ``steps(5_000)``. ``peak`` may be a ``Float``.
 
     As a first guess, REX wants about 0.8 times the peak of linear (from the convex bound of Schaipp
     et al., ICML 2025). Its ``d`` is the paper's 0.5. The REX of other programs often has
@@ -196,12 +207,13 @@ def schedule_for(
 
 
 def cooldowns(
-    peak: Any, *, ends: Sequence[float], cooldown: float = 0.2, warmup: float = 0.0
+    peak: Any, *, ends: Sequence[Time], cooldown: float = 0.2, warmup: Time = 0.0
 ) -> Choice:
     """Return one ``WSD`` schedule for each of ``ends`` (epochs) that share one stable phase.
 
     Together they are one long run with a cooldown to each end. Each cools down over the last share
-    ``cooldown`` of its own length, starting at a whole epoch. In one study, the shorter schedules
+    ``cooldown`` of its own length, starting at a whole epoch (at a whole step, if ``ends`` are
+    ``steps(...)``). In one study, the shorter schedules
     stay at 0 until ``max_epochs``: their trials idle there. Instead, run one study for each end,
     with ``max_epochs`` at that end. Studies of one task, one seed and one database share what they
     train, so only the cooldowns are trained separately.
@@ -220,9 +232,12 @@ def cooldowns(
     return Choice([_with_cooldown(peak, end, share=cooldown, warmup=warmup) for end in ends])
 
 
-def _with_cooldown(peak: Any, epochs: float, *, share: float, warmup: float) -> WSD:
+def _with_cooldown(peak: Any, epochs: Time, *, share: float, warmup: Time) -> WSD:
     if not 0.0 < share <= 1.0:
         raise ScheduleError(f"cooldown={share!r}: it is a share of the run, above 0 and at most 1")
+    if isinstance(epochs, Amount):
+        length = math.ceil(epochs.number * Fraction(repr(float(share))))
+        return WSD(peak, cooldown=replace(epochs, number=length), warmup=warmup, epochs=epochs)
     # Start at a whole epoch, because whole epochs are shared. The 1e-9 corrects the rounding of
     # shares such as 0.2, which have no exact float.
     turn = math.floor(epochs * (1.0 - share) + 1e-9)

@@ -14,9 +14,10 @@ from thrifty.space._pieces import Piece, Segment, cosine_arc, decay, hold, power
 
 from ._base_schedule import (
     Number,
-    Numbers,
     SampleRate,
     Schedule,
+    Time,
+    Times,
     Values,
     check_milestones,
     check_positive,
@@ -39,9 +40,9 @@ class Step(Schedule):
     """
 
     value: Number
-    milestones: Numbers = ()
+    milestones: Times = ()
     gamma: Number = field(default=0.1, kw_only=True)
-    every: Number | None = field(default=None, kw_only=True)
+    every: Time | None = field(default=None, kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
         """Return one hold for each level."""
@@ -75,7 +76,7 @@ class MultiStep(Schedule):
     """
 
     levels: Values
-    milestones: Numbers = field(kw_only=True)
+    milestones: Times = field(kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
         """Return one hold for each level."""
@@ -130,7 +131,7 @@ class OneArc(Schedule, abstract=True):
     __slots__ = ()
     value: Number
     floor: Number
-    epochs: Number | None
+    epochs: Time | None
     sample: SampleRate
 
     @abstractmethod
@@ -169,7 +170,7 @@ class Linear(OneArc):
 
     value: Number
     floor: Number = field(default=0.0, kw_only=True)
-    epochs: Number | None = field(default=None, kw_only=True)
+    epochs: Time | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def arc(self, length: float) -> Piece:
@@ -191,7 +192,7 @@ class Polynomial(OneArc):
     value: Number
     power: Number = field(default=2.0, kw_only=True)
     floor: Number = field(default=0.0, kw_only=True)
-    epochs: Number | None = field(default=None, kw_only=True)
+    epochs: Time | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def arc(self, length: float) -> Piece:
@@ -216,7 +217,7 @@ class Cosine(OneArc):
 
     value: Number
     floor: Number = field(default=0.0, kw_only=True)
-    epochs: Number | None = field(default=None, kw_only=True)
+    epochs: Time | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def arc(self, length: float) -> Piece:
@@ -238,7 +239,7 @@ class Cyclic(Schedule):
 
     low: Number
     high: Number
-    period: Number = field(kw_only=True)
+    period: Time = field(kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
@@ -270,7 +271,7 @@ class CosineRestarts(Schedule):
     """
 
     value: Number
-    period: Number = field(kw_only=True)
+    period: Time = field(kw_only=True)
     growth: Number = field(default=1.0, kw_only=True)
     floor: Number = field(default=0.0, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
@@ -311,7 +312,7 @@ class OneCycle(Schedule):
     div: Number = field(default=25.0, kw_only=True)
     final_div: Number = field(default=1e5, kw_only=True)
     shape: str = field(default="cosine", kw_only=True)
-    epochs: Number | None = field(default=None, kw_only=True)
+    epochs: Time | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
