@@ -146,7 +146,7 @@ def test_a_schedule_in_steps_is_the_same_in_epochs(kind, per_epoch):
     num_epochs = 2_100 // per_epoch + 1
     size = EpochSize(steps=per_epoch, tokens=per_epoch * 8)
     in_steps = TIMES[kind](steps)
-    assert in_steps.has_amounts()
+    assert in_steps.amounts()
     resolved = in_steps.in_epochs(size)
     by_hand = TIMES[kind](lambda n: n / per_epoch if n % per_epoch else n // per_epoch)
     assert resolved == by_hand == TIMES[kind](lambda n: tokens(8 * n)).in_epochs(size)
@@ -216,7 +216,7 @@ def test_a_space_turns_all_its_times_into_epochs():
         )
 
     size = EpochSize(steps=500)
-    assert space(steps).has_amounts()
+    assert space(steps).amounts()
     found = space(steps).in_epochs(size)
     assert repr(found) == repr(space(lambda n: {500: 1, 750: 1.5}[n]))
     assert found.in_epochs(size) is found

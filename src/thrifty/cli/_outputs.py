@@ -19,6 +19,7 @@ from thrifty.core import UsageError
 from thrifty.integrations import export_optuna
 from thrifty.space import config_to_json
 from thrifty.store import Store, StudyInfo, TrialRecord, frame
+from thrifty.store._reports import counted, stored_unit
 from thrifty.study import Study
 
 from ._options import cell, complete_study, say, storage_option, trust_option
@@ -202,12 +203,15 @@ def _csv(info: StudyInfo, trials: Sequence[TrialRecord]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     objectives = [f"values_{each}" for each in metrics]
-    writer.writerow(["number", "state", "epochs", "value", *objectives, *names])
+    unit = stored_unit(info.spec)
+    columns = [] if unit.is_epochs else [unit.name]
+    writer.writerow(["number", "state", "epochs", *columns, "value", *objectives, *names])
     for trial in trials:
         writer.writerow([
             trial.number,
             _state(info, trial),
             trial.reached,
+            *(unit.count(trial.reached) for _ in columns),
             trial.value,
             *((trial.objectives or {}).get(each) for each in metrics),
             *(str(trial.config.get(key, "")) for key in names),
@@ -222,6 +226,7 @@ def _json(info: StudyInfo, trials: Sequence[TrialRecord]) -> str:
             "number": trial.number,
             "state": _state(info, trial),
             "epochs": trial.reached,
+            **counted(info.spec, trial.reached),
             "value": _finite(trial.value),
             **({"values": _objectives(trial)} if _metrics(info) else {}),
             **({"violation": trial.violation} if "constraints" in info.spec else {}),
@@ -242,6 +247,7 @@ def _parquet(info: StudyInfo, trials: Sequence[TrialRecord]) -> bytes:
             "number": trial.number,
             "state": _state(info, trial),
             "epochs": trial.reached,
+            **counted(info.spec, trial.reached),
             "value": trial.value,
             **{_whole(f"values_{m}"): (trial.objectives or {}).get(m) for m in _metrics(info)},
             **({"violation": trial.violation} if "constraints" in info.spec else {}),

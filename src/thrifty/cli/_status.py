@@ -20,7 +20,7 @@ from thrifty.store import (
     failure_groups,
     redact_url,
 )
-from thrifty.store._reports import failure_lines, is_legacy, likeness
+from thrifty.store._reports import counted, failure_lines, is_legacy, likeness, stored_unit
 
 from ._options import complete_study, say, storage_option
 
@@ -74,14 +74,14 @@ def _say_study(
     parts = [f"{count:,} {plain_text(state)}" for state, count in states.items()]
     if cut_short:
         low, high = cut_short[0], cut_short[-1]
-        where = f"epoch {low:,}" if low == high else f"epochs {low:,} to {high:,}"
+        where = s.unit.place(low) if low == high else s.unit.places(low, high)
         parts.append(f"{len(cut_short):,} stopped in training, at {where}")
     counts = ", ".join(parts)
     say(plain_text(s.name), bold=True, nl=False)
     say(f"  {plain_text(s.state)}{_GONE if s.state == 'interrupted' else ''}")
     say(f"  trials      {num_trials:,} ({counts or 'none'})")
     if s.best_value is not None:
-        where = f"trial {s.best_trial} after {_epochs(s.best_epochs or 0)}"
+        where = f"trial {s.best_trial} after {s.unit.text(s.best_epochs or 0)}"
         say(f"  best        {s.best_value:.6g} ({where})")
     elif s.num_infeasible:
         say("  best        none, because no trial keeps the constraints")
@@ -89,18 +89,15 @@ def _say_study(
         say("  best        none, because all trials that ended have failed")
     for line in failure_lines(failures):
         say(f"  errors      {plain_text(line)}")
-    trained = f"{s.plan_epochs:,} trained by all studies of its task"
-    say(f"  epochs      {s.trial_epochs:,} requested, {trained}")
+    trained = f"{s.unit.count(s.plan_epochs):,} trained by all studies of its task"
+    note = "" if s.unit.is_epochs else f" ({s.unit.definition})"
+    say(f"  {s.unit.name:10}  {s.unit.count(s.trial_epochs):,} requested, {trained}{note}")
     say(f"  training    {s.seconds:,.1f} s")
     if traceback:
         for group in failures:
             say(f"trial {group.trials[0]}: {group.traceback or group.message}".rstrip())
     elif any(group.traceback for group in failures):
         say("  --traceback shows where these errors come from")
-
-
-def _epochs(number: int) -> str:
-    return f"{number:,} epoch{'' if number == 1 else 's'}"
 
 
 def _states(summary: StudySummary) -> dict[str, int]:
@@ -127,15 +124,16 @@ def best_command(*, name: str, storage: str, as_json: bool) -> None:
     if not best:
         raise ThriftyError(f"study {name!r} {_why_none(trials)}")
     if as_json:
-        found = [_plain(trial) for trial in best]
+        found = [_plain(info, trial) for trial in best]
         click.echo(json.dumps(found if isinstance(info.spec.get("metric"), list) else found[0]))
         return
+    unit = stored_unit(info.spec)
     for trial in best:
         values: Mapping[str, float | None] = trial.objectives or {"": trial.value}
         said = ", ".join(
             f"{plain_text(metric)} {value:.6g}".strip() for metric, value in values.items()
         )
-        say(f"trial {trial.number}: {said} after {_epochs(trial.reached)}")
+        say(f"trial {trial.number}: {said} after {unit.text(trial.reached)}")
         for key, value in trial.config.items():
             say(f"  {plain_text(key)} = {plain_text(value)}")
 
@@ -171,12 +169,13 @@ def delete_command(*, name: str, storage: str, yes: bool) -> None:
     say(f"deleted study {plain_text(name)}")
 
 
-def _plain(trial: TrialRecord) -> dict[str, Any]:
+def _plain(info: StudyInfo, trial: TrialRecord) -> dict[str, Any]:
     return {
         "trial": trial.number,
         "value": trial.value,
         **({} if trial.objectives is None else {"values": dict(trial.objectives)}),
         "epochs": trial.reached,
+        **counted(info.spec, trial.reached),
         "config": config_to_json(trial.config),
     }
 

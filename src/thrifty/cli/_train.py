@@ -207,7 +207,7 @@ def _table(trial: TrialResult) -> Table:
     for metric, value in trial.values.items():
         table.add_row(cell(metric), cell(f"{value:.4f}", style="bold"))
     table.add_row("trial", str(trial.number))
-    table.add_row("epochs", str(trial.epochs))
+    table.add_row(*trial.unit.fact(trial.epochs))
     for name, value in trial.config.items():
         table.add_row(cell(name), cell(format_value(value)))
     return table

@@ -157,6 +157,11 @@ class HuggingFaceTrainable(KeptTrainable):
             **steps,
         }
 
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Number of optimizer steps in an epoch; None if an epoch is one pass over the data."""
+        return self._num_steps
+
     def _legacy_identity(self) -> Mapping[str, str]:
         parts = (
             self._make_model,

@@ -151,6 +151,11 @@ class LightningTrainable(KeptTrainable):
             **steps,
         }
 
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Number of optimizer steps in an epoch; None if an epoch is one pass over the data."""
+        return self._num_steps
+
     def _legacy_identity(self) -> Mapping[str, str]:
         parts = tuple(self.__thrifty_identity__().values())
         return {**super()._legacy_identity(), "attributes": described(parts)}

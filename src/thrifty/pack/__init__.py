@@ -30,7 +30,7 @@ from .task._task import (
     task_identity,
 )
 from .task._token_file import TokenFile
-from .trial._probes import TaskReport, Trial, inspect_task
+from .trial._probes import DataSize, TaskReport, Trial, inspect_task, measure_data
 from .trial._state_check import StateCheck
 from .trial._trial import TRAIN_LOSS, evaluate, evaluate_state
 
@@ -49,6 +49,7 @@ __all__ = [
     "BlockOptions",
     "Calibration",
     "ConcatenatedBackend",
+    "DataSize",
     "DatasetPair",
     "EpochPlan",
     "FusedBackend",
@@ -83,6 +84,7 @@ __all__ = [
     "evaluate",
     "evaluate_state",
     "inspect_task",
+    "measure_data",
     "open_source",
     "optimizer_of",
     "out_of_memory",

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from thrifty.space import Amount, EpochSize, Space
+from thrifty.space._domain import amounts_in
 
 from ._history import Decision, History, Proposal, Stop, Trial
 from ._sorted_list import SortedList
@@ -35,8 +36,8 @@ class Algorithm(ABC):
         """Hyper-parameters that the algorithm changes while a trial trains."""
         return ()
 
-    def has_amounts(self) -> bool:
-        """Return whether an option is in steps, tokens or epochs, so that its value is unknown.
+    def amounts(self) -> tuple[Amount, ...]:
+        """Return the options that are in steps, tokens or epochs, so that their value is unknown.
 
         Algorithms check their options once they are in epochs.
 
@@ -51,7 +52,9 @@ class Algorithm(ABC):
                     f"{name} is no time; give a plain value, not steps, tokens or epochs",
                     **{name: value},
                 )
-        return bool(given)
+        # The horizon is first: its unit is the one in which a study shows what it trains.
+        values = sorted(given.items(), key=lambda item: item[0] != "max_epochs")
+        return amounts_in(tuple(value for _, value in values))
 
     def in_epochs(self, size: EpochSize) -> Self:
         """Return the same algorithm with all options in whole epochs.
@@ -64,7 +67,7 @@ class Algorithm(ABC):
         >>> GridSearch(max_epochs=steps(5_000)).in_epochs(EpochSize(steps=500))
         GridSearch(max_epochs=10, levels=5)
         """
-        if not self.has_amounts():
+        if not self.amounts():
             return self
 
         def whole(name: str, value: Any) -> Any:
@@ -102,8 +105,7 @@ def _amounts_of(algorithm: Algorithm) -> dict[str, Any]:
     return {
         name: value
         for name, value in options.items()
-        if isinstance(value, Amount)
-        or (isinstance(value, tuple) and any(isinstance(item, Amount) for item in value))
+        if isinstance(value, Amount | tuple) and amounts_in(value)
     }
 
 
@@ -156,7 +158,7 @@ class GridSearch(Algorithm):
     levels: int = 5
 
     def __post_init__(self) -> None:
-        if self.has_amounts():
+        if self.amounts():
             return
         check_counts(self, max_epochs=self.max_epochs, levels=self.levels)
 
@@ -188,7 +190,7 @@ class RandomSearch(Algorithm):
     sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
-        if self.has_amounts():
+        if self.amounts():
             return
         check_counts(self, max_epochs=self.max_epochs, num_trials=self.num_trials)
         check_sampler(self, self.sampler)
@@ -222,7 +224,7 @@ class MedianStopping(Algorithm):
     sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
-        if self.has_amounts():
+        if self.amounts():
             return
         check_counts(
             self,

@@ -211,7 +211,7 @@ class AsyncSubSampling(Algorithm):
     sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
-        if self.has_amounts():
+        if self.amounts():
             return
         check_counts(self, num_trials=self.num_trials)
         check_halving(self, eta=self.eta, min_epochs=self.min_epochs, max_epochs=self.max_epochs)

@@ -124,7 +124,7 @@ class RungAlgorithm(Algorithm):
     sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
-        if self.has_amounts():
+        if self.amounts():
             return
         check_counts(self, num_trials=self.num_trials)
         check_halving(self, eta=self.eta, min_epochs=self.min_epochs, max_epochs=self.max_epochs)
@@ -382,7 +382,7 @@ class BracketAlgorithm(Algorithm):
     sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
-        if self.has_amounts():
+        if self.amounts():
             return
         check_halving(self, eta=self.eta, min_epochs=1, max_epochs=self.max_epochs)
         if self.num_trials is not None:

@@ -55,7 +55,7 @@ class PopulationBasedTraining(Algorithm):
     sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
-        if self.has_amounts():
+        if self.amounts():
             return
         check_counts(
             self, max_epochs=self.max_epochs, population=self.population, interval=self.interval

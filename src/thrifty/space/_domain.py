@@ -319,20 +319,19 @@ def _check_size(domain: Float | Int, where: str) -> None:
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
-def holds_amount(value: Any) -> bool:
-    """Return whether a value is an amount of steps, tokens or epochs, or holds one."""
+def amounts_in(value: Any) -> tuple[Amount, ...]:
+    """Return the amounts of steps, tokens or epochs that a value holds."""
     if type(value) in _PLAIN:  # a shortcut for the many values that hold nothing
-        return False
+        return ()
     if isinstance(value, Amount):
-        return True
-    if isinstance(value, tuple):
-        return any(map(holds_amount, value))
+        return (value,)
     if isinstance(value, Domain):
-        options = value.options if isinstance(value, Choice) else ()
-        wanted = [condition.values for condition in value.conditions]
-        return any(map(holds_amount, (*options, *wanted)))
+        options = tuple(value.options) if isinstance(value, Choice) else ()
+        value = (*options, *(condition.values for condition in value.conditions))
+    if isinstance(value, tuple):
+        return tuple(amount for item in value for amount in amounts_in(item))
     # Schedules are recognised by name: this module cannot import them.
-    return hasattr(value, "has_amounts") and bool(value.has_amounts())
+    return tuple(value.amounts()) if hasattr(value, "amounts") else ()
 
 
 def in_epochs(value: Any, size: EpochSize) -> Any:
@@ -341,7 +340,7 @@ def in_epochs(value: Any, size: EpochSize) -> Any:
     Raises:
         UsageError: The size of an epoch is unknown in the unit of an amount.
     """
-    if not holds_amount(value):
+    if not amounts_in(value):
         return value
     if isinstance(value, Amount):
         return size.in_epochs(value)

@@ -12,7 +12,7 @@ from thrifty.core import ScheduleError, SpaceError, check_hyperparameter_names
 
 from . import _variants
 from ._conditions import Branches, branches_of, conditions_of, order_of
-from ._domain import Choice, Domain, freeze, holds_amount, in_epochs
+from ._domain import Choice, Domain, amounts_in, freeze, in_epochs
 from ._pieces import Hold
 from ._units import Amount, EpochSize
 from ._variants import every_value, templates_of, variants
@@ -102,9 +102,9 @@ class Space:
             return total
         return float(sum(1 for _ in self._grid(self._order, every_value, {})))
 
-    def has_amounts(self) -> bool:
-        """Return whether a schedule of the space has a time in steps, tokens or epochs."""
-        return any(map(holds_amount, self._params.values()))
+    def amounts(self) -> tuple[Amount, ...]:
+        """Return the times of the space's schedules that are in steps, tokens or epochs."""
+        return amounts_in(tuple(self._params.values()))
 
     def in_epochs(self, size: EpochSize) -> Space:
         """Return the same space with the times of all schedules in epochs.
@@ -116,7 +116,7 @@ class Space:
         >>> Space(lr=WSD(0.1, cooldown=steps(500))).in_epochs(EpochSize(steps=250))
         Space(lr=WSD(0.1, cooldown=2))
         """
-        if not self.has_amounts():
+        if not self.amounts():
             return self
         return Space(**{name: in_epochs(value, size) for name, value in self._params.items()})
 

@@ -184,6 +184,29 @@ class TimeUnit:
             return self.short(epochs)
         return f"{self.short(epochs)} ({TimeUnit().short(epochs)})"
 
+    def place(self, epochs: float) -> str:
+        """Return a position in training, such as ``epoch 10`` or ``step 5,000 (epoch 10)``."""
+        epoch = f"epoch {TimeUnit().count(epochs):,}"
+        return epoch if self.is_epochs else f"{self.name[:-1]} {self.count(epochs):,} ({epoch})"
+
+    def places(self, first: int, last: int) -> str:
+        """Return a range of positions, such as ``steps 500 to 5,000 (epochs 1 to 10)``."""
+        both = f"epochs {first:,} to {last:,}"
+        if self.is_epochs:
+            return both
+        return f"{self.name} {self.count(first):,} to {self.count(last):,} ({both})"
+
+    def fact(self, epochs: int) -> tuple[str, str]:
+        """Return a number of epochs as a row of a table: ``("steps", "5,000 (10 epochs)")``."""
+        if self.is_epochs:
+            return "epochs", str(epochs)
+        return self.name, f"{self.count(epochs):,} ({TimeUnit().short(epochs)})"
+
+    @property
+    def definition(self) -> str:
+        """How much of the unit an epoch is, in one line."""
+        return f"an epoch is {self.short(1)}"
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data that ``from_json`` turns back into the unit."""
         return {"name": self.name, "per_epoch": self.per_epoch}

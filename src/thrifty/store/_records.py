@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Row
 
 from thrifty.core import CheckpointRef
-from thrifty.space import Timeline
+from thrifty.space import Timeline, TimeUnit
+from thrifty.space._units import EPOCHS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,6 +375,8 @@ class StudySummary:
     plan_epochs: int
     seconds: float
     last_activity: float | None
+    unit: TimeUnit = EPOCHS
+    """The unit in which the study shows what it trains."""
 
 
 _Made = TypeVar("_Made")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from thrifty.core import EpochDone, UsageError, plain_text, require
+from thrifty.space import TimeUnit
 
 from ._records import EpochRecord
 
@@ -258,3 +259,18 @@ class EpochTimes:
             alone_high=self.alone_high + other.alone_high,
             packed=self.packed + other.packed,
         )
+
+
+def stored_unit(spec: Mapping[str, Any]) -> TimeUnit:
+    """Return the unit in which a stored study shows what it trains."""
+    return TimeUnit.from_json(spec.get("unit"))
+
+
+def counted(spec: Mapping[str, Any], epochs: int) -> dict[str, float]:
+    """Return a number of epochs in the unit of a stored study; nothing if that is epochs.
+
+    >>> counted({"unit": {"name": "steps", "per_epoch": 500}}, 10), counted({}, 10)
+    ({'steps': 5000}, {})
+    """
+    unit = stored_unit(spec)
+    return {} if unit.is_epochs else {unit.name: unit.count(epochs)}

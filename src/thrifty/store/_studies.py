@@ -30,6 +30,7 @@ from ._records import (
     nodes_of_replicas,
     records_of,
 )
+from ._reports import stored_unit
 from ._writer import write
 from .coordination._claims import lock_plan
 from .coordination._leases import check_exists, held_studies, standing
@@ -453,6 +454,7 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
         plan_epochs=num_epochs,
         seconds=seconds,
         last_activity=last,
+        unit=stored_unit(study.spec),
     )
 
 

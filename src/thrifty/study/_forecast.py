@@ -10,7 +10,8 @@ from statistics import mean, stdev
 
 from thrifty.plan import ForestStage, SearchPlan, stage_forest
 from thrifty.search import Algorithm, History, Trial
-from thrifty.space import Config, Space
+from thrifty.space import Config, Space, TimeUnit
+from thrifty.space._units import EPOCHS
 
 from ._goals import Goals
 from ._ledger import Ledger
@@ -58,7 +59,8 @@ class Forecast:
 
     Of the unique epochs, ``known_epochs`` are known already, from this study or another one of its
     plan. ``evaluated_epochs`` are only evaluated again: their states are kept, but the metrics have
-    changed. The rest is trained. ``known_exact`` is True if all simulations agree on both.
+    changed. The rest is trained. ``known_exact`` is True if all simulations agree on both. The
+    text counts in ``unit``.
     """
 
     num_trials: int
@@ -71,6 +73,7 @@ class Forecast:
     known_epochs: float = 0.0
     evaluated_epochs: float = 0.0
     known_exact: bool = True
+    unit: TimeUnit = EPOCHS
 
     @property
     def epochs_to_train(self) -> float:
@@ -101,28 +104,32 @@ class Forecast:
         """Return the text, with "about" before each number that depends on made-up results."""
         is_exact = self.exact and self.known_exact
         about = "" if self.exact else "about "
-        low, high = self.unique_range
+        unit = self.unit
+        low, high = map(unit.count, self.unique_range)
         span = "" if self.exact else f" ({low:,} to {high:,} in simulations)"
         saved = 1 - 1 / max(self.merge_rate, 1)
+        trial_epochs = unit.count(self.trial_epochs)
         rate = f"merge rate {about}{self.merge_rate:.2f}"
         out = [
-            f"{self.num_trials:,} trials, {about}{self.trial_epochs:,.0f} trial-epochs",
-            f"{about}{self.unique_epochs:,.0f} unique epochs to train{span}",
-            f"{rate}: sharing saves {about}{saved:.0%} of the trial-epochs",
+            f"{self.num_trials:,} trials, {about}{trial_epochs:,.0f} trial-{unit.name}",
+            f"{about}{unit.count(self.unique_epochs):,.0f} unique {unit.name} to train{span}",
+            f"{rate}: sharing saves {about}{saved:.0%} of the trial-{unit.name}",
         ]
         if self.known_epochs or self.evaluated_epochs:
             known, again, left = (
-                f"{'about ' if value and not is_exact else ''}{value:,.0f}"
+                f"{'about ' if value and not is_exact else ''}{unit.count(value):,.0f}"
                 for value in (self.known_epochs, self.evaluated_epochs, self.epochs_to_train)
             )
             out.append(
-                f"{known} epochs known already, {again} evaluated again with kept states: "
+                f"{known} {unit.name} known already, {again} evaluated again with kept states: "
                 f"{left} left to train"
             )
         left_s = self.seconds_to_train
         if left_s is not None:
             about = "about " if left_s and not is_exact else ""
             out.append(f"forecast: {about}{left_s:,.1f} s of training")
+        if not unit.is_epochs:
+            out.append(unit.definition)
         if not is_exact:
             out.append("estimate: the algorithm reacts to results, so thrifty simulated them")
         return out
@@ -139,6 +146,7 @@ def forecast(  # noqa: PLR0913 (the parts of a study, and what is known of it)
     enqueued: Sequence[Config] = (),
     prior: Sequence[Trial] = (),
     known: SearchPlan | None = None,
+    unit: TimeUnit = EPOCHS,
 ) -> Forecast:
     """Simulate the study on made-up results, without any training.
 
@@ -178,6 +186,7 @@ def forecast(  # noqa: PLR0913 (the parts of a study, and what is known of it)
         known_epochs=known_epochs,
         evaluated_epochs=evaluated,
         known_exact=len(set(counts)) <= 1,
+        unit=unit,
     )
 
 
@@ -209,6 +218,7 @@ def trained_forecast(
         seconds=None if epoch_seconds is None else unique * epoch_seconds,
         forest=tuple(forest),
         known_epochs=unique,
+        unit=ledger.unit,
     )
 
 

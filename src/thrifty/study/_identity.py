@@ -12,7 +12,8 @@ from thrifty.core import SpaceError, StudyMismatchError, fingerprint
 from thrifty.pack import Task, TaskIdentity, Trainable, task_identity
 from thrifty.pack.identity import asking_legacy, note_moves
 from thrifty.search import Algorithm
-from thrifty.space import Choice, Coordinate, Coordinates, Space
+from thrifty.space import Choice, Coordinate, Coordinates, Space, TimeUnit
+from thrifty.space._units import EPOCHS
 from thrifty.store._reports import changes, is_legacy, listed
 
 from ._goals import Bound, Goals
@@ -41,6 +42,8 @@ class Comparable:
     values: tuple[float, ...]
     feasible: tuple[bool, ...]
     coordinates: tuple[Coordinate, ...]
+    unit: TimeUnit = EPOCHS
+    """The unit in which the study shows what it trains."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -84,6 +87,7 @@ def comparable(trials: Sequence[TrialResult], space: Space, *, at_least: int = 0
         values=tuple(trial.curve[epoch - 1] for trial, _ in usable),
         feasible=tuple(not trial.violation for trial, _ in usable),
         coordinates=varying,
+        unit=trials[0].unit if trials else EPOCHS,
     )
 
 
@@ -166,7 +170,7 @@ _REMOVED_OPTIONS = (
 _RENAMED = {"GriddedSampler(": "QuantizedSampler("}
 """Names in the text of older studies' algorithms, and what they are called now."""
 
-_NOT_COMPARED = ("file", "task")  # a task is compared by its plan
+_NOT_COMPARED = ("file", "task", "unit")  # a task is compared by its plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +188,8 @@ class Recipe:
     seed: int
     num_seeds: int = 1
     """The number of seeds that each configuration is trained with."""
+    unit: TimeUnit = EPOCHS
+    """The unit in which the study shows what it trains."""
     warm_start: tuple[str, ...] = ()
     """Names of the earlier studies that this study learns from."""
     apart: bool = True
@@ -252,6 +258,8 @@ class Recipe:
         }
         if self.num_seeds > 1:
             spec["seeds"] = self.num_seeds
+        if not self.unit.is_epochs:
+            spec["unit"] = self.unit.to_json()
         if goals.constraints:
             spec["constraints"] = {name: [b.side, b.limit] for name, b in goals.constraints}
         if self.warm_start:

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from thrifty.core import UsageError, require
-from thrifty.space import Choice, Coordinate, Int, Space
+from thrifty.space import Choice, Coordinate, Int, Space, TimeUnit
+from thrifty.space._units import EPOCHS
 
 from ._identity import Comparable, comparable, enough
 from ._preflight import option_names
@@ -171,6 +172,7 @@ class Importance(dict[str, float]):
         metric: The metric whose differences are explained.
         method: "fanova" or "ped-anova".
         epoch: The epoch at which the metric of all these trials was compared.
+        unit: The unit in which the text names the epoch.
         states: How many trials were compared, by state.
         num_left_out: Trials of the study that were not compared: they have not reached the epoch,
             have failed, have no finite metric there, or have values that are not of the space.
@@ -197,6 +199,7 @@ class Importance(dict[str, float]):
         metric: str,
         method: Method,
         epoch: int,
+        unit: TimeUnit = EPOCHS,
         states: Mapping[str, int],
         num_left_out: int,
     ) -> None:
@@ -204,6 +207,7 @@ class Importance(dict[str, float]):
         self.metric = metric
         self.method = method
         self.epoch = epoch
+        self.unit = unit
         self.states = dict(sorted(states.items()))
         self.num_left_out = num_left_out
 
@@ -236,8 +240,8 @@ class Importance(dict[str, float]):
         if self.num_left_out:
             others = f"; {self.num_left_out:,} other{'s' * (self.num_left_out > 1)} left out"
         return (
-            f"{self.metric} after epoch {self.epoch} of {self.num_trials:,} trials ({states})"
-            f"{others}"
+            f"{self.metric} after {self.unit.place(self.epoch)} of {self.num_trials:,} trials "
+            f"({states}){others}"
         )
 
 
@@ -305,6 +309,7 @@ def importance(
         metric=metric,
         method=method,
         epoch=seen.epoch,
+        unit=seen.unit,
         states=Counter(seen.states),
         num_left_out=len(trials) - len(seen),
     )

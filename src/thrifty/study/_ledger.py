@@ -21,7 +21,8 @@ from thrifty.core import (
 )
 from thrifty.plan import Answer, Node, SearchPlan
 from thrifty.search import Decision, History, Proposal, Stop, Trial
-from thrifty.space import Timeline
+from thrifty.space import Timeline, TimeUnit
+from thrifty.space._units import EPOCHS
 from thrifty.store import (
     Changes,
     CheckpointAdded,
@@ -54,6 +55,9 @@ class Ledger:
 
     It applies decisions and events to plan and history; ``outbox`` collects records for the store.
     """
+
+    unit: TimeUnit = EPOCHS
+    """The unit in which the study shows what it trains."""
 
     def __init__(
         self,

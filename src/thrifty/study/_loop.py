@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -28,7 +28,7 @@ from thrifty.core import (
 from thrifty.plan import Chain
 from thrifty.run import Assignment, Executor
 from thrifty.search import Algorithm, Decision, History, Proposal
-from thrifty.space import Space
+from thrifty.space import Amount, EpochSize, Space
 from thrifty.store import Changes, CheckpointRemoved, Driver, Lease, Record, Store
 
 from ._housekeeping import DiskBudget, Packing, PassedStates
@@ -46,7 +46,8 @@ class StopWhen:
     Running epochs are finished and kept.
 
     Attributes:
-        epochs: Stop after this many unique epochs were trained for this study, over all its runs.
+        epochs: Stop after this many unique epochs were trained for this study, over all its runs
+            (or ``steps(...)``, ``tokens(...)``).
             Trials begin only while epochs are left for them, so a pack exceeds this by less than
             one trial's training and one epoch of each trial in it.
         seconds: Stop when this run has lasted this many seconds.
@@ -72,6 +73,8 @@ class StopWhen:
                 "give at least one of them"
             )
         for name, value in given.items():
+            if name == "epochs" and isinstance(value, Amount) and value:
+                continue
             kind = int if name == "epochs" else int | float
             number = isinstance(value, kind) and not isinstance(value, bool)
             low = -math.inf if name == "target" else 0
@@ -81,6 +84,20 @@ class StopWhen:
                     f"StopWhen({name}={value!r}): {name} must be "
                     f"{wanted.get(name, 'a finite number')}"
                 )
+
+    def amounts(self) -> tuple[Amount, ...]:
+        """Return ``epochs`` if it is an amount of steps, tokens or epochs."""
+        return (self.epochs,) if isinstance(self.epochs, Amount) else ()
+
+    def in_epochs(self, size: EpochSize) -> StopWhen:
+        """Return the same conditions, counted in whole epochs.
+
+        Raises:
+            UsageError: ``epochs`` is no whole number of epochs.
+        """
+        if not isinstance(self.epochs, Amount):
+            return self
+        return replace(self, epochs=size.whole(self.epochs, what="StopWhen: epochs"))
 
     def epochs_left(self, ledger: Ledger) -> float:
         """Return how many epochs may still be trained; infinite if they are not limited."""
@@ -96,8 +113,8 @@ class StopWhen:
         def reason() -> str:
             best, sign = ledger.best_value, ledger.goals.sign
             if self.epochs is not None and ledger.epochs_trained >= self.epochs:
-                one = ledger.epochs_trained == 1
-                return f"{ledger.epochs_trained:,} epoch{' was' if one else 's were'} trained"
+                were = "was" if ledger.unit.count(ledger.epochs_trained) == 1 else "were"
+                return f"{ledger.unit.text(ledger.epochs_trained)} {were} trained"
             if self.seconds is not None and clock.monotonic() - began >= self.seconds:
                 return f"{self.seconds:g} s have passed"
             if self.target is not None and best is not None and sign * (best - self.target) >= 0:

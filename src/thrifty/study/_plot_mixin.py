@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from thrifty.core import require
 from thrifty.plan import ForestStage
-from thrifty.space import Space
+from thrifty.space import Space, TimeUnit
 
 from ._forecast import unique_epochs
 from ._goals import Goals, Mode
@@ -27,12 +27,15 @@ class PlotMixin:
     The attributes that it needs are declared here and defined in ``Study``.
     """
 
-    space: Space
     goals: Goals
     seed: int
 
     if TYPE_CHECKING:
 
+        @property
+        def space(self) -> Space: ...
+        @property
+        def unit(self) -> TimeUnit: ...
         @property
         def metric(self) -> str: ...
         @property
@@ -88,7 +91,11 @@ class PlotMixin:
             MissingExtraError: matplotlib is not installed.
         """
         return _draw(
-            "stage_forest", self.forest(), metric=self.metric, saved_epochs=self.savings.epochs
+            "stage_forest",
+            self.forest(),
+            metric=self.metric,
+            saved_epochs=self.savings.epochs,
+            unit=self.unit,
         )
 
     def plot_history(self) -> Figure:
@@ -103,6 +110,7 @@ class PlotMixin:
             metric=self.metric,
             mode=self.mode,
             unique_epochs=unique_epochs(self._current_ledger()),
+            unit=self.unit,
         )
 
     def plot_importance(

@@ -11,6 +11,8 @@ from heapq import nsmallest
 from typing import Any, Literal
 
 from thrifty.core import StoreUnreachableError, StudyNotFoundError, ThriftyError, plain_logger
+from thrifty.space import TimeUnit
+from thrifty.space._units import EPOCHS
 from thrifty.store import Store, StudyInfo, redact_url
 from thrifty.store._address import read_address
 
@@ -45,6 +47,7 @@ class Provenance:
     trained: int
     evaluated: int
     known: Mapping[int | None, int]
+    unit: TimeUnit = EPOCHS
 
     @classmethod
     def of(cls, ledger: Ledger) -> Provenance:
@@ -62,6 +65,7 @@ class Provenance:
             trained=len(fresh) - evaluated,
             evaluated=evaluated,
             known=Counter(ledger.origins[place] for place in places - fresh),
+            unit=ledger.unit,
         )
 
     def text(self, studies: Mapping[int, StudyInfo], *, own: int) -> str:
@@ -71,20 +75,22 @@ class Provenance:
             studies: The studies of the database, by id.
             own: The id of this study.
         """
-        num_known = sum(self.known.values())
-        total = num_known + self.evaluated + self.trained
+        count, name = self.unit.count, self.unit.name
+        num_known = count(sum(self.known.values()))
+        evaluated, trained = count(self.evaluated), count(self.trained)
+        total = num_known + evaluated + trained
         if not total:
             return ""
         parts = []
         if num_known:
-            parts.append(f"{num_known:,} of {total:,} epochs known from {self._from(studies, own)}")
-        if self.evaluated:
-            of = "" if num_known else f" of {total:,} epochs"
-            parts.append(f"{self.evaluated:,}{of} evaluated again with kept states")
-        if not self.trained:
+            parts.append(f"{num_known:,} of {total:,} {name} known from {self._from(studies, own)}")
+        if evaluated:
+            of = "" if num_known else f" of {total:,} {name}"
+            parts.append(f"{evaluated:,}{of} evaluated again with kept states")
+        if not trained:
             return f"{', '.join(parts)}; nothing to train"
-        epochs = "" if parts else " epoch" if total == 1 else " epochs"
-        return ", ".join([*parts, f"{self.trained:,}{epochs} trained"])
+        shown = f"{trained:,}" if parts else self.unit.short(self.trained)
+        return ", ".join([*parts, f"{shown} trained"])
 
     def _from(self, studies: Mapping[int, StudyInfo], own: int) -> str:
         first, *rest = sorted(self.known, key=lambda study: -self.known[study])
@@ -249,10 +255,14 @@ class Trials(list[TrialResult]):
             title += f", best {self._goals.metrics[0]} first"
         return table(
             title,
-            ("trial", "state", "epochs", *self._goals.metrics, *violation, *names),
+            ("trial", "state", self._unit.name, *self._goals.metrics, *violation, *names),
             (tuple(self._cells(trial, names)) for trial in shown),
             notes=notes,
         )
+
+    @property
+    def _unit(self) -> TimeUnit:
+        return self[0].unit if self else EPOCHS
 
     def _rank(self, trial: TrialResult) -> tuple[bool, float, float, int]:
         """Return a key that is smaller for better trials; failed trials come last."""
@@ -264,7 +274,7 @@ class Trials(list[TrialResult]):
         yield trial.number
         message = trial.error.partition("\n")[0]
         yield f"{trial.state}: {message}" if message else trial.state
-        yield trial.epochs
+        yield self._unit.count(trial.epochs)
         for metric in self._goals.metrics:
             yield value_text(trial.values.get(metric))
         if self._goals.constraints:
@@ -312,7 +322,7 @@ def overview(
         front = Trials(best, goals=goals, source="best_trials")
         return facts(title, [*rows, ("best", "the Pareto front"), *told]) + front._repr_html_()
     (trial,) = best
-    place = f"trial {trial.number} at epoch {trial.epochs:,}"
+    place = f"trial {trial.number} at {trial.unit.place(trial.epochs)}"
     found = ("best", f"{goals.metrics[0]} {value_text(trial.value)}, {place}")
     config, notes = config_rows(trial.config, source="study.best_trial.config")
     return facts(title, [*rows, found, *config, *told], notes=notes)

@@ -21,7 +21,7 @@ from thrifty.core import (
 from thrifty.pack import TRAIN_LOSS
 from thrifty.plan import SearchPlan
 from thrifty.run import model_of, state_from_arrays, train_alone
-from thrifty.space import config_to_json
+from thrifty.space import TimeUnit, config_to_json
 from thrifty.store import (
     CheckpointAdded,
     NodeRecord,
@@ -289,6 +289,11 @@ class StudyRepository:
             out += priors_of(ledger, space, source=name, goals=goals)
         return out
 
+    def _unit(self, info: StudyInfo) -> TimeUnit:
+        """Return the unit of this study, or else the one that it was made with."""
+        mine = self.recipe.unit
+        return TimeUnit.from_json(info.spec.get("unit")) if mine.is_epochs else mine
+
     def load(self, store: Store, info: StudyInfo) -> Ledger:
         """Rebuild the ledger from the records.
 
@@ -313,6 +318,7 @@ class StudyRepository:
             plan_id=info.plan,
         )
         ledger.threads = records.threads
+        ledger.unit = self._unit(info)
         ledger.load_plan(records.plan)
         ledger.load_study(records.study)
         return ledger

@@ -20,6 +20,8 @@ import torch
 from thrifty.core import ThriftyError, derive_seed, plain_text
 from thrifty.search import Trial
 from thrifty.search._certainty import probability_best
+from thrifty.space import TimeUnit
+from thrifty.space._units import EPOCHS
 from thrifty.store import failure_groups, nondominated
 from thrifty.store._reports import EpochTimes, failure_lines
 
@@ -74,6 +76,7 @@ class TrialResult:
     sd: float | None = None
     interval: tuple[float, float] | None = None
     certainty: float | None = None
+    unit: TimeUnit = EPOCHS
     _load: Callable[[int], torch.nn.Module] | None = field(default=None, repr=False, compare=False)
 
     def load_model(self, *, replica: int = 0) -> torch.nn.Module:
@@ -95,10 +98,10 @@ class TrialResult:
         """Return the result as a table for notebooks."""
         message, _, traceback = self.error.partition("\n")
         config, notes = config_rows(self.config, source="trial.config")
-        rows: list[tuple[str, object]] = [("state", self.state), ("epochs", self.epochs)]
+        rows: list[tuple[str, object]] = [("state", self.state), self.unit.fact(self.epochs)]
         if self.parent is not None:
             number, epoch = self.parent
-            rows.append(("branched off", f"trial {number} at epoch {epoch}"))
+            rows.append(("branched off", f"trial {number} at {self.unit.place(epoch)}"))
         rows += [(metric, value_text(value)) for metric, value in self.values.items()]
         if self.sd is not None and self.interval is not None:
             low, high = map(value_text, self.interval)
@@ -141,6 +144,7 @@ class Savings:
             only their metrics were computed again. Their seconds are those of the evaluation.
         retrained_epochs: Epochs that had to be trained again because a state was not kept. They
             count in ``unique_epochs``, ``seconds_shared`` and ``seconds``, too.
+        unit: The unit in which the text counts epochs.
     """
 
     trial_epochs: int
@@ -155,6 +159,7 @@ class Savings:
     unmeasured_epochs: int = 0
     evaluated_epochs: int = 0
     retrained_epochs: int = 0
+    unit: TimeUnit = EPOCHS
 
     @property
     def epochs(self) -> int:
@@ -189,15 +194,17 @@ class Savings:
 
     def __str__(self) -> str:
         notes = []
+        count, name = self.unit.count, self.unit.name
         if self.retrained_epochs:
-            notes.append(f" ({self.retrained_epochs:,} of them again)")
+            notes.append(f" ({count(self.retrained_epochs):,} of them again)")
         if self.evaluated_epochs:
-            notes.append(f", {self.evaluated_epochs:,} evaluated again")
+            notes.append(f", {count(self.evaluated_epochs):,} evaluated again")
         again = "".join(notes)
         price, gain = self._price(), self._gain()
         return (
-            f"{self.unique_epochs:,} epochs trained{again} for {self.trial_epochs:,} trial-epochs: "
-            f"{self.epochs:,} saved; training {self.seconds:,.1f} s{price}"
+            f"{count(self.unique_epochs):,} {name} trained{again} for "
+            f"{count(self.trial_epochs):,} trial-{name}: "
+            f"{count(self.epochs):,} saved; training {self.seconds:,.1f} s{price}"
             f"{',' if price and gain else ''}{gain}"
         )
 
@@ -252,6 +259,7 @@ def trial_result(
     several = len(last) > 1
     _, message, traceback = ledger.errors.get(number, ("", "", ""))
     return TrialResult(
+        unit=ledger.unit,
         number=number,
         config=trial.config,
         state=state_of(trial, max_epochs=ledger.max_epochs),
@@ -343,6 +351,7 @@ def savings(ledger: Ledger) -> Savings:
     retrained = sum(num for num, _ in again)
     spent = [*seen.values(), *(times for _, times in again)]
     return Savings(
+        unit=ledger.unit,
         trial_epochs=trial_epochs,
         unique_epochs=len(seen) - evaluated + retrained,
         evaluated_epochs=evaluated,
@@ -372,6 +381,7 @@ def rows(trials: Sequence[TrialResult], goals: Goals) -> list[dict[str, Any]]:
             "number": t.number,
             "state": t.state,
             "epochs": t.epochs,
+            **({} if t.unit.is_epochs else {t.unit.name: t.unit.count(t.epochs)}),
             "value": t.value,
             **({"sd": t.sd, "seeds": t.num_seeds} if t.num_seeds > 1 else {}),
             **{f"values_{metric}": t.values.get(metric) for metric in several},

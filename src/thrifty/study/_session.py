@@ -308,7 +308,7 @@ class Progress:
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("unique epochs"),
+            TextColumn(f"unique {ledger.unit.name}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}", markup=False),
             console=_console(),
@@ -341,18 +341,19 @@ class Progress:
             self._draw(ledger, elapsed_s=now - self._began)
 
     def _draw(self, ledger: Ledger, *, elapsed_s: float) -> None:
-        plan, history = ledger.plan, ledger.history
+        plan, history, unit = ledger.plan, ledger.history, ledger.unit
         done, needed = plan.num_epochs_done, plan.num_epochs_needed
         trained = done - (self._done_before or 0)
         left_s = (needed - done) * elapsed_s / max(trained, 1)
         best = "" if ledger.best_value is None else f"  best {self._metric} {ledger.best_value:.4g}"
         saved = ledger.trial_epochs - min(done, ledger.trial_epochs)
         failed = f" ({len(ledger.errors)} failed)" if ledger.errors else ""
-        self._bar.detail = f"{len(history)} trials{failed}{best}  {saved:,} epochs saved"
+        shared = f"{unit.count(saved):,} {unit.name} saved"
+        self._bar.detail = f"{len(history)} trials{failed}{best}  {shared}"
         self._bar.update(
             self._task,
-            completed=done,
-            total=max(needed, done),
+            completed=unit.count(done),
+            total=unit.count(max(needed, done)),
             left=f"about {left_s:.0f} s left" if needed > done else "",
         )
 

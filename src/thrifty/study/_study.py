@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -23,9 +24,10 @@ from thrifty.plan import ForestStage
 from thrifty.run import ExecutorConfig, Faults, Local
 from thrifty.run._simulated import EpochSeconds
 from thrifty.search import Algorithm
-from thrifty.space import Space
+from thrifty.space import Space, TimeUnit
 from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
+from ._epoch_size import EpochSizes, unit_of
 from ._forecast import Forecast, forecast, forest_of, mean_epoch_s, trained_forecast
 from ._goals import Bound, Goals, Mode
 from ._identity import Recipe
@@ -116,15 +118,16 @@ class Study(PlotMixin):
         warm_start: str | Study | Sequence[str | Study] = (),
     ) -> None:
         check_arguments(task, space, algorithm=algorithm)
-        check_max_epochs(algorithm)
         self.task = task
-        self.space = space
-        self.algorithm = algorithm
         self.goals = Goals.of(metric, mode, constraints=constraints)
         self.storage = Storage.of(storage)
         self.name = checked_name(name)
         self.seed = checked_seed(seed)
         self.seeds = checked_seeds(seeds)
+        self._given = space, algorithm
+        self._sizes = EpochSizes(task=task, space=space, seed=self.seed)
+        if not self._sizes.loads_data((*space.amounts(), *algorithm.amounts())):
+            check_max_epochs(self.algorithm)
         self.file: Path | None = None
         """The file that defines the study, for resuming by name; the command line sets it."""
         self._earlier = _studies(warm_start)
@@ -140,6 +143,30 @@ class Study(PlotMixin):
         """Return an overview for notebooks; it reads the database and creates nothing."""
         repository = self._repository()
         return overview(repository, self._reader, result=self._result)
+
+    @property
+    def space(self) -> Space:
+        """The hyper-parameters; all times of schedules are in epochs."""
+        return self._in_epochs[0]
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The search algorithm; all of its options are in epochs."""
+        return self._in_epochs[1]
+
+    @property
+    def unit(self) -> TimeUnit:
+        """The unit in which the study shows what it trains: that of its horizon."""
+        return self._in_epochs[2]
+
+    @cached_property
+    def _in_epochs(self) -> tuple[Space, Algorithm, TimeUnit]:
+        """Space and algorithm with all amounts in epochs, and the unit of the horizon."""
+        space, algorithm = self._given
+        size = self._sizes.of((*space.amounts(), *algorithm.amounts()))
+        out = algorithm.in_epochs(size)
+        check_max_epochs(out)
+        return space.in_epochs(size), out, unit_of(algorithm, space, size)
 
     @property
     def metric(self) -> str:
@@ -181,6 +208,7 @@ class Study(PlotMixin):
             enqueued=enqueued,
             prior=prior_trials(priors, self.goals),
             known=repository.known(),
+            unit=self.unit,
         )
 
     def simulate(
@@ -272,7 +300,8 @@ class Study(PlotMixin):
         {'lr': 0.05}
         """
         rng = np.random.default_rng(derive_seed(self.seed, "enqueue", len(self._enqueued)))
-        self._enqueued.append(fill_config(self.space, config, rng=rng))
+        given = self._sizes.in_epochs(config)
+        self._enqueued.append(fill_config(self.space, given, rng=rng))
         repository = self._repository()
         with contextlib.suppress(StudyNotFoundError), repository.open(create=False) as store:
             info = repository.find(store)
@@ -309,6 +338,8 @@ class Study(PlotMixin):
             StoreWriteError: The disk is full, or the location is read-only.
         """
         check_run(executor, stop, observers)
+        if stop is not None:
+            stop = stop.in_epochs(self._sizes.of(stop.amounts()))
         repository = self._repository()
         with repository.open() as store:
             info = repository.find(store)
@@ -447,6 +478,7 @@ class Study(PlotMixin):
             goals=self.goals,
             seed=self.seed,
             num_seeds=self.seeds,
+            unit=self.unit,
             warm_start=tuple(s if isinstance(s, str) else s.name for s in self._earlier),
         )
         return StudyRepository(

@@ -148,7 +148,10 @@ def forest(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=10_000)] = 15
     return asked.answer(
         ("forest", limit),
         lambda _, view: forests.draw(
-            _forest(asked.desk, view), metric=view.metrics[0], limit=limit
+            _forest(asked.desk, view),
+            metric=view.metrics[0],
+            limit=limit,
+            unit=studies.unit_of(view),
         ),
     )
 

@@ -149,6 +149,8 @@ class Task(_Identified, ABC):
         steps_per_epoch: Optimizer steps of an epoch, whatever the data; None for a pass over the
             training data. Passes go on across epochs: an epoch begins where the last one ended.
             ``batch_size`` must then keep its value during a trial.
+        tokens_per_sample: The tokens of a training sample, for times in ``tokens(...)``; None if
+            the data say it, as a ``TokenFile`` does, or if samples vary.
 
     >>> from thrifty.pack import ArrayData
     >>> class Line(Task):
@@ -173,6 +175,7 @@ class Task(_Identified, ABC):
     batch_size: int | str = 64
     eval_batch_size: int = 4096
     steps_per_epoch: int | None = None
+    tokens_per_sample: int | None = None
     precision: Precision = "fp32"
     accumulate: int | str = 1
     average: Average | Sequence[Average] | None = None

@@ -21,7 +21,7 @@ from thrifty.pack._state import borrowed_streams, seed_everything
 from thrifty.pack.identity import places_of
 from thrifty.pack.identity._contents import Names
 from thrifty.pack.identity._values import Values
-from thrifty.pack.task._data import Batch, Source, open_source, valid_batches
+from thrifty.pack.task._data import Batch, Source, open_source, steps_of, valid_batches
 from thrifty.pack.task._followed_optimizers import FollowedOptimizers
 from thrifty.pack.task._metrics import check_metrics
 from thrifty.pack.task._sources import sources_of
@@ -282,6 +282,39 @@ class TaskReport:
     structural: frozenset[str]
     followed: frozenset[str]
     pure: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSize:
+    """How much a pass over the training data of a task is.
+
+    Attributes:
+        steps: Its number of batches.
+        tokens_per_sample: The tokens of a sample, if the data say it.
+    """
+
+    steps: int
+    tokens_per_sample: int | None
+
+
+def measure_data(task: Task, hp: HyperParameters, *, batch_size: int, seed: int) -> DataSize:
+    """Load the data of a task, and return how much one pass over them is.
+
+    Errors of the task's code propagate.
+
+    Args:
+        task: The task; a copy of it loads the data.
+        hp: Its hyper-parameters, which record what the data depend on.
+        batch_size: The number of samples in a training batch.
+        seed: The seed of the random streams.
+    """
+    with borrowed_streams():
+        seed_everything(derive_seed(seed, "data"))
+        source = open_source(own_task(task).data(hp), device=torch.device("cpu"))
+        return DataSize(
+            steps=steps_of(source, batch_size),
+            tokens_per_sample=getattr(source, "tokens_per_sample", None),
+        )
 
 
 def inspect_task(

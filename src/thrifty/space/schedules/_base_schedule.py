@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from thrifty.core import ScheduleError
-from thrifty.space._domain import Domain, freeze, holds_amount, in_epochs
+from thrifty.space._domain import Domain, amounts_in, freeze, in_epochs
 from thrifty.space._pieces import FloatArray, Hold, Segment, hold, sample_and_hold, values_at
 from thrifty.space._units import Amount, EpochSize
 
@@ -38,7 +38,7 @@ class Schedule(ABC):
     """A value that changes over training, as frozen data. Time is counted in epochs."""
 
     __slots__ = ("_amounts", "_strict", "_template")
-    _amounts: bool
+    _amounts: tuple[Amount, ...]
     _strict: str
     _template: bool
 
@@ -63,14 +63,14 @@ class Schedule(ABC):
             if each.type == "Schedule" and not isinstance(value, Domain):
                 value = as_schedule(value)
             object.__setattr__(self, each.name, value)
-            if str(each.type).split()[0] not in _MAY_HOLD_AMOUNTS and holds_amount(value):
+            if str(each.type).split()[0] not in _MAY_HOLD_AMOUNTS and amounts_in(value):
                 raise ScheduleError(
                     f"{self!r}: {each.name} is no time; give a plain value, not steps, tokens or "
                     "epochs"
                 )
         if not self.is_template():
             self._check_kinds()
-            if not self.has_amounts():
+            if not self.amounts():
                 self.validate()
 
     def __eq__(self, other: object) -> bool:
@@ -127,12 +127,12 @@ class Schedule(ABC):
             object.__setattr__(self, "_template", found)
             return found
 
-    def has_amounts(self) -> bool:
-        """Return whether some time is in steps, tokens or epochs, so that its length is unknown."""
+    def amounts(self) -> tuple[Amount, ...]:
+        """Return the times that are amounts of steps, tokens or epochs, whose length is unknown."""
         try:
             return self._amounts
         except AttributeError:
-            found = any(holds_amount(getattr(self, name)) for name in _names(type(self)))
+            found = amounts_in(tuple(getattr(self, name) for name in _names(type(self))))
             object.__setattr__(self, "_amounts", found)
             return found
 
@@ -150,7 +150,7 @@ class Schedule(ABC):
         >>> Step(0.1, [steps(1_000), steps(1_250)]).in_epochs(EpochSize(steps=500))
         Step(0.1, (2, 2.5))
         """
-        if not self.has_amounts():
+        if not self.amounts():
             return self
         return replace(  # type: ignore[type-var]
             self, **{name: in_epochs(getattr(self, name), size) for name in _names(type(self))}
@@ -332,7 +332,7 @@ def schedule_from_json(data: Mapping[str, Any]) -> Schedule:
 def _segments(schedule: Schedule, epochs: float) -> tuple[Segment, ...]:
     if schedule.is_template():
         raise ScheduleError(f"{schedule!r} still has a domain in it; sample the space first")
-    if schedule.has_amounts():
+    if schedule.amounts():
         raise ScheduleError(
             f"{schedule!r} counts steps, tokens or epochs of an unknown size; a study turns them "
             "into epochs, elsewhere use in_epochs(thrifty.space.EpochSize(steps=...))"

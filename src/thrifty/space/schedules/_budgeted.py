@@ -237,7 +237,9 @@ def _with_cooldown(peak: Any, epochs: Time, *, share: float, warmup: Time) -> WS
         raise ScheduleError(f"cooldown={share!r}: it is a share of the run, above 0 and at most 1")
     if isinstance(epochs, Amount):
         length = math.ceil(epochs.number * Fraction(repr(float(share))))
-        return WSD(peak, cooldown=replace(epochs, number=length), warmup=warmup, epochs=epochs)
+        return WSD(
+            peak, cooldown=replace(epochs, number=Fraction(length)), warmup=warmup, epochs=epochs
+        )
     # Start at a whole epoch, because whole epochs are shared. The 1e-9 corrects the rounding of
     # shares such as 0.2, which have no exact float.
     turn = math.floor(epochs * (1.0 - share) + 1e-9)

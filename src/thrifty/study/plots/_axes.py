@@ -81,7 +81,7 @@ def colour_bar(
 
 def at_epoch(metric: str, seen: Comparable) -> str:
     """Return the metric's name with the epoch at which it was taken."""
-    return f"{metric} after {seen.epoch} epoch{'' if seen.epoch == 1 else 's'}"
+    return f"{metric} after {seen.unit.text(seen.epoch)}"
 
 
 def lay_axis(axes: Axes, which: str, coordinate: Coordinate, *, limit: int = 18) -> None:

@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from thrifty.core import UsageError
 from thrifty.core._figure import NotebookFigure
 from thrifty.plan import ForestStage
+from thrifty.space import TimeUnit
+from thrifty.space._units import EPOCHS
 from thrifty.study._identity import objective_values
 from thrifty.study._preflight import escaped
 from thrifty.study._results import TrialResult
@@ -28,6 +30,7 @@ def history(
     metric: str,
     mode: str,
     unique_epochs: Sequence[int] | None = None,
+    unit: TimeUnit = EPOCHS,
 ) -> Figure:
     """Plot each trial's latest value, and the best feasible value so far.
 
@@ -38,7 +41,10 @@ def history(
     figure = NotebookFigure(figsize=(8, 4.5), layout="constrained")
     axes: Axes = figure.add_subplot()
     shown = [t for t in trials if t.value is not None and t.state != "failed"]
-    places = {t.number: unique_epochs[t.number] if unique_epochs else t.number + 1 for t in shown}
+    places = {
+        t.number: unit.count(unique_epochs[t.number]) if unique_epochs else t.number + 1
+        for t in shown
+    }
     for feasible, colour, label in (
         (True, "0.6", "trials"),
         (False, "tab:red", "breaks a constraint"),
@@ -62,14 +68,14 @@ def history(
         axes.set_title(f"{num_outside} outside of the picture", fontsize=9, loc="left")
     if shown:
         axes.legend(facecolor="white", edgecolor="none", framealpha=0.8)
-    axes.set_xlabel("epochs trained, shared ones once" if unique_epochs else "trials")
+    axes.set_xlabel(f"{unit.name} trained, shared ones once" if unique_epochs else "trials")
     axes.set_ylabel(escaped(metric))
     tidy(axes)
     return figure
 
 
 def _draw_best(
-    axes: Axes, trials: Sequence[TrialResult], places: Mapping[int, int], *, mode: str
+    axes: Axes, trials: Sequence[TrialResult], places: Mapping[int, float], *, mode: str
 ) -> None:
     values = [trial.value for trial in trials if trial.value is not None]
     if not values:
@@ -87,25 +93,32 @@ def learning_curves(trials: Sequence[TrialResult], *, metric: str, mode: str) ->
     figure = NotebookFigure(figsize=(8, 4.5), layout="constrained")
     axes: Axes = figure.add_subplot()
     shown = [trial for trial in trials if trial.curve]
+    unit = trials[0].unit if trials else EPOCHS
     for trial in shown:
-        axes.plot(range(1, trial.epochs + 1), trial.curve, color="0.6", alpha=0.35, linewidth=0.9)
-        axes.plot(trial.epochs, trial.curve[-1], ".", color="0.6", alpha=0.5, markersize=3)
+        axes.plot(_times(trial), trial.curve, color="0.6", alpha=0.35, linewidth=0.9)
+        axes.plot(
+            unit.count(trial.epochs), trial.curve[-1], ".", color="0.6", alpha=0.5, markersize=3
+        )
     valued = [trial for trial in shown if trial.value is not None]
     if valued:
         pick = max if mode == "max" else min
         best = pick(valued, key=lambda t: t.value if t.value is not None else math.nan)
         axes.plot(
-            range(1, best.epochs + 1),
+            _times(best),
             best.curve,
             color="C0",
             linewidth=2,
             label=f"trial {best.number}: {best.value:.4g}",
         )
         axes.legend(frameon=False)
-    axes.set_xlabel("epoch")
+    axes.set_xlabel(unit.name[:-1])
     axes.set_ylabel(metric)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _times(trial: TrialResult) -> list[float]:
+    return [trial.unit.count(epoch) for epoch in range(1, trial.epochs + 1)]
 
 
 Point = tuple[float, float]
@@ -201,7 +214,9 @@ def _label(metric: str, mode: str) -> str:
     return f"{escaped(metric)} ({'higher' if mode == 'max' else 'lower'} is better)"
 
 
-def stage_forest(stages: Sequence[ForestStage], *, metric: str, saved_epochs: int) -> Figure:
+def stage_forest(
+    stages: Sequence[ForestStage], *, metric: str, saved_epochs: int, unit: TimeUnit = EPOCHS
+) -> Figure:
     """Plot every stage as a bar over its epochs.
 
     The thickness shows the number of trials in the stage, the colour the metric at its end.
@@ -221,28 +236,32 @@ def stage_forest(stages: Sequence[ForestStage], *, metric: str, saved_epochs: in
         y = rows[stage.index]
         if stage.parent is not None and rows[stage.parent] != y:
             axes.plot(
-                [stage.start] * 2, [rows[stage.parent], y], color="0.75", linewidth=0.8, zorder=1
+                [unit.count(stage.start)] * 2,
+                [rows[stage.parent], y],
+                color="0.75",
+                linewidth=0.8,
+                zorder=1,
             )
         value = (stage.metrics or {}).get(metric, math.nan)
         colour = colours(norm(value)) if math.isfinite(value) else "0.85"
         if stage.state == "failed":
             colour = "tab:red"
         axes.plot(
-            [stage.start, stage.stop],
+            [unit.count(stage.start), unit.count(stage.stop)],
             [y, y],
             color=colour,
             linewidth=1.5 + 2.0 * math.log2(max(stage.num_trials, 1)),
             solid_capstyle="butt",
             zorder=2,
         )
-    axes.set_xlabel("epoch")
+    axes.set_xlabel(unit.name[:-1])
     axes.set_yticks([])
     axes.margins(x=0.01, y=0.06)
     axes.spines[["top", "right", "left"]].set_visible(False)
     trained = sum(s.stop - s.start for s in stages if s.state == "done")
     axes.set_title(
-        f"{trained:,} epochs trained once, {saved_epochs:,} not trained again; thickness: "
-        "trials that share the stage",
+        f"{unit.count(trained):,} {unit.name} trained once, {unit.count(saved_epochs):,} not "
+        "trained again; thickness: trials that share the stage",
         fontsize=9,
         loc="left",
     )

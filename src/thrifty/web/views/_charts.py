@@ -18,7 +18,7 @@ from . import _models as models
 from ._columns import Column, columns
 from ._forest_view import StageForest, stage_forest
 from ._models import finite
-from ._study_views import state_of
+from ._study_views import state_of, unit_of
 
 
 _NUM_BINS = 8
@@ -170,6 +170,7 @@ def curves(
         mode=_mode_of(view, chosen),
         names=names,
         every=every,
+        unit=unit_of(view),
         curves=[
             models.Curve(
                 trial=row.number,
@@ -242,6 +243,7 @@ def importance(views: Views, view: StudyView) -> models.Importance:
     return models.Importance(
         metric=metric,
         epoch=epoch,
+        unit=unit_of(view),
         trials=len(usable),
         shares=[
             models.Share(name=name, share=share / total)

@@ -112,7 +112,9 @@ def stage_forest(tree: Iterable[Any], ends: Iterable[Any], *, mode: str) -> Stag
     return StageForest(stages=stages, at=at, sign=sign, children=children)
 
 
-def draw(forest: StageForest, *, metric: str, limit: int) -> models.Forest:
+def draw(
+    forest: StageForest, *, metric: str, limit: int, unit: models.Unit = models.EPOCHS
+) -> models.Forest:
     """Lay out the stages with the most trials, including all their ancestors, on rows.
 
     Among stages with equally many trials, the best ones are shown.
@@ -140,6 +142,7 @@ def draw(forest: StageForest, *, metric: str, limit: int) -> models.Forest:
         ],
         rows=rows,
         epochs=max((stage.stop for stage in stages), default=0),
+        unit=unit,
         total=len(stages),
         saved=sum((s.stop - s.start) * (s.trials - 1) for s in stages),
     )

@@ -38,6 +38,16 @@ class Saving(Response):
     factor: Number = Field(description="reached / trained")
 
 
+class Unit(Response):
+    """The unit in which a study counts what it trains."""
+
+    name: str = Field(description="steps, tokens or epochs")
+    per_epoch: int = Field(description="how much of it an epoch has")
+
+
+EPOCHS = Unit(name="epochs", per_epoch=1)
+
+
 class StudyCard(Response):
     """Summary of a study."""
 
@@ -52,6 +62,7 @@ class StudyCard(Response):
     trials: dict[str, int] = Field(description="by state")
     num_trials: int
     epochs: Saving
+    unit: Unit
     seconds: float
     best_value: Number
     best_trial: int | None
@@ -118,6 +129,7 @@ class Curves(Response):
     mode: str
     names: list[str] = Field(description="names of all metrics")
     every: int = Field(description="step between the epochs shown")
+    unit: Unit
     curves: list[Curve]
     total: int
 
@@ -158,6 +170,7 @@ class Importance(Response):
 
     metric: str
     epoch: int
+    unit: Unit
     trials: int
     shares: list[Share]
     note: str
@@ -201,6 +214,7 @@ class Forest(Response):
     more: list[HiddenStages]
     rows: float
     epochs: int
+    unit: Unit
     total: int
     saved: int
 

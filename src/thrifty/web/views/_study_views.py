@@ -11,6 +11,7 @@ from thrifty.core import ThriftyError, plain_text
 from thrifty.space import Schedule, Timeline, config_from_json
 from thrifty.store import Order, StudyView, TrialFilter, Views
 from thrifty.store._records import nodes_of_replicas
+from thrifty.store._reports import stored_unit
 
 from . import _models as models
 from ._columns import texts
@@ -149,6 +150,7 @@ def card(view: StudyView) -> models.StudyCard:
         trials=dict(view.num_trials),
         num_trials=sum(view.num_trials.values()),
         epochs=_saving(view),
+        unit=unit_of(view),
         seconds=view.seconds,
         best_value=finite(view.best_value),
         best_trial=view.best_trial,
@@ -201,6 +203,12 @@ def history(views: Views, view: StudyView, *, limit: int) -> models.History:
 def max_epochs(view: StudyView) -> int | None:
     """Return the maximum number of epochs of a trial."""
     return _whole(view.spec.get("max_epochs"))
+
+
+def unit_of(view: StudyView) -> models.Unit:
+    """Return the unit in which a study counts what it trains."""
+    unit = stored_unit(view.spec)
+    return models.Unit(name=unit.name, per_epoch=unit.per_epoch)
 
 
 def _saving(view: StudyView) -> models.Saving:

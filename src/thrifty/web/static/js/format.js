@@ -44,6 +44,24 @@ export function watch(s) {
   return hours ? `${hours}:${two((s % 3600) / 60)}:${two(s % 60)}` : `${Math.floor(s / 60)}:${two(s % 60)}`;
 }
 
+// A number of epochs in the unit of a study, where that is not epochs also in epochs.
+export const trained = (unit, epochs) => {
+  const in_epochs = `${count(epochs)} epoch${epochs === 1 ? "" : "s"}`;
+  if (unit.name === "epochs") return in_epochs;
+  const n = epochs * unit.per_epoch;
+  return `${count(n)} ${n === 1 ? unit.name.slice(0, -1) : unit.name} (${in_epochs})`;
+};
+
+// A time in training, as in "after epoch 10" or "after 5,000 steps (10 epochs)".
+export const place = (unit, epochs) =>
+  unit.name === "epochs" ? `epoch ${count(epochs)}` : trained(unit, epochs);
+
+// What an axis of epochs says: its name, and a function that formats a number of epochs.
+export const axisOf = (unit) => ({
+  name: unit.name.slice(0, -1),
+  formatter: (epochs) => count(Math.round(epochs * unit.per_epoch * 1e6) / 1e6),
+});
+
 // The epochs of a stage, counted from 1.
 export const span = ({ start, stop }) => (stop - start > 1 ? `${start + 1}–${stop}` : String(stop));
 

@@ -1,7 +1,7 @@
 // All studies: sorted and filtered here, for there are few of them beside trials.
 
 import { badge, empty, figure, fill, h, sortable } from "../dom.js";
-import { ago, count, factor, seconds } from "../format.js";
+import { ago, count, factor, seconds, trained } from "../format.js";
 
 const KEYS = {
   name: (s) => s.name.toLowerCase(),
@@ -117,7 +117,7 @@ export function studiesPage({ root, reader, crumbs }) {
             h(
               "td",
               { class: "num" },
-              s.epochs.saved ? [count(s.epochs.saved), h("br"), h("small", {}, factor(s.epochs.factor))] : "–",
+              s.epochs.saved ? [trained(s.unit, s.epochs.saved), h("br"), h("small", {}, factor(s.epochs.factor))] : "–",
             ),
             h("td", { class: "num" }, seconds(s.seconds)),
             h("td", { class: "num" }, ago(s.last_activity ?? s.created_at)),

@@ -2,7 +2,7 @@
 
 import { Chart, axis, tooltip } from "../chart.js";
 import { badge, card, figure, fill, h, tile, written } from "../dom.js";
-import { count, number, plain, span } from "../format.js";
+import { axisOf, count, number, place, plain, span, trained } from "../format.js";
 
 const ROW = 120;
 
@@ -13,7 +13,7 @@ export function trialPage({ root, reader, params, crumbs }) {
   crumbs([{ text: "…" }, { text: `trial ${params.trial}` }]);
 
   // one chart below the other, epochs in common
-  function stacked(chart, rows, epochs) {
+  function stacked(chart, rows, epochs, unit) {
     chart.element.style.height = `${rows.length * ROW + 26}px`;
     return chart.draw((c) => ({
       animation: false,
@@ -25,9 +25,9 @@ export function trialPage({ root, reader, params, crumbs }) {
           min: 0,
           max: epochs,
           minInterval: 1,
-          axisLabel: { show: i === rows.length - 1, color: c.muted },
+          axisLabel: { show: i === rows.length - 1, color: c.muted, formatter: axisOf(unit).formatter },
           splitLine: { show: false },
-          name: i === rows.length - 1 ? "epoch" : "",
+          name: i === rows.length - 1 ? axisOf(unit).name : "",
           nameLocation: "middle",
           nameGap: 24,
         }),
@@ -176,7 +176,7 @@ export function trialPage({ root, reader, params, crumbs }) {
         trial.parent && [
           ", branched off ",
           h("a", { href: `#/studies/${params.study}/trials/${trial.parent[0]}` }, `trial ${trial.parent[0]}`),
-          ` after epoch ${trial.parent[1]}`,
+          ` after ${place(study.unit, trial.parent[1])}`,
         ],
       ),
       trial.error &&
@@ -193,13 +193,13 @@ export function trialPage({ root, reader, params, crumbs }) {
           tile(
             metric,
             figure(trial.value),
-            `after epoch ${trial.reached}${trial.violation === 0 ? ", within the constraints" : ""}`,
+            `after ${place(study.unit, trial.reached)}${trial.violation === 0 ? ", within the constraints" : ""}`,
             "hero",
           ),
         trial.violation > 0 && tile("Violation", figure(trial.violation), "breaks a constraint"),
-        tile("Epochs", trial.reached ? count(trial.reached) : "none yet", `${count(trial.target)} requested`),
+        tile("Trained", trial.reached ? trained(study.unit, trial.reached) : "nothing yet", `${trained(study.unit, trial.target)} requested`),
         trial.shared_epochs > 0 &&
-          tile("Shared epochs", count(trial.shared_epochs), own && `${count(own)} trained for it alone`),
+          tile("Shared", trained(study.unit, trial.shared_epochs), own && `${trained(study.unit, own)} trained for it alone`),
       ),
       card(
         "Hyper-parameters",
@@ -216,8 +216,8 @@ export function trialPage({ root, reader, params, crumbs }) {
       card("Stages", "what it shares, and with whom", shared(trial)),
     );
     await Promise.all([
-      moving.length && stacked(schedule, moving, epochs),
-      measured.length && stacked(curves, measured, epochs),
+      moving.length && stacked(schedule, moving, epochs, study.unit),
+      measured.length && stacked(curves, measured, epochs, study.unit),
     ]);
   }
 

@@ -2,7 +2,7 @@
 
 import { Chart, axis } from "../chart.js";
 import { Panel, fill, h } from "../dom.js";
-import { count, number } from "../format.js";
+import { axisOf, count, number, place } from "../format.js";
 import { stroke } from "../theme.js";
 
 export function curvesView({ root, reader, path, study: id, update }) {
@@ -21,7 +21,7 @@ export function curvesView({ root, reader, path, study: id, update }) {
     const curve = data?.curves[seriesIndex];
     const last = curve?.points.at(-1);
     if (last)
-      said.textContent = `Trial ${curve.trial} (${curve.state}): ${data.metric} ${number(last[1])} after epoch ${last[0]}`;
+      said.textContent = `Trial ${curve.trial} (${curve.state}): ${data.metric} ${number(last[1])} after ${place(data.unit, last[0])}`;
   });
   chart.on("click", ({ seriesIndex }) => {
     const curve = data?.curves[seriesIndex];
@@ -38,7 +38,8 @@ export function curvesView({ root, reader, path, study: id, update }) {
       grid: { left: 12, right: 24, top: 28, bottom: 50, containLabel: true },
       xAxis: axis(c, {
         type: "value",
-        name: "epoch",
+        name: axisOf(data.unit).name,
+        axisLabel: { color: c.muted, formatter: axisOf(data.unit).formatter },
         nameLocation: "middle",
         nameGap: 26,
         minInterval: 1,

@@ -2,7 +2,7 @@
 
 import { Chart, axis, tooltip } from "../chart.js";
 import { Panel, badge, fill, h } from "../dom.js";
-import { count, number, plain, span } from "../format.js";
+import { axisOf, count, number, plain, span, trained } from "../format.js";
 import { grading, ramp } from "../theme.js";
 
 export function forestView({ root, reader, path, study: id }) {
@@ -65,7 +65,8 @@ export function forestView({ root, reader, path, study: id }) {
     const num = data.stages.length;
     // by the square root: bandits train most trials for the first few epochs only
     const bend = early.checked ? Math.sqrt : (epoch) => epoch;
-    const straight = early.checked ? (x) => number(Math.round(x * x)) : number;
+    const shown = axisOf(data.unit).formatter;
+    const straight = early.checked ? (x) => shown(Math.round(x * x)) : shown;
     const stub = bend(Math.max(data.epochs, 1)) / 16;
     for (const [i, item] of items.entries()) {
       const from = bend(item[0]);
@@ -80,7 +81,7 @@ export function forestView({ root, reader, path, study: id }) {
         type: "value",
         min: 0,
         max: bend(Math.max(data.epochs, 1)),
-        name: "epoch",
+        name: axisOf(data.unit).name,
         nameLocation: "middle",
         nameGap: 24,
         minInterval: 1,
@@ -206,7 +207,7 @@ export function forestView({ root, reader, path, study: id }) {
       if (panel.show())
         early.checked = body.stages.filter((s) => s.stop * 8 <= body.epochs).length * 2 > body.stages.length;
       note.textContent =
-        `${count(body.saved)} epochs shared instead of trained again` +
+        `${trained(body.unit, body.saved)} shared instead of trained again` +
         (body.stages.length < body.total
           ? ` · the ${count(body.stages.length)} stages with the most trials of ${count(body.total)}`
           : ` · ${count(body.total)} stages`);

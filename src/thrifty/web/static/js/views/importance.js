@@ -1,11 +1,11 @@
 // Which hyper-parameters matter.
 
 import { card, fill, h } from "../dom.js";
-import { count, percent } from "../format.js";
+import { count, percent, place } from "../format.js";
 
 // The trials that were compared, and the epoch at which.
 export function basis(data) {
-  return data.trials ? `${data.metric} of ${count(data.trials)} trials after epoch ${data.epoch}` : "";
+  return data.trials ? `${data.metric} of ${count(data.trials)} trials after ${place(data.unit, data.epoch)}` : "";
 }
 
 export function bars(data, limit = Infinity) {

@@ -2,7 +2,7 @@
 
 import { Chart, axis, tooltip } from "../chart.js";
 import { card, figure, fill, h, tile, written } from "../dom.js";
-import { ago, count, factor, number, seconds } from "../format.js";
+import { ago, axisOf, count, factor, number, seconds, trained } from "../format.js";
 import { bars, basis } from "./importance.js";
 
 export function overviewView({ root, reader, path, study: id }) {
@@ -30,6 +30,8 @@ export function overviewView({ root, reader, path, study: id }) {
   function figures({ study, best_epochs: epochs }) {
     const going = study.trials.running ?? 0;
     const failed = study.trials.failed ?? 0;
+    const unit = study.unit.name[0].toUpperCase() + study.unit.name.slice(1);
+    const { name: one, formatter: shown } = axisOf(study.unit);
     fill(
       tiles,
       tile(
@@ -37,7 +39,7 @@ export function overviewView({ root, reader, path, study: id }) {
         figure(study.best_value),
         study.best_trial === null
           ? whyNone(study)
-          : `trial ${study.best_trial} after ${count(epochs)} epoch${epochs === 1 ? "" : "s"}`,
+          : `trial ${study.best_trial} after ${trained(study.unit, epochs)}`,
         study.best_trial === null ? "" : "hero",
       ),
       tile("Trials", study.num_trials ? count(study.num_trials) : "none yet", [
@@ -48,13 +50,13 @@ export function overviewView({ root, reader, path, study: id }) {
       study.epochs.saved > 0
         ? [
             tile(
-              "Epochs saved",
-              count(study.epochs.saved),
-              `${count(study.epochs.trained)} trained for ${count(study.epochs.reached)} reached`,
+              `${unit} saved`,
+              shown(study.epochs.saved),
+              `${shown(study.epochs.trained)} trained for ${shown(study.epochs.reached)} reached`,
             ),
-            tile("Saved by sharing", factor(study.epochs.factor), "epochs reached per epoch trained"),
+            tile("Saved by sharing", factor(study.epochs.factor), `${study.unit.name} reached per ${one} trained`),
           ]
-        : study.epochs.trained > 0 && tile("Epochs", count(study.epochs.trained), "trained, none shared"),
+        : study.epochs.trained > 0 && tile(unit, shown(study.epochs.trained), "trained, none shared"),
       study.seconds > 0 && tile("Training", seconds(study.seconds), "by this study's own runs"),
       tile("Last activity", ago(study.last_activity ?? study.created_at), `begun ${ago(study.created_at)}`),
     );
