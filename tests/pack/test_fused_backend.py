@@ -134,6 +134,10 @@ OPTIMIZERS = {
         SGD(lr="lr", momentum="m", nesterov=True, weight_decay=0.01, clip_norm="clip"),
         {"m": 0.9, "clip": Linear(0.5)},
     ),
+    "sgd-limited": (
+        SGD(lr="lr", momentum=0.9, clip_value="limit", clip_norm=0.1),
+        {"limit": Linear(0.05, floor=0.01)},
+    ),
     "adam": (
         Adam(lr="lr", betas=("b", 0.99), weight_decay="wd", clip_norm=0.1),
         {"b": Linear(0.9), "wd": 0.1},

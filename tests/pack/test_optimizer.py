@@ -68,7 +68,7 @@ def test_times_stands_anywhere_in_an_option():
     values = {"lr": 0.5, "scale": 0.25, "beta": 0.5}
     assert spec.names() == {"lr", "scale", "beta"}
     assert spec.resolve(values) == {"lr": 0.125, "betas": (0.25, 0.999), "eps": 8}
-    assert spec.max_norm(values) == 5.0
+    assert spec.clipping(values).norm == 5.0
 
 
 @pytest.mark.parametrize("bad", [None, True, [1.0], ("lr",)])

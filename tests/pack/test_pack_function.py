@@ -53,7 +53,7 @@ def plain(models, steps, *, optimizer, values, seeds=None, loss=loss):
             spec.zero_grad()
             value = loss(model, each[k])
             value.backward()
-            limit = optimizer.max_norm(now[k])
+            limit = optimizer.clipping(now[k]).norm
             if limit is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), limit)
             spec.step()

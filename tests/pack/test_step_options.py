@@ -84,7 +84,7 @@ def plain(task, step, *, epochs=EPOCHS):
         for number, batch in enumerate(batches):
             torch.default_generator.manual_seed(step_seed(epoch_seed, number))
             losses.append(update(batch).detach())
-        curve.append(float(torch.stack(losses).mean()))
+        curve.append(float(torch.stack(losses).float().mean()))
     return curve, model
 
 
@@ -256,7 +256,9 @@ def test_a_trial_goes_on_from_its_state_as_if_it_was_never_interrupted(task, ste
     assert same_state(second.state(), whole.state())
 
 
-@every_case
+@pytest.mark.parametrize(
+    ("task", "step"), [case for name, case in CASES.items() if name != "clip_value"]
+)
 def test_what_no_fused_rule_knows_is_trained_alone_and_the_reason_is_said_once(task, step, caplog):
     backend = th.pack.AutoBackend(task, prefer="fused")
     for slot in range(2):
@@ -597,6 +599,76 @@ def test_a_precision_that_torch_refuses_is_one_clear_error(monkeypatch):
     monkeypatch.setattr(torch, "autocast", refuses)
     with pytest.raises(TaskError, match=r"'bf16-mixed', which torch refuses on cpu here .no such"):
         trained(task_of(precision="bf16-mixed"))
+
+
+def test_what_the_machine_cannot_do_is_an_error_before_training_and_no_failed_trial(
+    tmp_path, monkeypatch
+):
+    def refuses(*args, **kwargs):
+        raise RuntimeError("no such arithmetic")
+
+    study = study_of(tmp_path, task_of(precision="bf16-mixed"))
+    monkeypatch.setattr(torch, "autocast", refuses)
+    with pytest.raises(TaskError, match="which torch refuses on cpu here"):
+        study.run(progress=False)
+    with pytest.raises(th.StudyNotFoundError):
+        _ = study.trials
+
+
+def study_of(folder, task, **space):
+    return th.Study(
+        task,
+        th.Space(**({"lr": 0.1} | space)),
+        algorithm=th.GridSearch(max_epochs=2),
+        metric="mse",
+        mode="min",
+        storage=f"sqlite:///{folder}/a.db",
+        name="a",
+    )
+
+
+@pytest.mark.parametrize(
+    ("attributes", "space"),
+    [
+        ({"accumulate": "parts"}, {"parts": th.Choice([1, 2, 3])}),
+        ({"accumulate": "parts"}, {"parts": th.MultiStep([2, 3], milestones=[1])}),
+        ({"accumulate": 4, "batch_size": "size"}, {"size": th.MultiStep([8, 6], milestones=[1])}),
+    ],
+)
+def test_parts_that_divide_only_some_batches_of_a_study_are_an_error_before_training(
+    tmp_path, attributes, space
+):
+    study = study_of(tmp_path, task_of(**attributes), **space)
+    with pytest.raises(TaskError, match="does not divide it"):
+        study.run(progress=False)
+    with pytest.raises(th.StudyNotFoundError):
+        _ = study.trials
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), True])
+@pytest.mark.parametrize("option", ["clip_norm", "clip_value"])
+def test_a_limit_of_gradients_is_above_0(option, limit):
+    with pytest.raises(TaskError, match=rf"{option}=.*; it must be a number above 0, or None"):
+        th.SGD(lr=0.1, **{option: limit})
+    task = task_of(optimizer=th.SGD(lr=0.1, **{option: "limit"}))
+    with pytest.raises(TaskError, match=rf"{option}='limit' of .* is {limit!r}; it must be"):
+        trained(task, values={"lr": 0.1, "limit": limit})
+
+
+def test_an_averaged_model_is_loaded_by_the_name_of_its_average(tmp_path):
+    study = study_of(tmp_path, task_of(average=[th.EMA(0.9), th.SWA(start=3)]))
+    (trial,) = study.run(progress=False, executor=th.Local(pack="solo")).trials
+    valid = rows(10, seed=2)
+    found = {}
+    for average in (None, "ema", "swa"):
+        model = trial.load_model(average=average)
+        with torch.no_grad():
+            found[average] = float(functional.mse_loss(model(valid[0])[:, 0], valid[1]))
+    alone, metrics = trained(study.task, epochs=2)
+    wanted = metrics[-1]
+    assert found == {None: wanted["mse"], "ema": wanted["ema_mse"], "swa": wanted["mse"]}
+    with pytest.raises(TaskError, match=r"no average 'EMA' .* \(it has: 'ema', 'swa'\)"):
+        alone.averaged_model("EMA")
 
 
 def test_a_precision_that_autocast_ignores_is_one_clear_error(monkeypatch):

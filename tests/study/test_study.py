@@ -467,6 +467,8 @@ def test_a_loop_of_its_own_shares_stages_too(tmp_path):
     assert study.savings.unique_epochs == 8
     with pytest.raises(TaskError, match="owns its loop"):
         study.best_trial.load_model()
+    with pytest.raises(TaskError, match="owns its loop, so thrifty averages none of its weights"):
+        study.best_trial.load_model(average="ema")
 
 
 def test_random_search_over_floats(tmp_path):

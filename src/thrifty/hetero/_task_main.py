@@ -64,7 +64,7 @@ class TrialWorker:
         self._followed = FollowedOptimizer(
             task.optimizer, dict(self._model.named_parameters()), values
         )
-        if self._followed.clip_value is not None:
+        if self._followed.clipping.value is not None:
             raise TaskError(
                 f"HeteroTask cannot train {type(task).__name__}, because it clips gradients by "
                 "value; use clip_norm"
@@ -102,8 +102,8 @@ class TrialWorker:
         self._followed.follow(values)
         self._readings.followed |= {*hp.names_read, *self._followed.names}
         self._readings.check_epoch(EpochPlan(epoch=epoch, values=values))
-        if self._followed.clip_norm is not None:
-            self._trainer.clip_norm = self._followed.clip_norm
+        if self._followed.clipping.norm is not None:
+            self._trainer.clip_norm = self._followed.clipping.norm
         self._model.train()
         losses = [report.loss for report in self._trainer.run(epochs=epoch + 1)]
         if not losses:

@@ -30,6 +30,7 @@ from .task._task import (
     task_identity,
 )
 from .task._token_file import TokenFile
+from .trial._inputs import TrialInputs
 from .trial._probes import DataSize, TaskReport, Trial, inspect_task, measure_data
 from .trial._state_check import StateCheck
 from .trial._trial import TRAIN_LOSS, evaluate, evaluate_state
@@ -76,6 +77,7 @@ __all__ = [
     "TokenFile",
     "Trainable",
     "Trial",
+    "TrialInputs",
     "UnfusableError",
     "UnverifiedError",
     "borrowed_streams",

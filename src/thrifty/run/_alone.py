@@ -114,9 +114,18 @@ def plan_of(
     return EpochPlan(epoch=epoch, values=values, moving=moving)
 
 
-def model_of(backend: SoloBackend) -> torch.nn.Module:
-    """Return the trained model, on the CPU and in evaluation mode."""
-    return backend.model.cpu().eval()
+def model_of(backend: SoloBackend, *, average: str | None = None) -> torch.nn.Module:
+    """Return the trained model, on the CPU and in evaluation mode.
+
+    Args:
+        backend: The back-end that trained it.
+        average: Which average of its weights to take; None for the weights themselves.
+
+    Raises:
+        TaskError: There is no such average.
+    """
+    model = backend.model if average is None else backend.averaged_model(average)
+    return model.cpu().eval()
 
 
 @contextmanager

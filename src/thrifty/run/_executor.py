@@ -136,6 +136,11 @@ class ExecutorConfig(ABC):
         """Number of workers."""
         return 1
 
+    @property
+    def local_devices(self) -> tuple[str, ...]:
+        """Devices of this machine that workers train on; none if they are not known here."""
+        return ()
+
     @abstractmethod
     def open(
         self,

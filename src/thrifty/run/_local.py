@@ -298,8 +298,8 @@ class Local(ExecutorConfig):
         refused: Mapping[str, str] | None = None,
     ) -> Executor:
         """Return the executor for a task."""
-        devices = self.devices or _default_devices()
-        workers = self.workers or len(devices)
+        devices = self.local_devices
+        workers = self.num_workers
         threads = self.threads or self.default_threads
         specs = [
             WorkerSpec(
@@ -332,7 +332,12 @@ class Local(ExecutorConfig):
     @property
     def num_workers(self) -> int:
         """Number of workers."""
-        return self.workers or len(self.devices or _default_devices())
+        return self.workers or len(self.local_devices)
+
+    @property
+    def local_devices(self) -> tuple[str, ...]:
+        """Devices that workers train on: those given, or all GPUs, or the CPU."""
+        return self.devices or _default_devices()
 
 
 def num_cores() -> int:

@@ -28,6 +28,8 @@ from thrifty.pack import (
     inspect_task,
 )
 from thrifty.pack._backend import no_exits
+from thrifty.pack.task._task import options_of
+from thrifty.pack.trial._trial import check_batches
 from thrifty.run import ExecutorConfig
 from thrifty.search import Algorithm, Trial
 from thrifty.space import (
@@ -237,9 +239,23 @@ def check_arguments(task: object, space: object, *, algorithm: object) -> None:
 
 
 def check_study(
-    task: Task | Trainable, space: Space, *, algorithm: Algorithm, goals: Goals, seed: int
+    task: Task | Trainable,
+    space: Space,
+    *,
+    algorithm: Algorithm,
+    goals: Goals,
+    seed: int,
+    devices: Iterable[str] = (),
 ) -> tuple[TaskReport | None, str]:
     """Check that space, task, algorithm and metrics fit together.
+
+    Args:
+        task: The task.
+        space: The search space.
+        algorithm: The algorithm.
+        goals: The metrics.
+        seed: The study's seed.
+        devices: The devices of this machine on which trials will be trained, as far as is known.
 
     Returns:
         The report of a dry run, and its error. There is no report for a trainable, and none if the
@@ -254,12 +270,15 @@ def check_study(
     if isinstance(task, Trainable):
         return None, ""
     _check_names(task, space)
+    _check_parts(task, space, max_epochs=algorithm.max_epochs, seed=seed)
     config = space.sample(np.random.default_rng(seed))
     timeline = Timeline(config, epochs=algorithm.max_epochs)
     moving = _moving(space, algorithm)
     try:
         with no_exits():
-            report = inspect_task(task, timeline.at(0), seed=seed, moving=moving)
+            report = inspect_task(
+                task, timeline.at(0), seed=seed, moving=moving, train_devices=devices
+            )
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001 (maybe only this configuration fails)
@@ -274,6 +293,27 @@ def check_study(
             type(task).__name__,
         )
     return report, ""
+
+
+_NUM_PROBED = 64
+
+
+def _check_parts(task: Task, space: Space, *, max_epochs: int, seed: int) -> None:
+    """Check the parts of batches in each epoch of some configurations.
+
+    Raises:
+        TaskError: The number of parts does not divide the batch size in one of them.
+    """
+    options = options_of(task)
+    named = [name for name in (task.batch_size, options.accumulate) if isinstance(name, str)]
+    if options.accumulate == 1 or not named:
+        return
+    rng = np.random.default_rng(seed)
+    configs = [space.sample(rng) for _ in range(_NUM_PROBED)]
+    for config in {repr([c.get(name) for name in named]): c for c in configs}.values():
+        timeline = Timeline(config, epochs=max_epochs)
+        for epoch in range(max_epochs if timeline.moving() else 1):
+            check_batches(task, options, timeline.at(epoch))
 
 
 def _check_names(task: Task, space: Space) -> None:

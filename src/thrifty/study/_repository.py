@@ -344,11 +344,13 @@ class StudyRepository:
             known = store.studies.enqueued(info.id)
             return [*known, *not_in(enqueued, known)], list(store.studies.priors(info.id))
 
-    def load_model(self, ledger: Ledger, number: int, *, replica: int = 0) -> torch.nn.Module:
+    def load_model(
+        self, ledger: Ledger, number: int, *, replica: int = 0, average: str | None = None
+    ) -> torch.nn.Module:
         """Return a trial's trained model, from its checkpoint or trained again.
 
         Raises:
-            UsageError: The trial has not reported yet, or the study has no such replica.
+            UsageError: The trial has not reported yet, or the study has no such replica or average.
         """
         epochs = ledger.history[number].reached
         if not epochs:
@@ -377,7 +379,7 @@ class StudyRepository:
             state=state,
             threads=ledger.threads,
         )
-        return model_of(backend)
+        return model_of(backend, average=average)
 
 
 def not_in(

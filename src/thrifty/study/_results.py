@@ -77,9 +77,11 @@ class TrialResult:
     interval: tuple[float, float] | None = None
     certainty: float | None = None
     unit: TimeUnit = EPOCHS
-    _load: Callable[[int], torch.nn.Module] | None = field(default=None, repr=False, compare=False)
+    _load: Callable[..., torch.nn.Module] | None = field(default=None, repr=False, compare=False)
 
-    def load_model(self, *, replica: int = 0) -> torch.nn.Module:
+    def load_model(
+        self, *, replica: int = 0, average: Literal["ema", "swa"] | None = None
+    ) -> torch.nn.Module:
         """Return the trained model at ``epochs``, on the CPU, in evaluation mode.
 
         It is loaded from its checkpoint. If that is deleted or damaged, the model is trained again,
@@ -87,12 +89,16 @@ class TrialResult:
 
         Args:
             replica: Which of the study's seeds, from 0.
+            average: Which average of the weights to put into the model, for a task with
+                ``thrifty.EMA`` or ``thrifty.SWA``: the model whose metrics begin with ``ema_`` or
+                ``swa_``. None for the weights of the last step.
 
         Raises:
-            UsageError: The study has no such seed, or the trial has not reported yet.
+            UsageError: The study has no such seed, the task no such average, or the trial has not
+                reported yet.
         """
         assert self._load is not None
-        return self._load(replica)
+        return self._load(replica=replica, average=average)
 
     def _repr_html_(self) -> str:
         """Return the result as a table for notebooks."""
@@ -246,7 +252,7 @@ def trial_result(
     ledger: Ledger,
     number: int,
     *,
-    load: Callable[[int], torch.nn.Module],
+    load: Callable[..., torch.nn.Module],
     certainty: float | None = None,
 ) -> TrialResult:
     """Return the current result of a trial from the ledger."""

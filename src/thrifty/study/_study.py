@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -56,6 +56,7 @@ from .simulation._simulation_report import Simulation
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
+    import torch
 
 
 class Study(PlotMixin):
@@ -359,6 +360,7 @@ class Study(PlotMixin):
                     algorithm=self.algorithm,
                     goals=self.goals,
                     seed=self.seed,
+                    devices=(executor or Local()).local_devices,
                 )
                 if report is None or not report.pure:
                     repository = repository.joined()
@@ -519,11 +521,13 @@ class Study(PlotMixin):
         self, ledger: Ledger, number: int, *, certainty: float | None = None
     ) -> TrialResult:
         return trial_result(
-            ledger,
-            number,
-            load=lambda replica: self._repository().load_model(ledger, number, replica=replica),
-            certainty=certainty,
+            ledger, number, load=partial(self._load_model, ledger, number), certainty=certainty
         )
+
+    def _load_model(
+        self, ledger: Ledger, number: int, *, replica: int, average: str | None
+    ) -> torch.nn.Module:
+        return self._repository().load_model(ledger, number, replica=replica, average=average)
 
 
 def _studies(given: object) -> tuple[str | Study, ...]:

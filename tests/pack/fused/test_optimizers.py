@@ -17,6 +17,7 @@ from thrifty.pack.fused.optimizers import (
     optimizer_for,
 )
 from thrifty.pack.fused.optimizers._fused_optimizer import advance
+from thrifty.pack.task._optimizer import NO_CLIPPING, Clipping
 
 
 pytestmark = pytest.mark.slow
@@ -243,7 +244,7 @@ def test_clipping_equals_that_of_torch(norms, scale):
             parameter = torch.nn.Parameter(torch.zeros(WIDTH, dtype=torch.float64))
             parameter.grad = row
             torch.nn.utils.clip_grad_norm_([parameter], limit)
-    clip_rows(gradients, norms)
+    clip_rows(gradients, [Clipping(None, norm) for norm in norms])
     torch.testing.assert_close(gradients, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -251,11 +252,25 @@ def test_a_row_without_a_limit_keeps_what_is_not_finite():
     """An unclipped row stays as it is: values that are not finite are neither hidden nor made."""
     gradients = torch.tensor([[1.0, float("inf")], [3.0, float("nan")], [3.0, 4.0]])
     before = gradients.clone()
-    clip_rows(gradients, [None, None, 1.0])
+    clip_rows(gradients, [NO_CLIPPING, NO_CLIPPING, Clipping(None, 1.0)])
     assert torch.equal(gradients[0], before[0])
     assert torch.equal(gradients[1].isnan(), before[1].isnan())
     assert gradients[1, 0] == 3.0
     torch.testing.assert_close(gradients[2], torch.tensor([0.6, 0.8]))
+
+
+def test_clipping_by_value_comes_first_and_equals_that_of_torch():
+    gradients = torch.randn(4, WIDTH, dtype=torch.float64)
+    gradients[1, 0] = float("inf")
+    limits = [Clipping(0.5, None), NO_CLIPPING, Clipping(0.5, 1.0), Clipping(None, 1.0)]
+    expected = gradients.clone()
+    for row, limit in zip(expected, limits, strict=True):
+        parameter = torch.nn.Parameter(torch.zeros(WIDTH, dtype=torch.float64))
+        parameter.grad = row
+        limit.apply([parameter])
+    clip_rows(gradients, limits)
+    assert torch.equal(gradients[:2], expected[:2])
+    torch.testing.assert_close(gradients, expected, rtol=1e-12, atol=0)
 
 
 # -- choosing the optimiser ------------------------------------------------------------------

@@ -404,3 +404,16 @@ class SoloBackend(Backend):
             TaskError: A Trainable has no model that thrifty knows of.
         """
         return self.trial.model
+
+    def averaged_model(self, average: str) -> torch.nn.Module:
+        """Return the model in the slot with averaged weights (``"ema"`` or ``"swa"``).
+
+        Raises:
+            TaskError: The task has no such average; a Trainable has none.
+        """
+        if isinstance(self.trial, TaskTrial):
+            return self.trial.averaged_model(average)
+        raise TaskError(
+            f"{type(self.trial.task).__name__} owns its loop, so thrifty averages none of its "
+            "weights; leave average= out"
+        )

@@ -239,7 +239,7 @@ class StepCheck:
             self.before.copied(),
             compute_loss=compute_loss,
             gradients=self._gradients,
-            clip_norm=trial.options()[1],
+            clip=trial.options()[1].apply,
         )
         self.solo_s = None if alone.is_first else alone.seconds
         num_terms = _num_numbers(batch)

@@ -112,9 +112,9 @@ class RowState:
         return [self._parameters, self._gradients, *self._moments.values(), *self._others]
 
     def updater(self, options: Sequence[Options]) -> Callable[[], None]:
-        """Return a function that updates the first rows, each by its own options and clip norm."""
+        """Return a function that updates the first rows, each by its own options and limits."""
         limits = [limit for _, limit in options]
-        clips = any(limit is not None for limit in limits)
+        clips = any(limits)
         step = self._optimizer.stepper(self._groups, [each for each, _ in options])
         counters = [self._others[place][: len(options)] for place in self._counters]
         if self._mask is None and not clips and not counters:

@@ -12,13 +12,13 @@ import torch
 from thrifty.core import TaskError
 from thrifty.pack._state import borrowed_streams
 
-from ._optimizer import Optimizer, ParameterGroup, is_number, names_in, resolved
+from ._optimizer import Clipping, Optimizer, ParameterGroup, is_number, names_in, resolved
 from ._task import HyperParameters, values_of
 
 
 Method = Callable[[HyperParameters], Optimizer]
-Options = tuple[tuple[Mapping[str, Any], ...], float | None]
-"""The options of each param group, and the gradient-clipping norm, at one step."""
+Options = tuple[tuple[Mapping[str, Any], ...], Clipping]
+"""The options of each param group, and the limits of gradients, at one step."""
 
 NOT_SAVED = frozenset({
     "params", "param_names", "foreach", "fused", "capturable", "differentiable",
@@ -45,8 +45,7 @@ class FollowedOptimizer:
         torch: The torch optimizer.
         groups: The param groups of the specification; a factory may have made others.
         read_when_built: Hyper-parameters that a method's result read only while it was built.
-        clip_norm: The current gradient-clipping norm; None for no clipping.
-        clip_value: The current limit of each entry of a gradient; None for no limit.
+        clipping: The current limits of gradients.
         parameters: The parameters that it trains.
 
     Raises:
@@ -71,7 +70,7 @@ class FollowedOptimizer:
         self.groups = self._spec.partition(
             self._parameters.items(), join=isinstance(source, Optimizer)
         )
-        groups, self.clip_norm = self.options(values)
+        groups, self.clipping = self.options(values)
         if self._spec.groups:
             self.torch = self._spec.make_groups(self._parameters, self.groups, values)
         else:
@@ -83,7 +82,6 @@ class FollowedOptimizer:
             {option: (value, group.get(option)) for option, value in given.items()}
             for given, group in zip(self._given, self.torch.param_groups, strict=True)
         ]
-        self.clip_value = self._spec.max_value(values)
         self._values = values
         self._relations: dict[tuple[int, str], Callable[[Any], Any]] = {}
 
@@ -105,7 +103,7 @@ class FollowedOptimizer:
     # -- values --------------------------------------------------------------------------
 
     def options(self, values: Mapping[str, Any]) -> Options:
-        """Return the options of each param group, and the clipping norm, for some values.
+        """Return the options of each param group, and the limits of gradients, for some values.
 
         Raises:
             TaskError: The optimizer method returns another kind of optimizer than at first.
@@ -117,13 +115,12 @@ class FollowedOptimizer:
             self._spec, self._read = spec, values_of(hp, hp.names_read)
         return (
             tuple(resolved(group.options, values) for group in self.groups),
-            self._spec.max_norm(values),
+            self._spec.clipping(values),
         )
 
     def follow(self, values: Mapping[str, Any]) -> None:
         """Bring the torch optimizer up to date. Raises as ``options`` and ``apply`` do."""
         self.apply(self.options(values))
-        self.clip_value = self._spec.max_value(values)
 
     def apply(self, options: Options) -> None:
         """Set the options that have changed.
@@ -131,7 +128,7 @@ class FollowedOptimizer:
         Raises:
             TaskError: A factory has built an option with no ratio to the value it was given.
         """
-        groups, self.clip_norm = options
+        groups, self.clipping = options
         for place, (number, group) in enumerate(
             zip(self._numbers, self.torch.param_groups, strict=True)
         ):

@@ -107,19 +107,13 @@ class FollowedOptimizers:
     def clip(self) -> None:
         """Clip the gradients of each optimizer's parameters, by value and then by norm."""
         for part in self.parts.values():
-            if part.clip_value is None and part.clip_norm is None:
-                continue
-            clipped = list(self._model.parameters() if self.is_single else part.parameters)
-            if part.clip_value is not None:
-                torch.nn.utils.clip_grad_value_(clipped, part.clip_value)
-            if part.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(clipped, part.clip_norm)
+            if part.clipping:
+                part.clipping.apply(self._model.parameters() if self.is_single else part.parameters)
 
     @property
     def clips(self) -> bool:
         """Whether gradients are clipped now."""
-        parts = self.parts.values()
-        return any(p.clip_value is not None or p.clip_norm is not None for p in parts)
+        return any(part.clipping for part in self.parts.values())
 
     def moments(self) -> dict[str, dict[str, Any]]:
         """Return the torch optimizers' state by parameter name; views, not copies."""

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from numbers import Real
-from typing import Any, NoReturn, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeGuard
 
 import torch
 
@@ -41,6 +41,31 @@ Factory = Callable[..., torch.optim.Optimizer]
 Predicate = Callable[[torch.nn.Parameter], bool]
 Key = str | Predicate
 Groups = Mapping[Key, Mapping[str, Value]]
+
+
+class Clipping(NamedTuple):
+    """The limits of gradients at one step, in the order in which they apply; None for no limit.
+
+    >>> bool(Clipping(None, None)), bool(Clipping(None, 1.0))
+    (False, True)
+    """
+
+    value: float | None
+    norm: float | None
+
+    def __bool__(self) -> bool:
+        return self.value is not None or self.norm is not None
+
+    def apply(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Clip the gradients of some parameters."""
+        given = list(parameters)
+        if self.value is not None:
+            torch.nn.utils.clip_grad_value_(given, self.value)
+        if self.norm is not None:
+            torch.nn.utils.clip_grad_norm_(given, self.norm)
+
+
+NO_CLIPPING = Clipping(None, None)
 
 
 def times(value: float | str | Times, factor: float | str | Times) -> Times:
@@ -96,8 +121,8 @@ class Optimizer:
         options: Options of the factory, for all parameters.
 
     Raises:
-        TaskError: The torch class does not have an option, or a key is neither a string nor a
-            function of one argument.
+        TaskError: The torch class does not have an option, a limit of gradients is not above 0, or
+            a key is neither a string nor a function of one argument.
 
     Example:
         >>> optimizer = Optimizer(torch.optim.Adadelta, lr="lr", groups={"*.bias": {"rho": "rho"}})
@@ -286,22 +311,25 @@ class Optimizer:
         """Return the options outside of groups, with names replaced by values."""
         return resolved(self.options, values)
 
-    def max_norm(self, values: Mapping[str, Any]) -> float | None:
-        """Return the current norm to which gradients are clipped; None for no clipping."""
-        return (
-            None if self.clip_norm is None else _lookup(self.clip_norm, values, where="clip_norm")
-        )
+    def clipping(self, values: Mapping[str, Any]) -> Clipping:
+        """Return the current limits of gradients.
 
-    def max_value(self, values: Mapping[str, Any]) -> float | None:
-        """Return the current limit of each entry of a gradient; None for no limit."""
-        if self.clip_value is None:
-            return None
-        limit: float = _lookup(self.clip_value, values, where="clip_value")
-        return limit
+        Raises:
+            TaskError: One is not a number above 0.
+        """
+        if self.clip_norm is None and self.clip_value is None:
+            return NO_CLIPPING
+        return Clipping(
+            _limit(self.clip_value, values, where="clip_value"),
+            _limit(self.clip_norm, values, where="clip_norm"),
+        )
 
     # -- checks --------------------------------------------------------------------------
 
     def _check_options(self) -> None:
+        for name in ("clip_norm", "clip_value"):
+            if not isinstance(given := getattr(self, name), str | Times):
+                _limit(given, {}, where=name)
         for _, options in self.groups:
             for name in ("params", "clip_norm", "clip_value"):
                 if name in options:
@@ -530,6 +558,16 @@ def _lookup(value: Any, values: Mapping[str, Any], *, where: str) -> Any:
             f"give {where} a number"
         )
     return values[value]
+
+
+def _limit(given: Limit, values: Mapping[str, Any], *, where: str) -> float | None:
+    limit = _lookup(given, values, where=where)
+    if limit is not None and not (is_number(limit) and limit > 0):
+        raise TaskError(
+            f"{where}={given!r} of the task's optimizer is {limit!r}; it must be a number above 0, "
+            "or None for no clipping"
+        )
+    return limit
 
 
 def _product(product: Times, values: Mapping[str, Any], *, where: str) -> Any:

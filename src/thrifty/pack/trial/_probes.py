@@ -39,6 +39,7 @@ from thrifty.pack.task._task import (
 from thrifty.pack.verify import Probe, as_it_was, same, stand_in
 
 from ._trial import TaskTrial, TrainableTrial, batch_size_of, check_batches
+from ._update import Update
 
 
 QUICK_S = 1.0
@@ -324,6 +325,7 @@ def inspect_task(
     seed: int,
     device: str = "cpu",
     moving: Iterable[str] = (),
+    train_devices: Iterable[str] = (),
 ) -> TaskReport:
     """Make data, model and optimizer once, call ``adapt``, and evaluate the first validation batch.
 
@@ -335,16 +337,19 @@ def inspect_task(
         seed: The seed of the random streams.
         device: Where the model is made.
         moving: Hyper-parameters that will change during training.
+        train_devices: Where trials will be trained, if that is known.
 
     Raises:
-        TaskError: One of ``moving`` is read only once and not followed, or the optimizer does not
-            fit the model.
+        TaskError: One of ``moving`` is read only once and not followed, the optimizer does not fit
+            the model, or one of ``train_devices`` does not support the task's precision.
     """
     where = torch.device(device)
     readings = Readings(type(task).__name__, values, moving=moving)
     options = options_of(task)
     hold_batch_size(task, options, readings)
     check_batches(task, options, values)
+    for kind in sorted({torch.device(name).type for name in train_devices}):
+        Update(task, options, torch.device(kind))
     own = own_task(task)
     with borrowed_streams():
         seed_everything(derive_seed(seed, "data"))

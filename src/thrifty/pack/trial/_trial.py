@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -187,9 +187,7 @@ class TaskTrial:
         """Why no fused version of its steps exists; "" if its steps are the usual ones."""
         if self.step_options.why_special:
             return self.step_options.why_special
-        if not self.optimizers.is_single:
-            return "it has several optimizers"
-        return "it clips gradients by value" if self.spec.clip_value is not None else ""
+        return "" if self.optimizers.is_single else "it has several optimizers"
 
     @property
     def followed(self) -> FollowedOptimizer:
@@ -346,7 +344,7 @@ class TaskTrial:
             TaskError: A model or data have read a hyper-parameter that changes and is not followed.
         """
         self.readings.check_epoch(self.plan)
-        loss = float(torch.stack(self.losses).mean())
+        loss = mean_loss(self.losses)
         check_finite(loss, epoch=self.plan.epoch)
         self._update.end_epoch(self.model, self.plan.epoch + 1)
         return {TRAIN_LOSS: loss, **self.evaluate(self.plan.epoch)}
@@ -366,6 +364,24 @@ class TaskTrial:
             out |= with_prefix(found if model is None else self._evaluate(model, epoch), prefix)
         return out
 
+    def averaged_model(self, average: str) -> torch.nn.Module:
+        """Return the model with averaged weights; the model itself while no weights count.
+
+        Args:
+            average: Which average: ``"ema"`` or ``"swa"``.
+
+        Raises:
+            TaskError: The task has no such average.
+        """
+        models = self._update.averaged()
+        if f"{average}_" not in models:
+            has = ", ".join(repr(prefix.removesuffix("_")) for prefix in models) or "none"
+            raise TaskError(
+                f"{type(self._owner).__name__} has no average {average!r} of its weights (it has: "
+                f"{has}); set average = thrifty.EMA(...) or thrifty.SWA(...) before you train"
+            )
+        return models[f"{average}_"] or self.model
+
     def metrics(self, batch: Batch) -> Mapping[str, Any]:
         """Return what the task's ``metrics`` returns for a batch."""
         with self._update.forward():
@@ -379,6 +395,12 @@ class TaskTrial:
     def _rows_of_a_part(self, values: Mapping[str, Any]) -> int:
         size = self.batch_size(values)
         return size // check_batches(self.task, self.step_options, values)
+
+
+def mean_loss(losses: Sequence[torch.Tensor]) -> float:
+    """Return the mean of the losses of an epoch; half precision would keep three digits of it."""
+    stacked = torch.stack(tuple(losses))
+    return float((stacked.float() if stacked.element_size() == 2 else stacked).mean())
 
 
 def values_at_step(plan: EpochPlan, step: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +71,7 @@ def step_alone(
     *,
     compute_loss: Callable[[], torch.Tensor],
     gradients: Mapping[str, torch.Tensor | None],
-    clip_norm: float | None,
+    clip: Callable[[Iterable[torch.nn.Parameter]], None],
 ) -> StepAlone:
     """Take one step of a module from a copy of its state, and leave the module as it was.
 
@@ -84,18 +84,12 @@ def step_alone(
         state: The copy to start from. It is changed.
         compute_loss: Seeds the random streams and computes the loss of the step's batch.
         gradients: The gradients computed by the block, before clipping.
-        clip_norm: The norm to which all gradients are clipped before the update; None for no
-            clipping.
+        clip: Clips the gradients of the parameters before the update.
     """
     with exchanged(model, state.tensors):
         try:
             return _step(
-                model,
-                optimizer,
-                state,
-                compute_loss=compute_loss,
-                gradients=gradients,
-                clip_norm=clip_norm,
+                model, optimizer, state, compute_loss=compute_loss, gradients=gradients, clip=clip
             )
         finally:
             optimizer.state.clear()
@@ -151,7 +145,7 @@ def _step(
     *,
     compute_loss: Callable[[], torch.Tensor],
     gradients: Mapping[str, torch.Tensor | None],
-    clip_norm: float | None,
+    clip: Callable[[Iterable[torch.nn.Parameter]], None],
 ) -> StepAlone:
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
@@ -171,8 +165,7 @@ def _step(
             # a copy, because clipping changes it in place
             parameter.grad = found.reshape(parameter.shape).clone()
     began = _now(parameters)
-    if clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+    clip(model.parameters())
     optimizer.step()
     with torch.no_grad():
         for counter in step_counters(model).values():

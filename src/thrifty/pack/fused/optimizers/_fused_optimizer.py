@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from thrifty.pack.task._optimizer import Clipping
+
 
 Options = Mapping[str, Any]
 
@@ -157,18 +159,27 @@ def _each(steps: Sequence[Callable[[], None]]) -> None:
         step()
 
 
-def clip_rows(gradients: torch.Tensor, max_norms: Sequence[float | None]) -> None:
-    """Clip each row of ``[K, P]`` in place like ``torch.nn.utils.clip_grad_norm_``.
+def clip_rows(gradients: torch.Tensor, limits: Sequence[Clipping]) -> None:
+    """Clip each row of ``[K, P]`` in place by value, then by norm, like the functions of torch.
 
     A limit of None leaves the row unchanged.
     """
-    if all(limit is None for limit in max_norms):
-        return
-    limits = torch.tensor(
-        [float("inf") if limit is None else limit for limit in max_norms],
+    if any(limit.value is not None for limit in limits):
+        values = _limits([limit.value for limit in limits], gradients).unsqueeze(1)
+        gradients.clamp_(-values, values)
+    if any(limit.norm is not None for limit in limits):
+        _clip_norms(gradients, _limits([limit.norm for limit in limits], gradients))
+
+
+def _limits(limits: Sequence[float | None], gradients: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(
+        [float("inf") if limit is None else limit for limit in limits],
         dtype=gradients.dtype,
         device=gradients.device,
     )
+
+
+def _clip_norms(gradients: torch.Tensor, limits: torch.Tensor) -> None:
     norms = torch.linalg.vector_norm(gradients, dim=1)
     factors = (limits / (norms + 1e-6)).clamp_(max=1.0)
     # without a limit, keep the factor at 1: a non-finite norm would spoil the row's finite values

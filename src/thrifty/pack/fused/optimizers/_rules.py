@@ -398,8 +398,6 @@ def grouped_optimizer(
         raise UnfusableError(
             f"its optimizer failed with {type(error).__name__}: {error}"
         ) from error
-    if followed.spec.clip_value is not None:
-        raise UnfusableError("it clips gradients by value")
     found = [optimizer_for(followed.spec, own) for own in options]
     if len({own.get("initial_accumulator_value", 0.0) for own in options}) > 1:
         raise UnfusableError("torch takes initial_accumulator_value for all parameters only")
