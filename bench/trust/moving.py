@@ -29,21 +29,24 @@ class Loop:
     """Training of one trial as one would write it without thrifty.
 
     Attributes:
-        optimizer: Makes the optimiser from a model and the hyper-parameters of epoch 0.
+        optimizer: Makes the optimiser from a model and the hyper-parameters of epoch 0; or several.
         follow: Brings the param groups up to date with the hyper-parameters of a step.
         adapt: Brings the model up to date with the hyper-parameters of an epoch.
         batch_size: Returns the batch size of an epoch.
         batches: Returns the batches of an epoch, if they are not those of arrays.
         valid: Returns the validation batch, if it is not in arrays.
+        take: Takes a step with gradients of zero, given model, task, optimisers and batch; by
+            default as usual.
     """
 
-    optimizer: Callable[[nn.Module, At], torch.optim.Optimizer]
+    optimizer: Callable[[nn.Module, At], Any]
     follow: Callable[[list[dict[str, Any]], At], None]
     adapt: Callable[[nn.Module, At], None] | None = None
     batch_size: Callable[[At], int] = lambda at: BATCH  # noqa: ARG005 (one size for each epoch)
     clip_norm: float | None = None
     batches: Callable[[int], Sequence[Any]] | None = None
     valid: Callable[[], Any] | None = None
+    take: Callable[[nn.Module, th.Task, list[torch.optim.Optimizer], Any], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +155,8 @@ def train_plainly(one: Moving, config: At) -> Trained:
     data = task.data(start)
     everything(derive_seed(0, "model"))
     model = task.model(start)
-    optimizer = loop.optimizer(model, at(0))
+    made = loop.optimizer(model, at(0))
+    optimizers = made if isinstance(made, list) else [made]
     curve = []
     for epoch in range(EPOCHS):
         if loop.adapt is not None:
@@ -165,13 +169,18 @@ def train_plainly(one: Moving, config: At) -> Trained:
         else:
             batches = list(loop.batches(epoch))
         for step, batch in enumerate(batches):
-            loop.follow(optimizer.param_groups, at(epoch, step, len(batches)))
+            for optimizer in optimizers:
+                loop.follow(optimizer.param_groups, at(epoch, step, len(batches)))
+                optimizer.zero_grad()
             torch.manual_seed(step_seed(epoch_seed, step))
-            optimizer.zero_grad()
+            if loop.take is not None:
+                loop.take(model, task, optimizers, batch)
+                continue
             task.loss(model, batch).backward()
             if loop.clip_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), loop.clip_norm)
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
         model.eval()
         everything(derive_seed(0, "evaluate", epoch))
         with torch.no_grad():

@@ -9,6 +9,7 @@ from . import (
     models as models,
     reduced_precision as reduced_precision,
     settings as settings,
+    steps as steps,
     streams as streams,
     tasks as tasks,
 )

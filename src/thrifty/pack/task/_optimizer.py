@@ -561,7 +561,7 @@ def _lookup(value: Any, values: Mapping[str, Any], *, where: str) -> Any:
 
 
 def _limit(given: Limit, values: Mapping[str, Any], *, where: str) -> float | None:
-    limit = _lookup(given, values, where=where)
+    limit: float | None = _lookup(given, values, where=where)
     if limit is not None and not (is_number(limit) and limit > 0):
         raise TaskError(
             f"{where}={given!r} of the task's optimizer is {limit!r}; it must be a number above 0, "

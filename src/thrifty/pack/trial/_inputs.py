@@ -11,7 +11,8 @@ import torch
 from thrifty.core import derive_seed, step_seed
 from thrifty.pack._state import seed_everything, seed_step
 from thrifty.pack.task._data import Batch, open_source, valid_batches
-from thrifty.pack.task._epochs import epoch_batches
+from thrifty.pack.task._epochs import epoch_batches, epoch_length
+from thrifty.pack.task._streams import trial_stream
 from thrifty.pack.task._task import HyperParameters, Task, options_of
 
 from ._trial import batch_size_of
@@ -68,6 +69,8 @@ class TrialInputs:
         self._device = torch.device(device)
         seed_everything(derive_seed(seed, "data"))
         self._source = open_source(task.data(HyperParameters(values)), device=self._device)
+        self._stream = trial_stream(self._source)
+        self._num_steps = options_of(task).steps_per_epoch
 
     def model(self) -> torch.nn.Module:
         """Return a model with the trial's initial weights."""
@@ -78,20 +81,15 @@ class TrialInputs:
         """Yield the training batches of an epoch (0, 1, ...), and seed what each step draws.
 
         The random streams are seeded before a batch is returned, so a step that begins with it
-        draws the trial's random numbers: dropout masks, noise, augmentation.
+        draws the trial's random numbers: dropout masks, noise, augmentation. Read the epochs of a
+        stream in their order, each to its end.
 
         Args:
             epoch: The epoch.
             values: The hyper-parameters in that epoch, if ``batch_size`` follows one that changes.
         """
         size = batch_size_of(self._task, self._values if values is None else values)
-        found = epoch_batches(
-            self._source,
-            seed=self._seed,
-            epoch=epoch,
-            batch_size=size,
-            num_steps=options_of(self._task).steps_per_epoch,
-        )
+        found = self._read(epoch, size)
         epoch_seed = derive_seed(self._seed, "epoch", epoch)
         seed_everything(epoch_seed)
         for step in count():
@@ -102,6 +100,20 @@ class TrialInputs:
                 return
             seed_step(step_seed(epoch_seed, step), self._device)
             yield batch
+
+    def _read(self, epoch: int, size: int) -> Iterator[Batch]:
+        if self._stream is None:
+            return epoch_batches(
+                self._source,
+                seed=self._seed,
+                epoch=epoch,
+                batch_size=size,
+                num_steps=self._num_steps,
+            )
+        num = epoch_length(
+            self._source, seed=self._seed, batch_size=size, num_steps=self._num_steps
+        )
+        return self._stream.epoch(epoch, batch_size=size, num=num)
 
     def valid_batches(self, epoch: int) -> Iterator[tuple[Batch, int]]:
         """Yield each validation batch and its number of rows, for the evaluation after an epoch.

@@ -380,7 +380,8 @@ class TaskTrial:
                 f"{type(self._owner).__name__} has no average {average!r} of its weights (it has: "
                 f"{has}); set average = thrifty.EMA(...) or thrifty.SWA(...) before you train"
             )
-        return models[f"{average}_"] or self.model
+        model = models[f"{average}_"]
+        return self.model if model is None else model
 
     def metrics(self, batch: Batch) -> Mapping[str, Any]:
         """Return what the task's ``metrics`` returns for a batch."""
