@@ -57,6 +57,33 @@ class FromArrays(Both):
         return th.ArrayData(train=(x, 2 * x), valid=(x, 2 * x))
 
 
+class Counting(torch.utils.data.IterableDataset):
+    """A stream whose place is a state."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        while self.at < 40:
+            self.at += 1
+            x = torch.tensor([self.at / 40])
+            yield x, 2 * x
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class FromAStream(FromArrays):
+    batch_size, steps_per_epoch = 4, 2
+
+    def data(self, hp):
+        x = torch.ones(1, 1)
+        return th.StreamData(train=Counting(), valid=[(x, 2 * x)])
+
+
 @pytest.mark.parametrize("task", [FromDatasets(), FromArrays()])
 def test_a_plain_loop_with_the_inputs_of_a_trial_gives_its_bits(task):
     first = {"size": SIZES[0]}
@@ -91,8 +118,10 @@ def test_a_plain_loop_with_the_inputs_of_a_trial_gives_its_bits(task):
     assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
 
 
-def test_epochs_of_a_number_of_steps_go_on_in_the_data():
-    task = type("Steps", (FromArrays,), {"batch_size": 6, "steps_per_epoch": 2})()
+@pytest.mark.parametrize(
+    "task", [type("Steps", (FromArrays,), {"batch_size": 6, "steps_per_epoch": 2})(), FromAStream()]
+)
+def test_epochs_of_a_number_of_steps_go_on_in_the_data(task):
     trial = TaskTrial(task, CPU)
     trial.begin(Member(values={"lr": 0.1}, seed=3))
     inputs = TrialInputs(task, {}, seed=3)
