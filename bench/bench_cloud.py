@@ -231,7 +231,7 @@ def profiles(*, quick: bool) -> Part:
     figures = profiles_.repeated_profiles(quick=quick)
     table(figures["rows"])
     return figures, [
-        equal(f"choices that differ and are not called noisy, {name}", num, 0)
+        equal(f"choices that differ without a word, {name}", num, 0)
         for name, num in figures["unsaid"].items()
     ]
 

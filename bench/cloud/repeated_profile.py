@@ -1,7 +1,8 @@
 """One job profiled ten times on this machine, five of them beside a busy loop: is the choice one?
 
 The loop runs on the core of the profile, where it takes half of the time, or on another one, where
-it takes caches and clock. A profile may differ if thrifty says that the machine was busy.
+it takes caches and clock. A profile may differ if thrifty says that the machine was busy, and a
+choice may differ if its plan names the usual one as a close call.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ def repeated_profiles(*, quick: bool) -> dict[str, Any]:
 
     Returns:
         ``rows``: for each model and place of the loop, how many choices agree with those from quiet
-        profiles, and how many of the others are called noisy; ``unsaid``: choices that differ
-        although the profile is not called noisy, beside a loop and in quiet.
+        profiles, how many of the others are called noisy, and how many plans name a close call;
+        ``unsaid``: choices that differ although the profile is not called noisy and the plan does
+        not name the usual choice, beside a loop and in quiet.
     """
     models, repeats = (MODELS[:1], 2) if quick else (MODELS, _REPEATS)
     runs = []
@@ -104,14 +106,18 @@ def _lines(model: str, runs: Sequence[Run], offers: Sequence[Offer]) -> Iterator
     deadlines = _deadlines(min(calm, key=lambda run: _step_s(run.profile)), offers)
     chosen = [(run, [_chosen(run, each, offers) for each in deadlines]) for run in mine]
     usual = [
-        Counter(fleets[at] for run, fleets in chosen if run in calm).most_common(1)
+        Counter(fleets[at].best for run, fleets in chosen if run in calm).most_common(1)
         for at in range(len(deadlines))
     ]
     step_s = float(np.median([_step_s(run.profile) for run in calm]))
     for beside in ("quiet", *PLACES):
         those = [(run, fleets) for run, fleets in chosen if run.beside == beside]
         same = [
-            [one == other for one, ((other, _),) in zip(fleets, usual, strict=True)]
+            [one.best == other for one, ((other, _),) in zip(fleets, usual, strict=True)]
+            for _, fleets in those
+        ]
+        named = [
+            [other in one.others for one, ((other, _),) in zip(fleets, usual, strict=True)]
             for _, fleets in those
         ]
         noisy = [run.profile.is_noisy for run, _ in those]
@@ -126,8 +132,18 @@ def _lines(model: str, runs: Sequence[Run], offers: Sequence[Offer]) -> Iterator
             "called noisy": sum(noisy),
             "choices": sum(map(len, same)),
             "agree": sum(map(sum, same)),
+            "close calls": sum(bool(one.others) for _, fleets in those for one in fleets),
+            "differ, not noisy": sum(
+                not agrees
+                for each, said in zip(same, noisy, strict=True)
+                for agrees in each
+                if not said
+            ),
             "differ unsaid": sum(
-                len(each) - sum(each) for each, said in zip(same, noisy, strict=True) if not said
+                not agrees and not is_named
+                for each, told, said in zip(same, named, noisy, strict=True)
+                for agrees, is_named in zip(each, told, strict=True)
+                if not said
             ),
         }
 
@@ -143,12 +159,22 @@ def _deadlines(run: Run, offers: Sequence[Offer]) -> list[float]:
     return [float(np.exp(ends[0] + share * (ends[1] - ends[0]))) for share in _DEADLINES]
 
 
-def _chosen(run: Run, deadline_s: float, offers: Sequence[Offer]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A choice, and what its plan names as close calls; "none" where no fleet meets the goal."""
+
+    best: str
+    others: tuple[str, ...]
+
+
+def _chosen(run: Run, deadline_s: float, offers: Sequence[Offer]) -> Chosen:
     try:
         plan = plan_fleet(_workload(run), offers, FleetOptions(deadline_s=deadline_s))
-    except CloudError:
-        return "none"
-    return str(plan.best)
+    except CloudError as error:
+        _, _, close = str(error).partition("; a close call: ")
+        return Chosen(best="none", others=(close.partition(", it is ")[2],) if close else ())
+    others = tuple("none" if call.fleet is None else str(call.fleet) for call in plan.close_calls)
+    return Chosen(best=str(plan.best), others=others)
 
 
 def _workload(run: Run) -> Workload:

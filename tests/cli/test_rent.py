@@ -212,6 +212,21 @@ def test_a_busy_machine_is_said(folder, monkeypatch):
     assert not any("busy" in n for n in data(*LONG, "--deadline", "2d")["notes"])
 
 
+def test_a_close_call_is_shown_beside_the_choice(folder):
+    gpus = ("--accelerator", "T4", "--max-nodes", "2")
+    # One T4 takes 16.7 h, and a tenth more at the 90 % end.
+    asked = (*LONG, *gpus, "--deadline", "18h40m")
+    (call,) = data(*asked)["close_calls"]
+    assert (call["factor"], call["fleet"]["machines"][0]["num"]) == (1.05, 2)
+    said = rent(*asked).stdout
+    assert "→ 1 x t4.one (1 T4)" in said
+    assert "≈ 2 x t4.one (1 T4 each)" in said
+    assert "≈ is about as good a choice as →" in said
+    assert "- a close call: with steps 5 % longer than profiled, it is 2 x t4.one" in said
+    assert data(*LONG, *gpus, "--deadline", "2d")["close_calls"] == []
+    assert "≈" not in rent(*LONG, *gpus, "--deadline", "2d").stdout
+
+
 def test_a_speed_that_was_profiled_is_not_called_a_guess(folder):
     notes = data(*LONG, "--deadline", "2d", "--accelerator", "T4")["notes"]
     assert not any("the speed of" in note for note in notes)

@@ -17,6 +17,7 @@ from ._skypilot import launch, time_estimator, to_skypilot
 from ._spot import SpotHistory, daly_s, spot_seconds, young_s
 from ._step_timing import StepTiming
 from ._workload import Workload, parallelism_phases_of
+from .planning._close_calls import CloseCall
 from .planning._estimate import estimate
 from .planning._fleet_options import FleetOptions
 from .planning._planner import FleetPlan, plan_fleet
@@ -27,6 +28,7 @@ __all__ = [
     "ACCELERATORS",
     "Accelerator",
     "Catalogue",
+    "CloseCall",
     "Fleet",
     "FleetOptions",
     "FleetPlan",

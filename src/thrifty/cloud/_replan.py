@@ -93,9 +93,11 @@ def replan(
         return FleetPlan(best=present, front=(present,), num_considered=1)
     if present is None:
         return plan
+    best = goal.best_fleet([each for each in (present, plan.best) if each is not None])
     return replace(
         plan,
-        best=goal.best_fleet([each for each in (present, plan.best) if each is not None]),
+        best=best,
+        close_calls=plan.close_calls if best is plan.best else (),
         front=unbeaten([present, *plan.front]),
         num_considered=plan.num_considered + 1,
     )

@@ -242,6 +242,7 @@ class RentalInputs:
                 "the machine was busy meanwhile, which made steps "
                 f"{100 * workload.profile.noise:.0f} % longer; time it again when nothing else runs"
             )
+        notes += [f"a close call: {call}" for call in plan.close_calls]
         notes += plan.notes
         if self.market is not None:
             notes.append(f"{asked.evictions:g} evictions of a spot machine in an hour are assumed")

@@ -27,19 +27,23 @@ _MOST_ROWS = 10
 def show_plan(plan: FleetPlan, *, console: Console) -> None:
     """Print the chosen fleet and some others of the Pareto front, each in two lines."""
     rows = _some(plan)
+    nearly = [call.fleet for call in plan.close_calls]
     cells = [_cells(fleet) for fleet in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for fleet, line in zip(rows, cells, strict=True):
         chosen = fleet == plan.best
         padded = "  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True))
-        for text in (f"{'→' if chosen else ' '} {_named(fleet)}", f"    {padded.rstrip()}"):
+        mark = "→" if chosen else "≈" if fleet in nearly else " "
+        for text in (f"{mark} {_named(fleet)}", f"    {padded.rstrip()}"):
             console.print(cell(text), style="bold" if chosen else None, soft_wrap=True)
     legend = ["batches are those of a device"]
+    if any(fleet in nearly for fleet in rows):
+        legend.append("≈ is about as good a choice as →")
     if any(each.num_micro > 1 for fleet in rows for each in fleet.machines):
         legend.append("4 x 16 are four micro-batches, one after the other")
     if any("network" in fleet.why for fleet in rows):
         legend.append("a network's share is how long a step waits for sums")
-    more = len({*plan.front, plan.best} - {None}) - len(rows)
+    more = len({*plan.front, plan.best, *nearly} - {None}) - len(rows)
     shown = "shown are those that no other is cheaper and faster than"
     rest = [f"{more} more of them with --json"] if more > 0 else []
     notes = [f"{plan.num_considered:,} fleets considered", shown, *legend, *rest]
@@ -72,6 +76,13 @@ def plan_json(plan: FleetPlan) -> dict[str, Any]:
         "best": None if plan.best is None else _fleet_json(plan.best),
         "front": [_fleet_json(fleet) for fleet in plan.front],
         "num_considered": plan.num_considered,
+        "close_calls": [
+            {
+                "factor": call.factor,
+                "fleet": None if call.fleet is None else _fleet_json(call.fleet),
+            }
+            for call in plan.close_calls
+        ],
     }
 
 
@@ -119,9 +130,10 @@ def probe_json(probe: Probe) -> dict[str, Any]:
 
 
 def _some(plan: FleetPlan) -> list[Fleet]:
-    """Return the chosen fleet, then others spread along the front, including its ends."""
-    others = [fleet for fleet in plan.front if fleet != plan.best]
-    best = [] if plan.best is None else [plan.best]
+    """Return the chosen fleet, close calls, then others along the front, including its ends."""
+    calls = [call.fleet for call in plan.close_calls]
+    best = list(dict.fromkeys(fleet for fleet in (plan.best, *calls) if fleet is not None))
+    others = [fleet for fleet in plan.front if fleet not in best]
     room = _MOST_ROWS - len(best)
     if len(others) > room:
         last = len(others) - 1

@@ -14,7 +14,7 @@ from thrifty.cloud._spot import SpotHistory
 from thrifty.core import CloudError
 
 
-_ALIKE = 0.02
+ALIKE = 0.02
 """Relative difference up to which fleets count as one choice, of which the cheapest is taken."""
 
 
@@ -70,7 +70,7 @@ class Goal:
         meets = np.flatnonzero(limited[self.end] <= self.limit)
         if not meets.size:
             return None
-        alike = meets[other[0, meets] <= (1 + _ALIKE) * other[0, meets].min()]
+        alike = meets[other[0, meets] <= (1 + ALIKE) * other[0, meets].min()]
         return int(alike[np.lexsort((limited[0, alike], cost_usd[0, alike]))[0]])
 
     def bound(self, interval: Interval) -> float:

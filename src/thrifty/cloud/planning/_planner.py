@@ -13,6 +13,7 @@ from thrifty.cloud._spot import ASSUMED_PER_H
 from thrifty.cloud._workload import Workload
 from thrifty.core import CloudError
 
+from ._close_calls import CloseCall, close_calls
 from ._devices import misfit, spell_s
 from ._fleet_options import FleetOptions, Goal, availability_notes
 from ._mixed import mixed_fleets
@@ -102,8 +103,9 @@ def _notes_on_machines(workload: Workload, rented: MachineGroup) -> list[str]:
     return notes
 
 
-def missed(nearest: Fleet, goal: Goal, *, max_nodes: int) -> str:
+def missed(nearest: Fleet, goal: Goal, *, max_nodes: int, calls: Sequence[CloseCall] = ()) -> str:
     """Return by how much the fastest or the cheapest fleet misses the goal."""
+    closely = "".join(f"; a close call: {call}" for call in calls)
     where = "at the 90 % end" if goal.conservative else "by the median"
     if goal.deadline_s is not None:
         least = goal.bound(nearest.time_s)
@@ -111,14 +113,14 @@ def missed(nearest: Fleet, goal: Goal, *, max_nodes: int) -> str:
             f"the fastest fleet ({nearest}) takes {spell_s(least)} {where}, "
             f"{spell_s(least - goal.deadline_s)} over the deadline of "
             f"{spell_s(goal.deadline_s)}: "
-            f"set a later one, allow more than {max_nodes} machines, or take other offers"
+            f"set a later one, allow more than {max_nodes} machines, or take other offers{closely}"
         )
     assert goal.budget_usd is not None
     least = goal.bound(nearest.cost_usd)
     return (
         f"the cheapest fleet ({nearest}) costs ${least:,.2f} {where}, "
         f"${least - goal.budget_usd:,.2f} over the budget of ${goal.budget_usd:,.2f}: "
-        "raise it, allow spot machines, or take other offers"
+        f"raise it, allow spot machines, or take other offers{closely}"
     )
 
 
@@ -176,12 +178,25 @@ class FleetPlan:
         front: Pareto front of time and cost by their medians, the fastest fleet first.
         num_considered: number of fleets that were compared.
         notes: assumptions of the choice that may not hold.
+        close_calls: what would be chosen if the profile's steps were 5 % longer or shorter, where
+            that is another fleet. If there are any, these fleets are about as good a choice.
     """
 
     best: Fleet | None
     front: tuple[Fleet, ...]
     num_considered: int
     notes: tuple[str, ...] = ()
+    close_calls: tuple[CloseCall, ...] = ()
+
+    def __str__(self) -> str:
+        if self.best is None:
+            return f"no goal; {len(self.front)} of {self.num_considered:,} fleets are on the front"
+        time_s, usd = self.best.time_s, self.best.cost_usd
+        choice = (
+            f"{self.best}: {spell_s(time_s.median)}, ${usd.median:,.2f}; at the 90 % ends "
+            f"{spell_s(time_s.high)}, ${usd.high:,.2f}"
+        )
+        return "\n".join([choice, *(f"close call: {call}" for call in self.close_calls)])
 
 
 def plan_fleet(
@@ -250,12 +265,15 @@ def plan_fleet(
         free = replace(options, deadline_s=None, budget_usd=None)
         others = mixed_fleets(workload, known, free) if options.mixed else []
         nearest = _nearest(table, goal, others)
-        raise CloudError(missed(nearest, goal, max_nodes=options.max_nodes))
+        calls = close_calls(table, options, best=None)
+        raise CloudError(missed(nearest, goal, max_nodes=options.max_nodes, calls=calls))
+    calls = close_calls(table, options, best=best, mixed=of_several)
     return FleetPlan(
         best=best,
         front=unbeaten(fleets),
         num_considered=table.num_fleets + len(of_several),
         notes=notes_on(workload, best, options, unknown=unknown),
+        close_calls=calls,
     )
 
 
