@@ -16,6 +16,7 @@ from thrifty.hetero import HeteroOptions, Power
         ({"objective": "energy"}, r"objective='energy' needs power=Power\("),
         ({"clip_norm": 0.0}, "clip_norm is positive, not 0.0"),
         ({"clip_norm": -1.0}, "clip_norm is positive, not -1.0"),
+        ({"micro_batch": 0}, "`micro_batch` must be at least 1, got 0"),
         ({"bucket_cap_mb": 0.0}, "bucket_cap_mb is positive, not 0.0"),
         ({"admit_every": 0}, "admit_every is at least 1, not 0"),
     ],

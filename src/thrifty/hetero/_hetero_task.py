@@ -79,6 +79,8 @@ class HeteroTask(Trainable):
                 f"{self.workers} workers, batch_norm={options.batch_norm}, "
                 f"verify={options.verify}, growth={options.growth}"
             )
+        if options.batch_norm == "local" and options.micro_batch is not None:
+            training["micro-batches"] = f"at most {options.micro_batch} samples"
         if self.reduction != "mean" or self.weight is not None:
             objective = SimpleNamespace(reduction=self.reduction, weight=self.weight)
             found = identify(objective).joined().training

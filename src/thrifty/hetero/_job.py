@@ -84,7 +84,9 @@ class BatchScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeteroOptions:
-    """Options of a ``HeteroTrainer``; equal on all workers, except ``curve`` and ``power``.
+    """Options of a ``HeteroTrainer``.
+
+    They are equal on all workers, except ``curve``, ``power`` and ``micro_batch``.
 
     Args:
         batch_norm: "global": statistics over the global batch, as in one process (layers change
@@ -100,6 +102,11 @@ class HeteroOptions:
         curve: Speed curve of this worker (default: measured).
         bucket_cap_mb: MiB of a gradient bucket (the first one: 1 MiB). Buckets are summed while the
             backward pass continues. None: all gradients are summed at once, after it.
+        micro_batch: Most samples that fit into one forward and backward pass of this worker; a
+            larger share is trained in equal parts, and the gradient is summed over the workers once
+            a step (gradient accumulation). The result is that of one process, but for rounding.
+            With a plan of ``thrifty.cloud``, it is ``MachineGroup.micro_batch``. None: a share is
+            trained in one pass.
         admit_every: Steps between two polls for new workers.
         verify: Check while training that the gradient is that of one process. False: each worker
             trains its share with its own loss unchecked, which may change the result.
@@ -120,6 +127,7 @@ class HeteroOptions:
     balancing: BalancerOptions = field(default_factory=BalancerOptions)
     curve: StepCurve | None = None
     bucket_cap_mb: float | None = 25.0
+    micro_batch: int | None = None
     admit_every: int = 10
     verify: bool = True
 
@@ -136,6 +144,8 @@ class HeteroOptions:
             raise HeteroError(f"clip_norm is positive, not {self.clip_norm}")
         if self.bucket_cap_mb is not None and not self.bucket_cap_mb > 0:
             raise HeteroError(f"bucket_cap_mb is positive, not {self.bucket_cap_mb}")
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise HeteroError(f"`micro_batch` must be at least 1, got {self.micro_batch}")
         if self.admit_every < 1:
             raise HeteroError(f"admit_every is at least 1, not {self.admit_every}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -26,6 +27,27 @@ class Share:
 
     def __len__(self) -> int:
         return len(self.public) + len(self.private)
+
+    def parts(self, most: int | None) -> tuple[Share, ...]:
+        """Return the share in equal parts of at most ``most`` samples; None: in one part.
+
+        >>> [len(part) for part in Share(public=tuple(range(5)), private=(0, 1)).parts(3)]
+        [3, 2, 2]
+        """
+        num = -(-len(self) // most) if most else 1
+        if num <= 1:
+            return (self,)
+        # Private samples come first in a batch.
+        at, end = divmod(len(self), num)
+        ends = [at * part + min(part, end) for part in range(num + 1)]
+        own = len(self.private)
+        return tuple(
+            Share(
+                public=self.public[max(0, low - own) : max(0, high - own)],
+                private=self.private[low:high],
+            )
+            for low, high in pairwise(ends)
+        )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -131,6 +131,7 @@ class HeteroTrainer:
             objective=Objective(loss=loss, reduction=reduction, weight=weight),
             sum_=self._members.all_reduce if self._options.batch_norm == "global" else None,
             bucket_cap_mb=self._options.bucket_cap_mb,
+            micro_batch=self._options.micro_batch,
         )
         self._group = WorkerGroup(self._members, self, device=self._learner.device)
         self._global_batch = global_batch

@@ -103,6 +103,7 @@ class FlatGradients:
         }
         self._early = len(early) if bucket_cap_mb is not None else 0
         self._touched: set[int] = set()
+        self._touched_now: set[int] = set()
         self._missing: list[int] = []
         self._begin: Begin | None = None
         self._waits: list[Wait] = []
@@ -133,12 +134,22 @@ class FlatGradients:
             begin: Begins a sum; None: this pass is not a step, and none of it is summed.
         """
         self._touched.clear()
+        self._touched_now.clear()
         self._missing = [len(bucket.members) for bucket in self._buckets]
         self._begin, self._waits = begin, []
         for buffer in self._buffers:
             buffer.zero_()
         for at, parameter in enumerate(self._members):
             parameter.grad = self._views[at]
+
+    def begin_last(self, begin: Begin) -> None:
+        """Sum during the next backward pass, which adds the last part of the gradients.
+
+        Args:
+            begin: Begins a sum.
+        """
+        self._touched_now.clear()
+        self._begin = begin
 
     def collect(self) -> None:
         """Copy in gradients that landed elsewhere; call this after a backward pass."""
@@ -194,7 +205,8 @@ class FlatGradients:
 
     def _touch(self, at: int, _: nn.Parameter) -> None:
         """Record that a parameter's gradient is ready."""
-        first = at not in self._touched
+        first = at not in self._touched_now
+        self._touched_now.add(at)
         self._touched.add(at)
         if self._begin is None:
             return

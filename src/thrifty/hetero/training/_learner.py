@@ -112,9 +112,11 @@ class Learner:
             statistics.
         bucket_cap_mb: MiB of a bucket of gradients, summed while the backward pass continues; None:
             all gradients are summed after it.
+        micro_batch: Most samples of one forward and backward pass; None: the whole share.
 
     Raises:
-        HeteroError: The optimiser trains tensors that are not part of the model.
+        HeteroError: The optimiser trains tensors that are not part of the model, or batch
+            normalisation over the global batch is to be trained in micro-batches.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Learner:
         objective: Objective,
         sum_: Sum | None,
         bucket_cap_mb: float | None = None,
+        micro_batch: int | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -136,6 +139,13 @@ class Learner:
         self._shared = SharedSums(sum_)
         # A worker that takes part in the other workers' sums must be present at every step.
         self.min_samples = int(sum_ is not None and whole_batch_norm(model, self._shared) > 0)
+        if self.min_samples and micro_batch is not None:
+            raise HeteroError(
+                "batch normalisation over the global batch needs all samples in one pass, and "
+                f"micro_batch={micro_batch}; use batch_norm='local', whose statistics are those of "
+                "a micro-batch, or leave micro_batch out"
+            )
+        self._micro_batch = micro_batch
         # Batch normalisation also sums during the backward pass. Both kinds of sums would need one
         # common order, even on workers without samples.
         self._cap_mb = None if self.min_samples else bucket_cap_mb
@@ -208,25 +218,36 @@ class Learner:
         """
         with borrowed_streams():
             seed_everything(seed)
+            first, *others = share.parts(self._micro_batch)
             taken = None
             if len(share):
-                taken = self.samples.take(share.public, share.private, watched=inspect is not None)
+                taken = self.samples.take(first.public, first.private, watched=inspect is not None)
                 if inspect is not None:
                     inspect(taken)
             # Gradients left by other code would count as part of this step.
             self.optimizer.zero_grad(set_to_none=True)
-            self.gradients.zero(begin)
+            self.gradients.zero(None if others else begin)
             before = self._before = KeptBuffers(self.model)
             if taken is None:
                 self._shared.shadow()
                 return Pass(loss=0.0, weight=0.0, buffers=False)
-            batch = taken.batch()
-            weight = self.objective.weigh(batch, len(share))
-            factor = 1.0 if self.objective.reduction == "sum" else weight / batch_size
-            loss = self._train(batch, factor, together=True)
+            loss, weight = self._part(taken, batch_size=batch_size)
+            for part in others:
+                if part is others[-1]:
+                    self.gradients.begin_last(begin)
+                taken = self.samples.take(part.public, part.private)
+                more_loss, more_weight = self._part(taken, batch_size=batch_size)
+                loss, weight = loss + more_loss, weight + more_weight
         self.gradients.collect()
         changed = before.changed(besides=(WholeBatchNorm,))
         return Pass(loss=loss, weight=weight, buffers=changed)
+
+    def _part(self, taken: ReadSamples, *, batch_size: int) -> tuple[float, float]:
+        """Add the gradient of some samples; return their part of the loss, and their weight."""
+        batch = taken.batch()
+        weight = self.objective.weigh(batch, len(taken))
+        factor = 1.0 if self.objective.reduction == "sum" else weight / batch_size
+        return self._train(batch, factor, together=True), weight
 
     def undo(self) -> None:
         """Restore the buffers that a pass has changed, because its step is trained again."""
@@ -237,10 +258,13 @@ class Learner:
         """Run a forward and a backward pass that change nothing except the gradients."""
         public = range(min(num, self.samples.num_public))
         private = range(min(num - len(public), self.samples.num_private))
+        share = Share(public=tuple(public), private=tuple(private))
         self.gradients.zero()
         # Entries appended to lists do not matter. Counters and running values may.
         with borrowed_streams(), untouched(self.model, self.objective.loss, lists=False):
-            self._train(self.samples.batch(public, private), 1.0, together=False)
+            for part in share.parts(self._micro_batch):
+                batch = self.samples.batch(part.public, part.private)
+                self._train(batch, 1.0, together=False)
         self.synchronise()
 
     def update(self, *, lr_factor: float, clip_norm: float | None) -> None:
