@@ -197,6 +197,7 @@ def choices(*, quick: bool) -> Part:
         if line["chooses"] in {
             choices_.ONE_PROFILE,
             choices_.EACH_GPU,
+            choices_.TRIED,
             choices_.PROBED,
             choices_.RUNS,
         }:

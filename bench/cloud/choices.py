@@ -7,6 +7,7 @@ among fleets whose step times are known (``jobs.py``). Other ways to choose are 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from thrifty.cloud import (
     Interval,
     NetworkPriors,
     Offer,
+    StepTiming,
     Workload,
     calibrate,
     plan_fleet,
@@ -38,6 +40,9 @@ from thrifty.perf import StepProfile
 
 GPUS = {"aws": "T4", "azure": "V100-32GB", "dgx": "A100", "rtx": "RTX2080Ti"}
 """Type of GPU of each cluster."""
+
+RUN_S = SETUP_S + 60.0
+"""Seconds for which a fleet is rented to try it."""
 
 _GOOD = 0.05
 _GIB = 2**30
@@ -57,10 +62,17 @@ _SHEET_ERROR = _error_of("V100", "A100")
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A chosen candidate, and whether the planner said that nothing meets the limit for certain."""
+    """A chosen candidate.
+
+    Attributes:
+        place: which candidate.
+        refused: whether the planner said that nothing meets the limit for certain.
+        tried: candidates that were rented for some minutes before.
+    """
 
     place: int
     refused: bool = False
+    tried: tuple[int, ...] = ()
 
 
 Chooser = Callable[[Job], Choice]
@@ -106,6 +118,73 @@ def planner(views: Views, *, conservative: bool = True) -> Chooser:
         return Choice(place=_place(job, nearest), refused=True)
 
     return choose
+
+
+_NOISE = 0.03
+"""Error of a step that was timed for some minutes, as a logarithm."""
+
+
+def trying(views: Views, *, num: int, seed: int = 0) -> Chooser:
+    """Return the choices of ``plan_fleet`` after short runs on the fleets that it would choose.
+
+    The best fleet by the medians is rented for some minutes, its steps go to ``calibrate``, and so
+    on until the best fleet is one that was tried. Then the fleet is chosen that meets the limit at
+    the upper end; if there is none, the one that meets it by the median.
+
+    Args:
+        views: what is known before.
+        num: most fleets to try.
+        seed: seed of the errors of the short runs.
+    """
+    rng = np.random.default_rng(seed)
+
+    def choose(job: Job) -> Choice:
+        known = list(views(job))
+        plans: dict[tuple[int, bool], list[Fleet]] = {}
+
+        def best(conservative: bool) -> tuple[int, Fleet] | None:
+            for at, view in enumerate(known):
+                if (at, conservative) not in plans:
+                    plans[at, conservative] = _planned(job, view, conservative)
+            some = [(at, fleet) for at in range(len(known)) for fleet in plans[at, conservative]]
+            return min(some, key=lambda each: _rank(job, each[1]), default=None)
+
+        tried: set[int] = set()
+        while len(tried) < num and (found := best(False)) is not None:
+            at, fleet = found
+            if (place := _place(job, fleet)) in tried:
+                break
+            tried.add(place)
+            step_s = true_s(job)[place] * math.exp(rng.normal(0, _NOISE))
+            known[at] = _after_run(known[at], fleet, step_s)
+            plans = {key: each for key, each in plans.items() if key[0] != at}
+        for careful in (True, False):
+            if (found := best(careful)) is not None:
+                return Choice(
+                    place=_place(job, found[1]), refused=not careful, tried=tuple(sorted(tried))
+                )
+        nearest = min(
+            (_nearest(job, view) for view in known if _offers(job, view)),
+            key=lambda each: (each.time_s if job.deadline_s else each.cost_usd).median,
+        )
+        return Choice(place=_place(job, nearest), refused=True, tried=tuple(sorted(tried)))
+
+    return choose
+
+
+def _after_run(view: View, fleet: Fleet, step_s: float) -> View:
+    """Return what is known after a short run on a fleet."""
+    (rented,) = fleet.machines
+    timing = StepTiming(offer=rented.offer, num=rented.num, batch=rented.batch, seconds=step_s)
+    found = calibrate(view.profile, [timing], estimates=view.estimates)
+    return replace(view, estimates=_on_all_sizes(found, rented.offer))
+
+
+def _on_all_sizes(found: HardwareEstimates, offer: Offer) -> HardwareEstimates:
+    """Return estimates for all parts of a machine; each is a type of machine of its own here."""
+    seen = found.observed[offer.instance_type]
+    types = {_type_of(offer.region, num): seen for num in range(1, 17)}
+    return replace(found, observed=types)
 
 
 def _planned(job: Job, view: View, conservative: bool) -> list[Fleet]:
@@ -303,10 +382,9 @@ class Knowledge:
             for each in timings_of(Runs().of(mine))
         ]
         found = calibrate(profile, timings, estimates=known)
-        (seen,) = found.observed.values()
-        # A machine of which a job uses some GPUs is a type of its own here, and the same machine.
-        types = {_type_of(cluster, num): seen for num in range(1, 17)}
-        return View(clusters=(cluster,), profile=profile, estimates=replace(found, observed=types))
+        return View(
+            clusters=(cluster,), profile=profile, estimates=_on_all_sizes(found, timings[0].offer)
+        )
 
 
 def _factor(here: float, there: float, *, error: float = _SHEET_ERROR) -> Interval:
@@ -335,8 +413,22 @@ def judged(jobs: Sequence[Job], choose: Chooser) -> list[dict[str, Any]]:
             "regret": max(0.0, float(aim[choice.place] / best) - 1),
             "missed": bool(bound[choice.place] > job.limit),
             "refused": choice.refused,
+            "tried": len(choice.tried),
+            **_with_runs(job, choice, best=best),
         })
     return out
+
+
+def _with_runs(job: Job, choice: Choice, *, best: float) -> dict[str, Any]:
+    """Return regret and misses if the short runs are paid for, in dollars and in time."""
+    seconds = len(choice.tried) * RUN_S
+    usd = RUN_S / 3600 * sum(job.candidates[place].usd_h for place in choice.tried)
+    bound, aim = job.bound_and_aim(true_s(job))
+    more, besides = (seconds, usd) if job.deadline_s is not None else (usd, seconds)
+    return {
+        "regret, runs paid": max(0.0, float((aim[choice.place] + besides) / best) - 1),
+        "missed, runs paid": bool(bound[choice.place] + more > job.limit),
+    }
 
 
 def summary(rows: Sequence[Mapping[str, Any]], *, seed: int = 0) -> dict[str, Any]:
@@ -356,6 +448,14 @@ def summary(rows: Sequence[Mapping[str, Any]], *, seed: int = 0) -> dict[str, An
         out[f"{what}s, 90 %"] = _interval(missed, rng)
     good = [row["regret"] <= _GOOD and not row["missed"] for row in rows]
     out["met, within 5 % of the best, %"] = 100 * float(np.mean(good))
+    if any(row["tried"] for row in rows):
+        out["fleets tried"] = float(np.mean([row["tried"] for row in rows]))
+        out["regret %, runs paid"] = 100 * float(
+            np.mean([row["regret, runs paid"] for row in rows])
+        )
+        out["deadlines missed %, runs paid"] = 100 * float(
+            np.mean([row["missed, runs paid"] for row in rows if row["for"] == "deadline"])
+        )
     out["refused %"] = 100 * float(np.mean([row["refused"] for row in rows]))
     out["missed, not refused %"] = 100 * float(
         np.mean([row["missed"] and not row["refused"] for row in rows])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.cloud.choices import Choice, Chooser, Knowledge, judged, planner, summary
+from bench.cloud.choices import Choice, Chooser, Knowledge, judged, planner, summary, trying
 from bench.cloud.choices_peers import Known, cheapest_listed, skypilot
 from bench.cloud.choices_runs import ShortRuns
 from bench.cloud.clusters import CLUSTERS, Row, fitted, measured
@@ -24,6 +24,7 @@ ONE_PROFILE = "thrifty, one profile"
 EACH_GPU = "thrifty, each GPU profiled"
 PROBED = "thrifty, two probes"
 RUNS = "thrifty, three runs, margin"
+TRIED = "thrifty, each GPU profiled, up to 4 choices tried"
 
 MARGINS = (1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 1.3, 1.5)
 """Factors on a forecast step that may be kept free; the smallest that suffices is taken."""
@@ -49,7 +50,7 @@ def choices(*, quick: bool, num: int = 2000) -> dict[str, Any]:
         "table": [{"chooses": name, **summary(each)} for name, each in found.items()],
         "parts": [
             {"chooses": name, **line}
-            for name in (ONE_PROFILE, EACH_GPU, PROBED, RUNS)
+            for name in (ONE_PROFILE, EACH_GPU, TRIED, PROBED, RUNS)
             for line in _parts(found[name])
         ],
     }
@@ -83,6 +84,8 @@ def _ways(
         f"{ONE_PROFILE}, by medians": planner(known.left_out, conservative=False),
         EACH_GPU: planner(known.each_gpu),
         f"{EACH_GPU}, by medians": planner(known.each_gpu, conservative=False),
+        TRIED.replace("4", "2"): trying(known.each_gpu, num=2),
+        TRIED: trying(known.each_gpu, num=4),
         PROBED: planner(known.calibrated),
         f"{PROBED}, by medians": planner(known.calibrated, conservative=False),
         "thrifty, three runs, by medians": planner(runs.views(1.0), conservative=False),

@@ -233,7 +233,8 @@ def calibrated(priors: NetworkPriors, rows: Sequence[Row]) -> NetworkPriors:
     """Return the priors with the width of intervals calibrated for each kind of network.
 
     On each cluster, nine of ten setups would lie in the interval. The mean over the kind's clusters
-    counts. A kind of which fewer than two clusters were measured keeps its width.
+    counts, if it makes intervals wider: few clusters are no reason for narrower ones on the next. A
+    kind of which fewer than two clusters were measured keeps its width.
     """
     plain = replace(priors, widths={})
     several = [row for row in rows if sum(row.placement) > 1]
@@ -247,7 +248,9 @@ def calibrated(priors: NetworkPriors, rows: Sequence[Row]) -> NetworkPriors:
             ]
             if any(mine):
                 found[kind].append(math.log(np.quantile(needed[mine], _COVERAGE)))
-    widths = {kind: math.exp(np.mean(each)) for kind, each in found.items() if len(each) >= _FEW}
+    widths = {
+        kind: math.exp(max(0.0, np.mean(each))) for kind, each in found.items() if len(each) >= _FEW
+    }
     return replace(priors, widths=widths)
 
 

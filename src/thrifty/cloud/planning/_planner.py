@@ -245,10 +245,10 @@ def plan_fleet(
     >>> plan = plan_fleet(
     ...     workload,
     ...     offers,
-    ...     FleetOptions(deadline_s=24 * 3600, estimates=HardwareEstimates(profiled="V100")),
+    ...     FleetOptions(deadline_s=36 * 3600, estimates=HardwareEstimates(profiled="V100")),
     ... )
     >>> str(plan.best), round(plan.best.time_s.high / 3600, 1)
-    ('1 x p3.8xlarge (4 V100)', 22.6)
+    ('1 x p3.8xlarge (4 V100)', 35.8)
     """
     options = options or FleetOptions()
     goal = options.goal
