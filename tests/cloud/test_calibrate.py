@@ -96,6 +96,16 @@ def test_a_run_on_one_machine_says_nothing_of_sums_between_machines():
     assert width(found.network(OFFER)) == pytest.approx(width(GUESSED.network(OFFER)))
 
 
+def test_contradicting_steps_do_not_widen_what_they_say_nothing_of():
+    sure = GUESSED.probed(compute={"V100": Interval(median=1.0, low=0.99, high=1.01)})
+    measured = runs((1, 4), (1, 16), (1, 64), times=6.0)
+    found = calibrate(PROFILE, measured, estimates=sure)
+    assert found.observed["v4"].scale > 1.5
+    assert width(found.network(OFFER)) <= width(sure.network(OFFER)) * (1 + 1e-9)
+    # The steps themselves are doubted: their interval is wider than that of a factor.
+    assert width(step_on(OFFER, 1, 16, known=found)) > width(sure.compute(OFFER))
+
+
 def test_intervals_narrow_near_the_measured_steps_and_never_close():
     found = calibrate(PROFILE, runs(*TWO_RUNS), estimates=GUESSED)
     measured, near, far = (width(step_on(OFFER, num, 16, known=found)) for num in (3, 4, 32))

@@ -17,6 +17,7 @@ from ._probe_gain import NOISE, Arena, What, measured_interval, outcomes, subjec
 from ._step_timing import StepTiming
 from ._workload import Workload
 from .planning._fleet_options import FleetOptions
+from .planning._own_profile import one_profile_only
 from .planning._planner import FleetPlan, known_offers, plan_fleet
 from .planning._step_fit import calibrate
 from .planning._table import table_of
@@ -121,7 +122,8 @@ class Probes:
         ended: why ``next`` returned None; "" before.
 
     Raises:
-        CloudError: no fleet meets the goal even by its median, or an argument is out of range.
+        CloudError: no fleet meets the goal even by its median, an argument is out of range, or the
+            workload has several profiles.
 
     >>> from thrifty.perf import StepProfile
     >>> profile = StepProfile(
@@ -180,6 +182,7 @@ class Probes:
                 "caps and seconds are not negative, and there is a draw at least, not "
                 f"cap_usd={cap_usd}, cap_s={cap_s}, probe_s={probe_s}, draws={draws}"
             )
+        one_profile_only(workload, "probes compare devices")
         self.spent_usd, self.spent_s, self.ended = 0.0, 0.0, ""
         # Probes compare fleets of equal machines, so the plan must be one of them.
         self._options = replace(options, mixed=False)

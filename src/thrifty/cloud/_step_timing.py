@@ -138,7 +138,11 @@ class ObservedSteps:
         gains = variances[:, None] * slopes.T
         left = variances - np.einsum("ij,jk,ik->i", gains, inverse, gains)
         moved = gains @ weights
-        deviations = np.maximum(scale * np.sqrt(np.maximum(left, 0.0)), _LEAST_SD)
+        # A factor is no less sure than before, unless it moved farther than its prior allows.
+        deviations = np.minimum(
+            scale * np.sqrt(np.maximum(left, 0.0)), np.maximum(np.sqrt(variances), np.abs(moved))
+        )
+        deviations = np.maximum(deviations, _LEAST_SD)
         return cls(
             timings=timings,
             prior=prior,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -20,6 +20,9 @@ class Workload:
     Args:
         profile: profile of a step on a device that you have.
         steps: steps of one training.
+        other_profiles: profiles of the same step on other devices, by accelerator, such as
+            ``{"A100": profile}``. Machines with that accelerator are forecast from its own profile
+            instead of from the device's speed relative to that of ``profile``.
         global_batch: samples of a step, on all machines of a training together.
         parallelism_phases: phases of a study, ``((trainings, steps), ...)``: how many
             trainings can run side by side, and for how many steps each. This is the width of
@@ -50,6 +53,7 @@ class Workload:
     precisions: tuple[Precision, ...] | None = None
     state_bytes: float = 0.0
     setup_s: float = 180.0
+    other_profiles: Mapping[str, StepProfile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.global_batch < 1:

@@ -153,6 +153,10 @@ def _of(profile: StepProfile, asked: RentOptions, *, steps: int, batch: int) -> 
         accumulation="allowed" if asked.accumulation else "never",
         precisions=("float32", *asked.precision) if asked.precision else None,
         state_bytes=_STATE * sum(profile.bucket_bytes),
+        other_profiles={
+            hardware_of(each.device, named=None).profiled: each
+            for each in map(_stored, asked.other_profile)
+        },
     )
 
 
@@ -248,7 +252,12 @@ class RentalInputs:
             notes.append(f"{asked.evictions:g} evictions of a spot machine in an hour are assumed")
         chosen = [each.offer for each in (plan.best.machines if plan.best else ())]
         for source in ("data sheets", "measured pairs"):
-            guessed = {o.device for o in chosen if self.estimates.speed_from(o) == source}
+            guessed = {
+                o.device
+                for o in chosen
+                if self.estimates.speed_from(o) == source
+                and o.accelerator not in workload.other_profiles
+            }
             if guessed:
                 notes.append(
                     f"the speed of {' and '.join(sorted(guessed))} is that of {source}: --probe "

@@ -27,6 +27,7 @@ class RentOptions:
     name: str | None
     hp: tuple[tuple[str, Any], ...]
     profile: Path | None
+    other_profile: tuple[Path, ...]
     device: str | None
     cache: Path | None
     steps: int | None
@@ -133,6 +134,12 @@ _OPTIONS = (
         "--profile",
         type=_file(exists=True),
         help="A stored profile of a step (JSON); nothing is measured then.",
+    ),
+    click.option(
+        "--other-profile",
+        type=_file(exists=True),
+        multiple=True,
+        help="A stored profile of the same step on another GPU, which then needs no estimate.",
     ),
     click.option(
         "--device",

@@ -9,10 +9,11 @@ import numpy as np
 
 from thrifty.cloud._offer import Fleet, Offer
 from thrifty.cloud._workload import Workload
+from thrifty.perf import StepProfile
 
 from ._estimate import estimate
 from ._fleet_options import ALIKE, FleetOptions
-from ._table import Table, table_of
+from ._table import Table, best_of_tables, tables_of
 
 
 _MARGIN = 0.05
@@ -44,7 +45,12 @@ class CloseCall:
 
 
 def close_calls(
-    table: Table, options: FleetOptions, *, best: Fleet | None, mixed: Sequence[Fleet] = ()
+    tables: Sequence[Table],
+    options: FleetOptions,
+    *,
+    workload: Workload,
+    best: Fleet | None,
+    mixed: Sequence[Fleet] = (),
 ) -> tuple[CloseCall, ...]:
     """Return what would be chosen with longer and with shorter steps, where it differs.
 
@@ -53,16 +59,17 @@ def close_calls(
     types, only those in ``mixed`` are compared.
 
     Args:
-        table: all fleets of equal machines.
+        tables: all fleets of equal machines.
         options: goal, and which fleets are allowed.
+        workload: training or study.
         best: chosen fleet; None if no fleet meets the goal.
         mixed: fleets of several types that were compared.
     """
     if options.goal.limit is None:
         return ()
-    workload = table.workload
-    margin = min(max(_MARGIN, workload.profile.noise), _MOST)
-    near = _near(table, options, margin=margin)
+    profiles = (workload.profile, *workload.other_profiles.values())
+    margin = min(max(_MARGIN, *(each.noise for each in profiles)), _MOST)
+    near = _near(tables, options, margin=margin)
     now = None if best is None else _machines(best)
     calls = []
     for factor in (1 + margin, 1 - margin):
@@ -78,45 +85,55 @@ def close_calls(
     return tuple(calls)
 
 
-def _near(table: Table, options: FleetOptions, *, margin: float) -> Table:
-    """Return the lots that may be the choice if steps change by at most ``margin``."""
+def _near(tables: Sequence[Table], options: FleetOptions, *, margin: float) -> list[Offer]:
+    """Return the offers that may be the choice if steps change by at most ``margin``."""
     goal = options.goal
     assert goal.limit is not None
     # Times and costs change by no more than the steps.
     more = 1 / (1 - margin)
     by_time = goal.deadline_s is not None
-    limited = (table.time_s if by_time else table.cost_usd)[goal.end]
-    other = (table.cost_usd if by_time else table.time_s)[0]
+    times = np.concatenate([table.time_s for table in tables], axis=1)
+    costs = np.concatenate([table.cost_usd for table in tables], axis=1)
+    limited = (times if by_time else costs)[goal.end]
+    other = (costs if by_time else times)[0]
     surely = limited * more <= goal.limit
     most = (1 + ALIKE) * more * other[surely].min() if surely.any() else np.inf
     rows = ((limited <= more * goal.limit) & (other <= more * most)).any(axis=1)
-    return replace(table, lots=tuple(np.array(table.lots, object)[rows]))
+    lots = [lot for table in tables for lot in table.lots]
+    return list(dict.fromkeys(lots[row].offer for row in np.flatnonzero(rows).tolist()))
 
 
 def _choice(
-    workload: Workload, near: Table, options: FleetOptions, *, factor: float, mixed: Sequence[Fleet]
+    workload: Workload,
+    near: Sequence[Offer],
+    options: FleetOptions,
+    *,
+    factor: float,
+    mixed: Sequence[Fleet],
 ) -> list[tuple[Offer, int, bool]] | None:
     """Return the machines that are chosen if the profile's steps take ``factor`` times as long."""
-    profile = workload.profile
-    slowed = replace(workload, profile=profile.slowed(factor, device=profile.device))
+    slowed = replace(
+        workload,
+        profile=_slowed(workload.profile, factor),
+        other_profiles={
+            name: _slowed(each, factor) for name, each in workload.other_profiles.items()
+        },
+    )
     estimates = options.estimates
     if estimates.calibrated_to is not None:
-        estimates = replace(estimates, calibrated_to=slowed.profile)
+        estimates = replace(estimates, calibrated_to=_slowed(estimates.calibrated_to, factor))
     options = replace(options, estimates=estimates)
     fleets = [
         estimate(slowed, _machines(fleet), estimates=estimates, spot_market=options.market)
         for fleet in mixed
     ]
-    if near.lots:
-        offers = list(dict.fromkeys(lot.offer for lot in near.lots))
-        table = table_of(slowed, offers, options)
-        flat = table.time_s.reshape(3, -1), table.cost_usd.reshape(3, -1)
-        place = options.goal.best_of(*flat)
-        if place is not None:
-            lot, num = divmod(place, table.time_s.shape[-1])
-            fleets.append(table.fleet(lot, num + 1))
+    fleets += best_of_tables(tables_of(slowed, near, options), options.goal) if near else []
     best = options.goal.best_fleet(fleets)
     return None if best is None else _machines(best)
+
+
+def _slowed(profile: StepProfile, factor: float) -> StepProfile:
+    return profile.slowed(factor, device=profile.device)
 
 
 def _machines(fleet: Fleet) -> list[tuple[Offer, int, bool]]:

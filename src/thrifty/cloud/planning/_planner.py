@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,13 +17,19 @@ from ._close_calls import CloseCall, close_calls
 from ._devices import misfit, spell_s
 from ._fleet_options import FleetOptions, Goal, availability_notes
 from ._mixed import mixed_fleets
-from ._table import Table, table_of
+from ._own_profile import one_profile_only, seen_from
+from ._table import Table, flat, fleet_at, tables_of
 
 
 def known_offers(
-    offers: Sequence[Offer], estimates: HardwareEstimates
+    offers: Sequence[Offer], estimates: HardwareEstimates, *, profiled: Collection[str] = ()
 ) -> tuple[list[Offer], tuple[str, ...]]:
     """Return the offers of devices with a known speed, and the names of the other devices.
+
+    Args:
+        offers: offers to tell apart.
+        estimates: estimates of the devices' speed.
+        profiled: accelerators with a profile of their own.
 
     Raises:
         CloudError: no device has a known speed.
@@ -38,7 +44,7 @@ def known_offers(
                 estimates.compute(offer)
                 speeds[device] = True
             except CloudError:
-                speeds[device] = False
+                speeds[device] = offer.accelerator in profiled
         if speeds[device]:
             known.append(offer)
         else:
@@ -57,6 +63,9 @@ def notes_on(
     """Return the assumptions of the choice that may not hold."""
     notes = []
     machines = best.machines if best else ()
+    devices = {rented.offer.accelerator for rented in machines}
+    alone = devices.pop() if len(devices) == 1 else ""
+    workload, _ = seen_from(workload, options.estimates, alone)
     if unknown:
         notes.append(f"left out, because their speed is unknown: {', '.join(unknown)}")
     if not any(workload.profile.peak_bytes):
@@ -215,7 +224,7 @@ def plan_fleet(
 
     Raises:
         CloudError: an argument is invalid, or no fleet meets the goal; the message says what binds,
-            and by how much.
+            and by how much. With several profiles, only fleets of equal machines are planned.
 
     >>> from thrifty.cloud import HardwareEstimates
     >>> from thrifty.perf import StepProfile
@@ -251,27 +260,29 @@ def plan_fleet(
     ('1 x p3.8xlarge (4 V100)', 35.8)
     """
     options = options or FleetOptions()
+    if options.mixed:
+        one_profile_only(workload, "fleets of several types are planned")
     goal = options.goal
-    known, unknown = known_offers(offers, options.estimates)
-    table = table_of(workload, known, options)
-    fleets = [table.fleet(lot, num) for lot, num in _worth_it(table, goal)]
+    known, unknown = known_offers(offers, options.estimates, profiled=workload.other_profiles)
+    tables = tables_of(workload, known, options)
+    fleets = [fleet_at(tables, place) for place in _worth_it(tables, goal)]
     of_several = mixed_fleets(workload, known, options) if options.mixed else []
     fleets += of_several
     if not fleets:
-        raise CloudError(nothing_trains(table))
+        raise CloudError(nothing_trains(tables[0]))
     best = goal.best_fleet(fleets)
     if best is None and goal.limit is not None:
         # With a deadline, ``mixed_fleets`` searched only fleets that may meet it.
         free = replace(options, deadline_s=None, budget_usd=None)
         others = mixed_fleets(workload, known, free) if options.mixed else []
-        nearest = _nearest(table, goal, others)
-        calls = close_calls(table, options, best=None)
+        nearest = _nearest(tables, goal, others)
+        calls = close_calls(tables, options, workload=workload, best=None)
         raise CloudError(missed(nearest, goal, max_nodes=options.max_nodes, calls=calls))
-    calls = close_calls(table, options, best=best, mixed=of_several)
+    calls = close_calls(tables, options, workload=workload, best=best, mixed=of_several)
     return FleetPlan(
         best=best,
         front=unbeaten(fleets),
-        num_considered=table.num_fleets + len(of_several),
+        num_considered=sum(table.num_fleets for table in tables) + len(of_several),
         notes=notes_on(workload, best, options, unknown=unknown),
         close_calls=calls,
     )
@@ -286,28 +297,29 @@ def unbeaten(fleets: Iterable[Fleet]) -> tuple[Fleet, ...]:
     return tuple(out)
 
 
-def _worth_it(table: Table, goal: Goal) -> list[tuple[int, int]]:
-    """Return lot and size of the fleets on the front, and of the best fleet for the goal."""
-    possible = np.flatnonzero(np.isfinite(table.time_s[0]))
-    time_s = table.time_s.reshape(3, -1)[:, possible]
-    cost_usd = table.cost_usd.reshape(3, -1)[:, possible]
+def _worth_it(tables: Sequence[Table], goal: Goal) -> list[int]:
+    """Return the places in ``flat`` of the fleets on the front, and of the best for the goal."""
+    time_s, cost_usd = flat(tables)
+    possible = np.flatnonzero(np.isfinite(time_s[0]))
+    time_s, cost_usd = time_s[:, possible], cost_usd[:, possible]
     order = np.lexsort((cost_usd[0], time_s[0]))
     least = np.minimum.accumulate(np.append(np.inf, cost_usd[0, order]))
     chosen = order[cost_usd[0, order] < least[:-1]].tolist()
     best = goal.best_of(time_s, cost_usd)
     if best is not None and best not in chosen:
         chosen.append(best)
-    sizes = table.time_s.shape[-1]
-    return [(int(at) // sizes, int(at) % sizes + 1) for at in possible[chosen]]
+    out: list[int] = possible[chosen].tolist()
+    return out
 
 
-def _nearest(table: Table, goal: Goal, others: Sequence[Fleet]) -> Fleet:
+def _nearest(tables: Sequence[Table], goal: Goal, others: Sequence[Fleet]) -> Fleet:
     """Return the fleet that misses the goal by the least."""
-    values = (table.cost_usd if goal.deadline_s is None else table.time_s)[goal.end]
-    lot, size = np.unravel_index(np.argmin(values), values.shape)
+    time_s, cost_usd = flat(tables)
+    values = (cost_usd if goal.deadline_s is None else time_s)[goal.end]
+    place = int(np.argmin(values))
     some = list(others)
-    if np.isfinite(values[lot, size]):
-        some.append(table.fleet(int(lot), int(size) + 1))
+    if np.isfinite(values[place]):
+        some.append(fleet_at(tables, place))
     return min(
         some, key=lambda each: goal.bound(each.cost_usd if goal.deadline_s is None else each.time_s)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from thrifty.cloud.planning._estimate import all_steps_s, fleet_of, machines_eac
 from thrifty.core import CloudError
 
 from ._devices import Devices, EqualSteps, bound_by, equal_steps, kind_of
-from ._fleet_options import FleetOptions
+from ._fleet_options import FleetOptions, Goal
+from ._own_profile import by_profile, seen_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,49 @@ def table_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions)
         num_fleets=int(num_rented @ np.isfinite(work_s[0]).sum(axis=1)),
         market=options.market,
     )
+
+
+def tables_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions) -> list[Table]:
+    """Return a table for each profile of the workload that serves for some of the offers.
+
+    Raises:
+        CloudError: as ``table_of``, where all offers have one profile; others are left out.
+    """
+    groups = by_profile(workload, offers)
+    tables, failed = [], None
+    for accelerator, mine in groups or [("", [])]:
+        seen, estimates = seen_from(workload, options.estimates, accelerator)
+        try:
+            tables.append(table_of(seen, mine, replace(options, estimates=estimates)))
+        except CloudError as error:
+            failed = error
+    if failed is not None and not tables:
+        raise failed
+    return tables
+
+
+def best_of_tables(tables: Sequence[Table], goal: Goal) -> list[Fleet]:
+    """Return the best fleet of all tables in a list; an empty one if none meets the goal."""
+    place = goal.best_of(*flat(tables))
+    return [] if place is None else [fleet_at(tables, place)]
+
+
+def flat(tables: Sequence[Table]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the times and costs of all fleets: median, low, high, [3, fleets]."""
+    times = np.concatenate([table.time_s.reshape(3, -1) for table in tables], axis=1)
+    costs = np.concatenate([table.cost_usd.reshape(3, -1) for table in tables], axis=1)
+    return times, costs
+
+
+def fleet_at(tables: Sequence[Table], place: int) -> Fleet:
+    """Return a fleet by its place in ``flat``."""
+    for table in tables:
+        num = table.time_s[0].size
+        if place < num:
+            lot, size = divmod(place, table.time_s.shape[-1])
+            return table.fleet(lot, size + 1)
+        place -= num
+    raise IndexError(place)
 
 
 def _offered(group: Iterable[Offer], kind: int, options: FleetOptions) -> Iterable[PricedOffer]:
