@@ -237,6 +237,21 @@ def profiles(*, quick: bool) -> Part:
     ]
 
 
+def close_calls(*, quick: bool) -> Part:
+    """Report how many choices an error of the profile changes, and how many are close calls."""
+    rows = profiles_.drawn_errors(quick=quick)
+    table(rows)
+    return {"rows": rows}, [
+        equal(
+            f"errors up to {row['error of steps, up to %']:g} %: differ, and nothing is named",
+            row["differ, nothing named"],
+            0,
+        )
+        for row in rows
+        if row["error of steps, up to %"] <= 5
+    ]
+
+
 def planning(*, quick: bool) -> Part:
     """Report the seconds of a plan."""
     figures = planning_.planning_times(3, quick)
@@ -266,6 +281,7 @@ PARTS: dict[str, Callable[..., Part]] = {
     "spot": spot,
     "local": local,
     "profiles": profiles,
+    "close-calls": close_calls,
     "planning": planning,
     "studies": studies,
 }

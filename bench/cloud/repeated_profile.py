@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -168,8 +168,12 @@ class Chosen:
 
 
 def _chosen(run: Run, deadline_s: float, offers: Sequence[Offer]) -> Chosen:
+    return _choice_of(_workload(run), deadline_s, offers)
+
+
+def _choice_of(workload: Workload, deadline_s: float, offers: Sequence[Offer]) -> Chosen:
     try:
-        plan = plan_fleet(_workload(run), offers, FleetOptions(deadline_s=deadline_s))
+        plan = plan_fleet(workload, offers, FleetOptions(deadline_s=deadline_s))
     except CloudError as error:
         _, _, close = str(error).partition("; a close call: ")
         return Chosen(best="none", others=(close.partition(", it is ")[2],) if close else ())
@@ -179,3 +183,72 @@ def _chosen(run: Run, deadline_s: float, offers: Sequence[Offer]) -> Chosen:
 
 def _workload(run: Run) -> Workload:
     return Workload(profile=run.profile, steps=_STEPS, global_batch=4 * BATCHES[run.model][-1])
+
+
+# -- drawn errors of a profile ----------------------------------------------------------------
+
+
+ERRORS = (0.02, 0.05, 0.1)
+"""Largest errors of a profile's steps that are drawn."""
+_DRAWN = 40
+_MODEL = StepProfile(
+    device="CPU, 1 thread(s)",
+    batches=(16, 64, 128),
+    forward_s=(0.02, 0.07, 0.13),
+    backward_s=(0.04, 0.13, 0.25),
+    optimizer_s=0.002,
+    peak_bytes=(2e8, 6e8, 1.1e9),
+    bucket_bytes=(2.5e7, 2e7),
+    bucket_ready=(0.4, 1.0),
+    noise=0.03,
+)
+
+
+def drawn_errors(*, quick: bool) -> list[dict[str, Any]]:
+    """Return how many choices an error of the profile changes, and how many plans name them.
+
+    All steps of a made-up profile become longer or shorter by one factor, and each of them by a
+    fifth as much besides. Each profile is planned for nine deadlines.
+    """
+    rng = np.random.default_rng(0)
+    offers = list(Catalogue.shipped().where(cloud="aws"))
+    front = plan_fleet(_drawn_workload(_MODEL), offers).front
+    deadlines = np.geomspace(front[0].time_s.high, front[-1].time_s.high, 11)[1:-1].tolist()
+    usual = [_chosen_for(_MODEL, each, offers) for each in deadlines]
+    rows = []
+    for error in ERRORS:
+        found = []
+        for _ in range(3 if quick else _DRAWN):
+            profile = _with_errors(_MODEL, error, rng=rng)
+            found += [
+                (_chosen_for(profile, deadline_s, offers), choice)
+                for deadline_s, choice in zip(deadlines, usual, strict=True)
+            ]
+        differ = [(one, other) for one, other in found if one.best != other.best]
+        rows.append({
+            "error of steps, up to %": 100 * error,
+            "choices": len(found),
+            "close calls": sum(bool(one.others) for one, _ in found),
+            "differ": len(differ),
+            "differ, not named": sum(other.best not in one.others for one, other in differ),
+            "differ, nothing named": sum(not one.others for one, _ in differ),
+        })
+    return rows
+
+
+def _with_errors(profile: StepProfile, error: float, *, rng: np.random.Generator) -> StepProfile:
+    whole = profile.slowed(1 + rng.uniform(-error, error), device=profile.device)
+    each = 1 + rng.uniform(-error / 5, error / 5, (2, len(profile.batches)))
+    return replace(
+        whole,
+        forward_s=tuple((np.array(whole.forward_s) * each[0]).tolist()),
+        backward_s=tuple((np.array(whole.backward_s) * each[1]).tolist()),
+    )
+
+
+def _drawn_workload(profile: StepProfile) -> Workload:
+    return Workload(profile=profile, steps=_STEPS, global_batch=4 * profile.batches[-1])
+
+
+def _chosen_for(profile: StepProfile, deadline_s: float, offers: Sequence[Offer]) -> Chosen:
+    return _choice_of(_drawn_workload(profile), deadline_s, offers)

@@ -227,6 +227,21 @@ def test_a_close_call_is_shown_beside_the_choice(folder):
     assert "≈" not in rent(*LONG, *gpus, "--deadline", "2d").stdout
 
 
+def test_a_device_may_have_its_own_profile(folder):
+    other = replace(PROFILE, device="NVIDIA L4", forward_s=(0.05, 0.1), backward_s=(0.1, 0.2))
+    Path("l4.json").write_text(json.dumps(other.to_json()))
+    asked = (*LONG, "--deadline", "2d", "--accelerator", "L4", "--max-nodes", "1")
+    guessed, known = data(*asked), data(*asked, "--other-profile", "l4.json")
+    width = [
+        each["best"]["step_s"]["high"] / each["best"]["step_s"]["median"]
+        for each in (guessed, known)
+    ]
+    assert width[1] < 1.2 < width[0]
+    assert known["best"]["step_s"]["median"] == pytest.approx(0.301)
+    assert any("the speed of L4 is that of data sheets" in note for note in guessed["notes"])
+    assert not any("the speed of L4" in note for note in known["notes"])
+
+
 def test_a_speed_that_was_profiled_is_not_called_a_guess(folder):
     notes = data(*LONG, "--deadline", "2d", "--accelerator", "T4")["notes"]
     assert not any("the speed of" in note for note in notes)

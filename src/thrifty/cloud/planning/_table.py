@@ -173,13 +173,11 @@ def flat(tables: Sequence[Table]) -> tuple[np.ndarray, np.ndarray]:
 
 def fleet_at(tables: Sequence[Table], place: int) -> Fleet:
     """Return a fleet by its place in ``flat``."""
-    for table in tables:
-        num = table.time_s[0].size
-        if place < num:
-            lot, size = divmod(place, table.time_s.shape[-1])
-            return table.fleet(lot, size + 1)
-        place -= num
-    raise IndexError(place)
+    ends = np.cumsum([table.time_s[0].size for table in tables])
+    at = int(np.searchsorted(ends, place, side="right"))
+    table = tables[at]
+    lot, size = divmod(place - int(ends[at]) + table.time_s[0].size, table.time_s.shape[-1])
+    return table.fleet(lot, size + 1)
 
 
 def _offered(group: Iterable[Offer], kind: int, options: FleetOptions) -> Iterable[PricedOffer]:
