@@ -36,7 +36,9 @@ COMMANDS = {
         "_status",
         "Show the best trial of study NAME, or its Pareto front if it has several objectives.",
     ),
-    "delete": _Command("_status", "Delete study NAME with its trials, so that its name is free."),
+    "delete": _Command(
+        "_status", "Delete study NAME and its trials, so that you can use the name again."
+    ),
     "explain": _Command(
         "_status", "Explain why studies NAME and OTHER do or do not share training."
     ),
@@ -44,8 +46,7 @@ COMMANDS = {
     "plot": _Command("_outputs", "Draw a plot of study NAME."),
     "resume": _Command("_train", "Resume study NAME, from the file that defined it."),
     "export": _Command(
-        "_outputs",
-        "Copy study NAME for other tools: its trials as a table, or all of it for Optuna.",
+        "_outputs", "Export study NAME: its trials as a table, or the whole study for Optuna."
     ),
     "rent": _Command("_rent", "Show which machines to rent for the study or the task in FILE."),
     "catalogue": _Command(

@@ -19,14 +19,18 @@ from ._options import say, storage_option
 @storage_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8550, show_default=True, help="0: any free."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8550,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
 )
 @click.option(
     "--token",
     envvar="THRIFTY_DASHBOARD_TOKEN",
-    help="What readers need; made up for any host but this machine's own.",
+    help="Token that readers need  [default: none on this machine, else a random one].",
 )
-@click.option("--open", "browse", is_flag=True, help="Open it in the browser.")
+@click.option("--open", "browse", is_flag=True, help="Open the dashboard in your browser.")
 @click.pass_context
 def dashboard_command(
     ctx: click.Context,

@@ -85,7 +85,7 @@ study = demo_study(Path("demo"))
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("demo"),
     show_default=True,
-    help="Where its database and pictures go.",
+    help="Folder for the database and the plots.",
 )
 @click.option("--quiet", is_flag=True, help="No progress display.")
 def demo_command(*, folder: Path, quiet: bool) -> None:

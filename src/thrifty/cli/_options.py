@@ -156,9 +156,15 @@ def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Seconds after which an epoch counts as hung; its trial fails.",
         ),
         click.option("--quiet", is_flag=True, help="No progress display."),
-        click.option("--stop-epochs", type=int, help="Stop after this number of unique epochs."),
-        click.option("--stop-seconds", type=float, help="Stop after this number of seconds."),
-        click.option("--target", type=float, help="Stop when the metric is as good as this."),
+        click.option(
+            "--stop-epochs",
+            type=int,
+            help="Stop after this many trained epochs; an epoch that trials share counts once.",
+        ),
+        click.option("--stop-seconds", type=float, help="Stop after this many seconds."),
+        click.option(
+            "--target", type=float, help="Stop when a trial reaches this value of the metric."
+        ),
     )):
         command = option(command)
     return command

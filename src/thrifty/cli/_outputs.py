@@ -55,7 +55,7 @@ def plot(study: Study, kind: str) -> Figure:
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where it goes; the ending says in which format  [default: KIND.png]",
+    help="File to write; its ending chooses the format  [default: KIND.png]",
 )
 @click.option("--dpi", type=click.IntRange(min=1), default=150, show_default=True)
 def plot_command(
@@ -83,7 +83,8 @@ def plot_command(
     default="fanova",
     show_default=True,
     help=(
-        "What explains the metric everywhere, or what the best tenth of the trials have in common."
+        "fanova: what explains the metric over the whole space. "
+        "ped-anova: what distinguishes the best tenth of the trials."
     ),
 )
 @click.option(
@@ -91,7 +92,7 @@ def plot_command(
     type=click.Choice(["hyperparameter", "coordinate"]),
     default="hyperparameter",
     show_default=True,
-    help="Hyper-parameters, or each domain inside their schedules and choices.",
+    help="One share for each hyper-parameter, or for each domain inside schedules and choices.",
 )
 def importance_command(
     *, name: str, storage: str, trust_file: bool, method: Any, level: Any
@@ -126,18 +127,18 @@ def importance_command(
     "--format",
     "kind",
     type=click.Choice(["csv", "json", "parquet"]),
-    help="What to write  [default: the ending of --out says it]",
+    help="Format of the table  [default: by the ending of --out]",
 )
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where it goes  [default: what the command prints]",
+    help="File to write  [default: standard output]",
 )
 @click.option(
     "--csv",
     "csv_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The same as --format csv --out FILE.",
+    help="Short for --format csv --out FILE.",
 )
 @click.option(
     "--optuna", type=click.Path(path_type=Path), help="Write an Optuna database (SQLite)."
@@ -151,7 +152,7 @@ def export_command(
     csv_file: Path | None,
     optuna: Path | None,
 ) -> None:
-    """Copy study NAME for other tools: its trials as a table, or all of it for Optuna."""
+    """Export study NAME: its trials as a table, or the whole study for Optuna."""
     wanted: list[tuple[str, Path | None]] = [("csv", csv_file)] if csv_file is not None else []
     if kind is not None or out is not None:
         wanted.append((_kind(kind, out), out))

@@ -31,7 +31,7 @@ _GONE = " (its process is gone; run it again to go on)"
 @click.command("status")
 @storage_option
 @click.option("--name", help="Only this study.")
-@click.option("--traceback", is_flag=True, help="Show the traceback of each error of trials.")
+@click.option("--traceback", is_flag=True, help="Show the traceback of each error.")
 def status_command(*, storage: str, name: str | None, traceback: bool) -> None:
     """Show the studies in a database, also while they run.
 
@@ -110,7 +110,9 @@ def _states(summary: StudySummary) -> dict[str, int]:
 @click.command("best")
 @click.argument("name", shell_complete=complete_study)
 @storage_option
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object, or a list of them.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: one object, or a list for a Pareto front."
+)
 def best_command(*, name: str, storage: str, as_json: bool) -> None:
     """Show the best trial of study NAME, or its Pareto front if it has several objectives.
 
@@ -152,9 +154,9 @@ def _why_none(trials: Sequence[TrialRecord]) -> str:
 @click.command("delete")
 @click.argument("name", shell_complete=complete_study)
 @storage_option
-@click.option("--yes", is_flag=True, help="Do not ask before.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete_command(*, name: str, storage: str, yes: bool) -> None:
-    """Delete study NAME with its trials, so that its name is free.
+    """Delete study NAME and its trials, so that you can use the name again.
 
     What it trained stays in the database: a study of the same task and seed does not train it
     again. A study that a process runs is not deleted.

@@ -276,7 +276,7 @@ def run_and_show(
 
 @click.command("plan")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--name", help="Which study, if the file defines several.")
+@click.option("--name", help="Name of the study, if the file defines several.")
 def plan_command(*, file: Path, name: str | None) -> None:
     """Show how much the study in FILE has to train, before any training."""
     say(load_study(file, name=name).plan())
@@ -284,7 +284,7 @@ def plan_command(*, file: Path, name: str | None) -> None:
 
 @click.command("run")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--name", help="Which study, if the file defines several.")
+@click.option("--name", help="Name of the study, if the file defines several.")
 @training_options
 def run_command(*, file: Path, name: str | None, **training: Any) -> None:
     """Run the study that FILE defines, or resume it.
