@@ -64,10 +64,10 @@ def test_it_may_come_late():
 
 def test_errors_are_no_answer():
     far = Far()
-    far.error = ConnectionError("nobody\n  there")
+    far.error = ConnectionError("refused\n  it")
     said = [far.check(now) for now in range(41)]
     assert said[:31] == [""] * 31
-    assert said[40] == "nobody there for 40 s"
+    assert said[40] == "refused it for 40 s"
     far.error = None
 
 
@@ -79,7 +79,7 @@ def test_an_error_without_words():
 
 def test_errors_pass():
     far = Far()
-    far.error = ConnectionError("nobody there")
+    far.error = ConnectionError("refused it")
     assert {far.check(now) for now in range(20)} == {""}
     far.error = None
     assert {far.check(now) for now in range(20, 100)} == {""}

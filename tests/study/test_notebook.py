@@ -165,7 +165,7 @@ def test_a_database_that_does_not_answer_leaves_what_was_read(tmp_path, monkeypa
     study = make_study(tmp_path, space=SMALL).run(progress=False, executor=SOLO)
 
     def away(*args, **options):
-        raise StoreUnreachableError("nobody is there")
+        raise StoreUnreachableError("no server answers")
 
     monkeypatch.setattr(Store, "open", away)
     facts = page(study).facts

@@ -138,11 +138,11 @@ def test_a_database_that_does_not_answer_leaves_what_was_read(tmp_path, monkeypa
     study = run(some(tmp_path))
 
     def away(*args, **options):
-        raise StoreUnreachableError("nobody is there")
+        raise StoreUnreachableError("no server answers")
 
     monkeypatch.setattr(Store, "open", away)
     assert len(study.trials) == 4
-    assert "nobody is there; this is what was read of the study before" in caplog.text
+    assert "no server answers; this is what was read of the study before" in caplog.text
     with pytest.raises(StoreUnreachableError):
         some(tmp_path).trials  # noqa: B018
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 SCALE = 2.0
 ALIAS = json
-UNUSED = "nobody reads this"
+UNUSED = "read by no function"
 
 
 def scaled(x, offset=1, *, power=2):

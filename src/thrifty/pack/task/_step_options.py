@@ -83,7 +83,7 @@ class SWA:
         return "swa_"
 
     def takes(self, epochs: int) -> bool:
-        """Return whether the weights after so many epochs count."""
+        """Return whether the average includes the weights after this number of epochs."""
         return epochs >= self.start and (epochs - self.start) % self.every == 0
 
 

@@ -104,7 +104,7 @@ class Update:
         }
 
     def end_epoch(self, model: torch.nn.Module, epochs: int) -> None:
-        """Take the weights after so many epochs into the averages that want them."""
+        """Add the weights after this number of epochs to the averages that include them."""
         for average, averaged in self._averages.values():
             if not isinstance(average, EMA) and average.takes(epochs):
                 averaged.update_parameters(model)
