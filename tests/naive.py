@@ -21,12 +21,16 @@ from thrifty.space import (
     Step,
     Then,
     Timeline,
+    Trunk,
     Warmup,
 )
 
 
 def value_at(schedule: Schedule, time: float, epochs: float) -> float:
     """Return a schedule's value at one time of a run of ``epochs`` epochs, from its definition."""
+    if isinstance(schedule, Trunk):
+        up = schedule.warmup
+        return schedule.value * time / up if time < up else schedule.value
     if isinstance(schedule, Then):
         if time < schedule.at:
             return value_at(schedule.first, time, schedule.at)
@@ -130,6 +134,12 @@ def wsd(schedule: WSD, time: float, length: float) -> float:
 
 
 def between(first: float, last: float, progress: float, shape: str) -> float:
+    if shape == "exp":
+        return first * (last / first) ** progress
+    if shape == "1-sqrt":
+        progress = math.sqrt(max(progress, 0.0))
+    if shape == "square":
+        progress = progress**2
     if shape == "cosine":
         progress = (1 - math.cos(math.pi * progress)) / 2
     return first + (last - first) * progress

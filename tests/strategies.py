@@ -25,6 +25,7 @@ from thrifty.space import (
     Polynomial,
     Space,
     Step,
+    Trunk,
     Warmup,
 )
 
@@ -98,9 +99,23 @@ LEAVES = {
         cooldown=st.sampled_from([1, 2.5]),
         warmup=st.sampled_from([0, 1, 2.5]),
         floor=floors,
-        shape=shapes,
+        shape=st.sampled_from(["linear", "cosine", "1-sqrt", "square"]),
         epochs=st.sampled_from([None, 5, 6]),
         sample=rates,
+    ),
+    "WSD exp": st.builds(
+        WSD,
+        st.sampled_from([0.5, 1.0]),
+        cooldown=st.just(2.5),
+        floor=st.just(0.1),
+        shape=st.just("exp"),
+    ),
+    "Trunk": st.builds(
+        Trunk,
+        levels,
+        epochs=st.sampled_from([2, 3.5, 6]),
+        warmup=st.sampled_from([0, 1]),
+        average=st.just("swa"),
     ),
 }
 """Every kind that is not made of others; none needs more than 6 epochs."""

@@ -102,6 +102,7 @@ if TYPE_CHECKING:
         Exponential as Exponential,
         Float as Float,
         Int as Int,
+        Ladder as Ladder,
         Linear as Linear,
         MultiStep as MultiStep,
         OneCycle as OneCycle,
@@ -121,7 +122,9 @@ if TYPE_CHECKING:
     from thrifty.study import (
         Forecast as Forecast,
         Observer as Observer,
+        Prediction as Prediction,
         Savings as Savings,
+        ScalingLaw as ScalingLaw,
         Simulation as Simulation,
         StopWhen as StopWhen,
         Storage as Storage,
@@ -154,13 +157,13 @@ _HOMES = {
         "RandomSearch Sampler SubSampling SuccessiveHalving TPESampler"
     ),
     "space": (
-        "Amount Choice Constant Cosine CosineRestarts Cyclic Exponential Float Int Linear "
+        "Amount Choice Constant Cosine CosineRestarts Cyclic Exponential Float Int Ladder Linear "
         "MultiStep OneCycle Polynomial REX Schedule Space Step Timeline WSD Warmup "
         "common_prefix cooldowns epochs schedule_for steps tokens"
     ),
     "study": (
-        "Forecast Observer Savings Simulation StopWhen Storage Study TrialResult at_least "
-        "at_most simulate"
+        "Forecast Observer Prediction Savings ScalingLaw Simulation StopWhen Storage Study "
+        "TrialResult at_least at_most simulate"
     ),
 }
 _HOME_OF = {name: f"thrifty.{home}" for home, names in _HOMES.items() for name in names.split()}

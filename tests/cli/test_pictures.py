@@ -63,7 +63,7 @@ def test_importance_of_coordinates(folder, monkeypatch, capsys):
     assert "lr[1].value" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "pareto"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("pareto", "scaling-law")])
 def test_every_kind_of_picture_is_written(folder, monkeypatch, capsys, kind):
     thrifty("plot", "line", kind, *STORAGE, "--dpi", "40", monkeypatch=monkeypatch)
     assert capsys.readouterr().out == f"wrote {kind}.png\n"
@@ -90,6 +90,7 @@ def test_the_database_may_be_named_from_elsewhere(folder, tmp_path, monkeypatch)
         (("importance", "line", "--method", "ped-anova"), "needs 20 trials"),
         (("importance", "line", "--method", "tea"), "'tea' is not one of"),
         (("plot", "line", "pareto"), "has no Pareto front"),
+        (("plot", "line", "scaling-law"), "add horizons to the ladder"),
         (("plot", "line", "tea"), "'tea' is not one of"),
         (("plot", "line", "history", "--out", "a.doc"), "its ending must be one of"),
         (("plot", "line", "history", "--out", "no/a.png"), "there is no folder"),

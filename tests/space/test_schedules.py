@@ -26,6 +26,7 @@ from thrifty.space import (
     Polynomial,
     Step,
     Then,
+    Trunk,
     Warmup,
     schedule_from_json,
 )
@@ -87,6 +88,7 @@ def test_a_repr_is_python(schedule):
             Polynomial,
             Step,
             Then,
+            Trunk,
             Warmup,
         )
     }
@@ -197,6 +199,9 @@ def test_too_long_for_the_run(schedule):
         (lambda: WSD(1.0, cooldown=1, warmup=-1), "warmup must not be negative"),
         (lambda: WSD(1.0, cooldown=3, warmup=3, epochs=5), "do not fit"),
         (lambda: WSD(1.0, cooldown=1, shape="round"), "shape must be"),
+        (lambda: WSD(1.0, cooldown=1, shape="exp"), "never reaches 0"),
+        (lambda: Trunk(1.0, epochs=2, warmup=3, average="ema"), "warmup must be"),
+        (lambda: Trunk(1.0, epochs=2, average="mean"), '"ema" or "swa"'),
         (lambda: Constant(1.0).then(2.0, at=0), "at must be positive"),
         (lambda: Linear(1.0, epochs=5).then(2.0, at=3), "hand over later"),
         (lambda: schedule_from_json({"schedule": "Spiral"}), "unknown schedule 'Spiral'"),

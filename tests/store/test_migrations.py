@@ -43,7 +43,7 @@ class Count:
         self.epochs += isinstance(event, EpochDone)
 
 
-@pytest.mark.parametrize("version", ["0002", "0007"])
+@pytest.mark.parametrize("version", ["0002", "0008"])
 def test_a_study_of_an_older_version_is_read_and_run(tmp_path, monkeypatch, version):
     study = make_study(tmp_path).run(progress=False)
     old = f"sqlite:///{tmp_path}/old.db"

@@ -7,7 +7,8 @@ from sqlalchemy import create_engine, text
 
 from tests.study.helpers import SOLO, make_study
 from tests.web.conftest import SCRIPT, opened
-from thrifty.space import Choice, Space, Step
+from thrifty.search import GridSearch
+from thrifty.space import Choice, Ladder, Space, Step
 from thrifty.store import EpochRecord, NodeRecord, Store, StudyMoved, TrialAsked, TrialReported
 from thrifty.web import create_app
 from thrifty.web._responses import PollThrottle
@@ -561,3 +562,18 @@ def test_curves_of_several_seeds_are_their_means(tmp_path):
         assert [v for _, v in by_number[trial.number]] == pytest.approx(trial.curve)
     assert [v for _, v in one["curves"]["mse"]] == pytest.approx(study.trials[0].curve)
     assert one["value"] == study.trials[0].value
+
+
+def test_trials_of_a_ladder_are_done_at_their_own_horizons(tmp_path):
+    study = make_study(
+        tmp_path,
+        space=Ladder(horizons=[2, 4], rates=[0.1, 0.2], cooldown=1),
+        algorithm=GridSearch(max_epochs=4),
+    )
+    study.run(progress=False, executor=SOLO)
+    with opened(tmp_path / "t.db") as client:
+        rows = get(client, "/studies/1/trials", state="done")["trials"]
+        assert [(r["number"], r["horizon"]) for r in rows] == [(0, 2), (1, 4), (2, 2), (3, 4)]
+        assert get(client, "/studies/1/trials", state="paused")["trials"] == []
+        (line,) = get(client, "/studies/1/trials/0")["schedule"]
+        assert max(line["epochs"]) <= 2  # the picture ends where the trial does

@@ -39,6 +39,7 @@ KINDS: dict[str, Callable[[Study], Figure]] = {
     "slice": lambda study: study.plot_slice(),
     "contour": lambda study: study.plot_contour(),
     "pareto": lambda study: study.plot_pareto(),
+    "scaling-law": lambda study: study.plot_scaling_law(),
 }
 
 
@@ -286,7 +287,8 @@ def _state(info: StudyInfo, trial: TrialRecord) -> str:
     """Return the trial's state as in ``TrialResult``."""
     if trial.state != "waiting":
         return trial.state
-    return "done" if trial.reached >= info.spec.get("max_epochs", 0) else "paused"
+    horizon = info.spec.get("max_epochs", 0) if trial.horizon is None else trial.horizon
+    return "done" if trial.reached >= horizon else "paused"
 
 
 def _objectives(trial: TrialRecord) -> dict[str, float | None]:

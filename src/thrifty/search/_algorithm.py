@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import islice, pairwise, repeat
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,6 +30,12 @@ class Algorithm(ABC):
     __slots__ = ()
     max_epochs: int
     """Most epochs that any trial is trained."""
+    follows_horizons: ClassVar[bool] = False
+    """Whether it trains each trial to the horizon that its space gives it, and no further.
+
+    Algorithms that compare trials after the same number of epochs cannot: there, some trials have
+    cooled down and others have not.
+    """
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -127,16 +133,23 @@ def draw(
 ) -> list[Proposal]:
     """Return one new trial for each ``(group, target)`` of ``starts``, enqueued ones first.
 
-    There are fewer if the sampler is exhausted, and at most ``num`` if it learns from results.
+    There are fewer if the sampler is exhausted, and at most ``num`` if it learns from results. In a
+    space with horizons, a trial's target is at most its horizon.
     """
     places = list(islice(starts, num) if sampler.adapts else starts)
     configs = list(history.next_enqueued(len(places)))
     missing = len(places) - len(configs)
     if missing:
         configs += sampler.sample(history, space, num=missing, rng=rng)
+    horizons = map(space.horizon_of, configs)
     return [
-        Proposal(target=target, config=config, group=group)
-        for (group, target), config in zip(places, configs, strict=False)
+        Proposal(
+            target=target if horizon is None else min(target, horizon),
+            config=config,
+            group=group,
+            horizon=horizon,
+        )
+        for (group, target), config, horizon in zip(places, configs, horizons, strict=False)
     ]
 
 
@@ -144,7 +157,8 @@ def draw(
 class GridSearch(Algorithm):
     """Grid search: trains every configuration of the grid for ``max_epochs``.
 
-    Intervals are thinned to ``levels`` values.
+    Intervals are thinned to ``levels`` values. Each trial of a ``Ladder`` is trained to its own
+    horizon.
 
     >>> from thrifty.search import History
     >>> from thrifty.space import Float, Space
@@ -156,6 +170,7 @@ class GridSearch(Algorithm):
 
     max_epochs: int
     levels: int = 5
+    follows_horizons: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.amounts():
@@ -176,7 +191,8 @@ class GridSearch(Algorithm):
 class RandomSearch(Algorithm):
     """Random search: trains ``num_trials`` configurations of a sampler for ``max_epochs``.
 
-    Bergstra and Bengio, "Random Search for Hyper-Parameter Optimization", JMLR 2012.
+    Each trial of a ``Ladder`` is trained to its own horizon. Bergstra and Bengio, "Random Search
+    for Hyper-Parameter Optimization", JMLR 2012.
 
     >>> from thrifty.search import History
     >>> from thrifty.space import Float, Space
@@ -188,6 +204,7 @@ class RandomSearch(Algorithm):
     max_epochs: int
     num_trials: int
     sampler: Sampler = field(default_factory=RandomSampler)
+    follows_horizons: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.amounts():

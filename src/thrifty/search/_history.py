@@ -36,6 +36,7 @@ class Trial:
             before the first report).
         violation: by how much it violated the study's constraints there; 0: not at all.
         standard_errors: standard error of each score (empty: the study has one seed).
+        horizon: epoch at which its training ends, by its space or by the algorithm (None: unknown).
     """
 
     number: int
@@ -49,13 +50,15 @@ class Trial:
     objectives: tuple[float, ...] = ()
     violation: float = 0.0
     standard_errors: tuple[float, ...] = ()
+    horizon: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
     """Decision to train a trial up to ``target`` epochs.
 
-    The trial is a new one (``trial`` is None, ``config`` is given) or one that waits.
+    The trial is a new one (``trial`` is None, ``config`` is given) or one that waits. A new trial
+    may have a ``horizon``, at which its training ends (None: the algorithm's ``max_epochs``).
     """
 
     target: int
@@ -63,6 +66,7 @@ class Proposal:
     config: Mapping[str, Any] | None = None
     group: Hashable = 0
     parent: tuple[int, int] | None = None
+    horizon: int | None = None
 
     def __post_init__(self) -> None:
         assert (self.trial is None) != (self.config is None), "either a trial or a config"
@@ -133,6 +137,7 @@ class _Row:
     __slots__ = (
         "config",
         "group",
+        "horizon",
         "number",
         "objectives",
         "parent",
@@ -145,8 +150,9 @@ class _Row:
         "violation",
     )
 
-    def __init__(self, number: int, decision: Proposal) -> None:
+    def __init__(self, number: int, decision: Proposal, *, max_epochs: int | None) -> None:
         assert decision.config is not None
+        self.horizon = max_epochs if decision.horizon is None else decision.horizon
         self.number = number
         self.config = decision.config
         self.target = decision.target
@@ -175,6 +181,7 @@ class _Row:
                 objectives=self.objectives,
                 violation=self.violation,
                 standard_errors=self.standard_errors,
+                horizon=self.horizon,
             )
         return self.view
 
@@ -209,7 +216,7 @@ class History:
         self._under_way: Counter[Hashable] = Counter()
         """Number of running trials, by group."""
         self._undecided: Counter[Hashable] = Counter()
-        """Number of trials, by group, that wait before ``max_epochs``."""
+        """Number of trials, by group, that wait before their horizon."""
         self._settled: set[Hashable] = set()
         self._moves: list[int] = []
         self._num_decisions = 0
@@ -263,7 +270,7 @@ class History:
 
     @property
     def settled(self) -> Set[Hashable]:
-        """Groups in which no trial is running and some wait before ``max_epochs``."""
+        """Groups in which no trial is running and some wait before their horizon."""
         return self._settled
 
     def in_group(self, group: Hashable) -> Sequence[int]:
@@ -292,7 +299,8 @@ class History:
         """Record a decision and return the trial's number.
 
         Raises:
-            AlgorithmError: the trial does not wait, or has already reached the target.
+            AlgorithmError: the trial does not wait, has already reached the target, or would be
+                trained beyond its horizon.
         """
         if decision.trial is not None:
             row = self._waiting_row(decision)
@@ -305,13 +313,15 @@ class History:
                 self._change(row, "running")
             return row.number
         assert decision.config is not None
-        self._num_decisions += 1
         number = len(self._rows)
+        row = _Row(number, decision, max_epochs=self._max_epochs)
+        _check_target(row, decision)
+        self._num_decisions += 1
         if self.num_enqueued and dict(decision.config) == dict(self._enqueued[self._num_taken]):
             self._num_taken += 1
         elif decision.parent is None:
             self._num_drawn += 1
-        self._rows.append(_Row(number, decision))
+        self._rows.append(row)
         self._groups[decision.group].append(number)
         self._moves.append(number)
         self._under_way[decision.group] += 1
@@ -377,6 +387,8 @@ class History:
                 f"{decision} asks for no more than the {row.reached} epochs that the trial has; "
                 "raise its target, or stop it"
             )
+        if isinstance(decision, Proposal):
+            _check_target(row, decision)
         return row
 
     def _change(self, row: _Row, state: TrialState) -> None:
@@ -385,16 +397,24 @@ class History:
         if row.state == "running":
             self._under_way[group] -= 1
             self._num_running -= 1
-        elif row.state == "waiting" and row.reached != self._max_epochs:
+        elif row.state == "waiting" and row.reached != row.horizon:
             self._undecided[group] -= 1
         row.state, row.view = state, None
         self._moves.append(row.number)
         if state == "running":
             self._under_way[group] += 1
             self._num_running += 1
-        elif state == "waiting" and row.reached != self._max_epochs:
+        elif state == "waiting" and row.reached != row.horizon:
             self._undecided[group] += 1
         if self._undecided[group] and not self._under_way[group]:
             self._settled.add(group)
         else:
             self._settled.discard(group)
+
+
+def _check_target(row: _Row, decision: Proposal) -> None:
+    if row.horizon is not None and decision.target > row.horizon:
+        raise AlgorithmError(
+            f"trial {row.number} is to be trained for {decision.target} epochs, but its training "
+            f"ends at {row.horizon}; lower the target"
+        )

@@ -3,6 +3,7 @@
 from ._conditions import Branches, BranchInterval
 from ._coordinates import Coordinate, Coordinates
 from ._domain import Choice, Condition, Domain, Float, Int
+from ._ladder import Ladder
 from ._space import Config, Space, config_from_json, config_to_json
 from ._timeline import Run, Timeline, common_prefix
 from ._units import Amount, EpochSize, TimeUnit, Unit, epochs, steps, tokens
@@ -21,6 +22,7 @@ from .schedules import (
     Schedule,
     Step,
     Then,
+    Trunk,
     Warmup,
     cooldowns,
     last_value,
@@ -49,6 +51,7 @@ __all__ = [
     "Exponential",
     "Float",
     "Int",
+    "Ladder",
     "Linear",
     "MultiStep",
     "OneCycle",
@@ -60,6 +63,7 @@ __all__ = [
     "Then",
     "TimeUnit",
     "Timeline",
+    "Trunk",
     "Unit",
     "Warmup",
     "common_prefix",

@@ -116,6 +116,27 @@ class PowerArc(NamedTuple):
         return PowerArc(self.first, self.last, self.start + epochs, self.stop + epochs, self.power)
 
 
+class MirroredPowerArc(NamedTuple):
+    """A power law from ``first`` to ``last``, as ``1 - progress ** power``."""
+
+    first: float
+    last: float
+    start: float
+    stop: float
+    power: float
+    shape: str = "mirrored power"
+
+    def at(self, epochs: FloatArray) -> FloatArray:
+        """Return the values at the given times, in the same array shape."""
+        left = 1.0 - _progress(self, epochs) ** self.power
+        return self.last + (self.first - self.last) * left
+
+    def shifted(self, epochs: float) -> MirroredPowerArc:
+        """Return the same shape, ``epochs`` later."""
+        start, stop = self.start + epochs, self.stop + epochs
+        return MirroredPowerArc(self.first, self.last, start, stop, self.power)
+
+
 class RexArc(NamedTuple):
     """A REX profile from ``first`` to ``last``: ``z / ((1 - d) + d z)``, ``z = 1 - progress``."""
 
@@ -199,6 +220,15 @@ def power_arc(first: float, last: float, start: float, stop: float, *, power: fl
     return PowerArc(first, last, start, stop, power)
 
 
+def mirrored_power_arc(
+    first: float, last: float, start: float, stop: float, *, power: float
+) -> Piece:
+    """Return a power law of the progress, or a simpler shape if it reduces to one."""
+    if first == last or power == 1.0:
+        return ramp(first, last, start, stop)
+    return MirroredPowerArc(first, last, start, stop, power)
+
+
 def rex_arc(first: float, last: float, start: float, stop: float, *, d: float) -> Piece:
     """Return a REX profile, or a simpler shape if it reduces to one."""
     if first == last or d == 0.0:
@@ -209,6 +239,11 @@ def rex_arc(first: float, last: float, start: float, stop: float, *, d: float) -
 def decay(first: float, *, gamma: float, start: float) -> Piece:
     """Return an exponential decay, or a hold if it is level."""
     return hold(first) if gamma == 1.0 or first == 0.0 else Decay(first, gamma, start)
+
+
+def exponential_arc(first: float, last: float, start: float, stop: float) -> Piece:
+    """Return an exponential decay from ``first`` to ``last``, both above 0."""
+    return decay(first, gamma=(last / first) ** (1.0 / (stop - start)), start=start)
 
 
 def sample_and_hold(
@@ -261,5 +296,7 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-def _progress(piece: Ramp | CosineArc | PowerArc | RexArc, epochs: FloatArray) -> FloatArray:
+def _progress(
+    piece: Ramp | CosineArc | PowerArc | MirroredPowerArc | RexArc, epochs: FloatArray
+) -> FloatArray:
     return (epochs - piece.start) / (piece.stop - piece.start)

@@ -120,17 +120,37 @@ class Space:
             return self
         return Space(**{name: in_epochs(value, size) for name, value in self._params.items()})
 
+    @property
+    def has_horizons(self) -> bool:
+        """Whether trials end at horizons of their own; see ``Ladder``."""
+        return False
+
+    @property
+    def averages(self) -> tuple[str, ...]:
+        """The averages of weights whose metrics some trials have; see ``Ladder``."""
+        return ()
+
+    def horizon_of(self, config: Config) -> int | None:
+        """Return the epoch at which a configuration's training ends.
+
+        None means that it ends at the ``max_epochs`` of the algorithm.
+        """
+        return None
+
     def check(self, *, max_epochs: int) -> None:
         """Raise ScheduleError if a schedule in the space does not fit ``max_epochs``.
 
         If a schedule has too many variants to check them all, the extreme ones are checked.
         """
-        for name, value in self._params.items():
-            try:
-                for schedule in _schedules(value):
-                    schedule.segments(max_epochs)
-            except ScheduleError as error:
-                raise ScheduleError(f"hyper-parameter {name!r}: {error}") from None
+        for name in self._params:
+            self._check_schedules(name, epochs=max_epochs)
+
+    def _check_schedules(self, name: str, *, epochs: int) -> None:
+        try:
+            for schedule in _schedules(self._params[name]):
+                schedule.segments(epochs)
+        except ScheduleError as error:
+            raise ScheduleError(f"hyper-parameter {name!r}: {error}") from None
 
     def branches(self, *, max_epochs: int) -> Branches:
         """Return the epochs after which two configurations of this space may diverge.

@@ -142,7 +142,8 @@ class TrialEnqueued:
 class TrialAsked:
     """A trial was asked to train up to epoch ``target``; ``config`` is set only for a new trial.
 
-    ``node`` is where its first replica ends, ``replicas`` where the others end.
+    ``node`` is where its first replica ends, ``replicas`` where the others end. ``horizon`` is the
+    epoch at which the training of a new trial ends (None: at the study's ``max_epochs``).
     """
 
     study: int
@@ -153,6 +154,7 @@ class TrialAsked:
     parent: tuple[int, int] | None
     node: int
     replicas: tuple[int, ...] = ()
+    horizon: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,8 +279,8 @@ class StudyInfo:
 class TrialRecord:
     """The current state of a trial; ``error`` is its kind, message and traceback.
 
-    ``objectives`` and ``violation`` are those of ``TrialReported``, ``node`` and ``replicas`` those
-    of ``TrialAsked``.
+    ``objectives`` and ``violation`` are those of ``TrialReported``, ``node``, ``replicas`` and
+    ``horizon`` those of ``TrialAsked``.
     """
 
     number: int
@@ -294,6 +296,7 @@ class TrialRecord:
     objectives: Mapping[str, float] | None = None
     violation: float | None = None
     replicas: tuple[int, ...] = ()
+    horizon: int | None = None
 
     @property
     def feasible(self) -> bool:

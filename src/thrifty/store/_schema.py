@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0008"
+VERSION = "0009"
 
 metadata = MetaData()
 
@@ -197,6 +197,8 @@ trials = Table(
     Column("violation", Float),
     # The nodes of the replicas after the first, whose node is ``node``; NULL if there is one seed.
     Column("replicas", JSON(none_as_null=True)),
+    # The epoch at which the training ends; NULL if that is the study's ``max_epochs``.
+    Column("horizon", Integer),
     # A covering index: the status of a study can be computed without reading the trials.
     Index("trials_status", "study", "state", "value", "number", "target", "violation"),
 )

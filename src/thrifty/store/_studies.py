@@ -424,7 +424,7 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
         select(func.count()).where(
             t.c.study == study.id,
             t.c.state == "waiting",
-            t.c.reached >= study.spec.get("max_epochs", _NEVER),
+            t.c.reached >= func.coalesce(t.c.horizon, study.spec.get("max_epochs", _NEVER)),
         )
     ).scalar_one()
     best = _best(connection, study)

@@ -305,6 +305,7 @@ def _fresh_trial(asked: TrialAsked, config: Mapping[str, Any]) -> Row:
         "objectives": None,
         "violation": None,
         "replicas": list(asked.replicas) or None,
+        "horizon": asked.horizon,
     }
 
 

@@ -6,6 +6,7 @@ from ._importance import Importance
 from ._loop import Observer, StopWhen
 from ._repository import Storage
 from ._results import Savings, TrialResult
+from ._scaling_law import Prediction, ScalingLaw
 from ._study import Study
 from ._trial_events import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 from .simulation._simulate import simulate
@@ -18,7 +19,9 @@ __all__ = [
     "Forecast",
     "Importance",
     "Observer",
+    "Prediction",
     "Savings",
+    "ScalingLaw",
     "Simulation",
     "StopWhen",
     "Storage",

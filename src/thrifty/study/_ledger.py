@@ -17,11 +17,13 @@ from thrifty.core import (
     StageDone,
     StageFailed,
     StageStarted,
+    TaskError,
     plain_logger,
 )
 from thrifty.plan import Answer, Node, SearchPlan
 from thrifty.search import Decision, History, Proposal, Stop, Trial
 from thrifty.space import Timeline, TimeUnit
+from thrifty.space._ladder import averaged_by
 from thrifty.space._units import EPOCHS
 from thrifty.store import (
     Changes,
@@ -127,11 +129,11 @@ class Ledger:
             number = self.history.record_decision(decision)
             if isinstance(decision, Stop):
                 self.outbox.append(TrialStopped(study=self.study_id, trial=number))
-                if self.history[number].reached < self.max_epochs:
+                if not is_done(self.history[number]):
                     self.news.append(TrialEnded(trial=number, state="stopped"))
                 continue
             if decision.config is not None:
-                self.nodes_of.append(self._insert(decision.config, epochs=self.max_epochs))
+                self.nodes_of.append(self._insert(number, decision.config))
                 self.news.append(
                     TrialBegan(trial=number, config=decision.config, parent=decision.parent)
                 )
@@ -169,14 +171,23 @@ class Ledger:
     def curve(self, number: int) -> list[Mapping[str, float]]:
         """Return all metrics of a trial after epochs 1, 2, ... up to the epoch it has reached.
 
-        With several seeds, these are the means over the replicas.
+        With several seeds, these are the means over the replicas. See ``replicas``.
         """
         return mean_curve(self.replicas(number))
 
     def replicas(self, number: int) -> list[list[Mapping[str, float]]]:
-        """Return the metrics of each replica of a trial, up to the epoch that all have reached."""
-        reached = self.history[number].reached
-        return [self.plan.curve(node, reached) for node in self.nodes_of[number]]
+        """Return the metrics of each replica of a trial, up to the epoch that all have reached.
+
+        A trial that is judged by averaged weights has their metrics in the place of the usual ones.
+        """
+        return self._curves(number, self.history[number].reached)
+
+    def _curves(self, number: int, epoch: int) -> list[list[Mapping[str, float]]]:
+        curves = [self.plan.curve(node, epoch) for node in self.nodes_of[number]]
+        average = averaged_by(self.history[number].config)
+        if not average:
+            return curves
+        return [_averaged(curve, average, needed=self.goals.names) for curve in curves]
 
     def places(self, number: int) -> Iterator[list[tuple[int, int]]]:
         """Yield, for each replica of a trial, the ``(node, epoch)`` it has passed, last first."""
@@ -184,7 +195,9 @@ class Ledger:
             reached = self.history[number].reached
             yield [(self.plan.owner(node, epoch).id, epoch) for epoch in range(reached, 0, -1)]
 
-    def _insert(self, config: Mapping[str, Any], *, epochs: int) -> tuple[int, ...]:
+    def _insert(self, number: int, config: Mapping[str, Any]) -> tuple[int, ...]:
+        horizon = self.history[number].horizon
+        epochs = self.max_epochs if horizon is None else horizon
         nodes = tuple(
             self.plan.insert(Timeline(config, epochs=epochs, replica=replica))
             for replica in range(self.num_seeds)
@@ -204,6 +217,7 @@ class Ledger:
             parent=proposal.parent,
             node=self.nodes_of[number][0],
             replicas=self.nodes_of[number][1:],
+            horizon=proposal.horizon,
         )
 
     # -- events -----------------------------------------------------------------------
@@ -328,7 +342,7 @@ class Ledger:
                 shared_epochs=self._pass(number, before=before),
             )
         )
-        if trial.reached >= self.max_epochs:
+        if is_done(trial):
             self.news.append(TrialEnded(trial=number, state="done"))
 
     def _pass(self, number: int, *, before: int) -> int:
@@ -353,7 +367,7 @@ class Ledger:
         Return its metrics up to there, or None if they make the trial fail.
         """
         goals = self.goals
-        curves = [self.plan.curve(node, epoch) for node in self.nodes_of[number]]
+        curves = self._curves(number, epoch)
         needed = set(goals.names)
         for metrics in chain.from_iterable(curves):
             if not needed <= metrics.keys():
@@ -516,6 +530,7 @@ class Ledger:
                         config=trial.config if fresh else None,
                         group=_hashable(trial.group),
                         parent=trial.parent,
+                        horizon=trial.horizon if fresh else None,
                     )
                 )
                 if fresh:
@@ -551,13 +566,42 @@ class Ledger:
     def live(self) -> Iterable[tuple[int, int]]:
         """Yield the node and the epoch of each replica of the trials whose training may go on.
 
-        Trials that have reached the last epoch are left out: no training starts from their state.
+        Trials that have reached their horizon are left out: no training starts from their state.
         """
         for number in range(len(self.history)):
             trial = self.history[number]
-            if trial.state in ("running", "waiting") and trial.reached < self.max_epochs:
+            if trial.state in ("running", "waiting") and not is_done(trial):
                 for node in self.nodes_of[number]:
                     yield node, trial.reached
+
+
+def is_done(trial: Trial) -> bool:
+    """Return whether a trial has reached its horizon."""
+    return trial.horizon is not None and trial.reached >= trial.horizon
+
+
+def _averaged(
+    curve: Sequence[Mapping[str, float]], average: str, *, needed: Iterable[str]
+) -> list[Mapping[str, float]]:
+    """Return metrics in which those of averaged weights replace those of the weights.
+
+    A metric without a twin stays: it is of the training, such as its loss.
+
+    Raises:
+        TaskError: A needed metric has no twin.
+    """
+    prefix = f"{average}_"
+    for name in needed:
+        if any(prefix + name not in metrics for metrics in curve):
+            raise TaskError(
+                f"a trial of the ladder needs the metric '{prefix}{name}', which the task does not "
+                f"report; give the task average = thrifty.{average.upper()}(...), or leave "
+                "averages out of the ladder"
+            )
+    return [
+        {name: metrics.get(prefix + name, value) for name, value in metrics.items()}
+        for metrics in curve
+    ]
 
 
 def node_record(node: Node, *, plan: int) -> NodeRecord:

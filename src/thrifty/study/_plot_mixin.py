@@ -1,8 +1,8 @@
-"""Importance and plots of a study."""
+"""Importance, scaling laws and plots of a study."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from ._goals import Goals, Mode
 from ._importance import Importance, Level, Method, importance
 from ._ledger import Ledger
 from ._results import Savings, TrialResult
+from ._scaling_law import Form, ScalingLaw, Size, fit_scaling_law
 
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PlotMixin:
-    """The read-only part of ``Study``: importance and plots.
+    """The read-only part of ``Study``: importance, scaling laws and plots.
 
     The attributes that it needs are declared here and defined in ``Study``.
     """
@@ -75,6 +76,69 @@ class PlotMixin:
             level=level,
             seed=self.seed,
         )
+
+    def fit_scaling_law(
+        self,
+        *,
+        form: Form = "chinchilla",
+        size: Size | None = None,
+        where: Callable[[TrialResult], bool] | None = None,
+        average: str = "",
+        best_only: bool = True,
+        level: float = 0.95,
+        num_bootstraps: int = 200,
+    ) -> ScalingLaw:
+        """Fit how the metric falls with the horizon, by trials at the ends of their horizons.
+
+        ``form="chinchilla"`` is ``E + B / D^b`` for horizons ``D``, and ``E + A / N^a + B / D^b``
+        with a model ``size`` ``N``. ``form="broken"`` is a power law whose slope changes once. The
+        fit minimises the sum of Huber losses of log residuals from many starts. Intervals come from
+        fits to resampled points.
+
+        Args:
+            form: ``"chinchilla"`` or ``"broken"``.
+            size: The hyper-parameter that is the size of the model, or a function of a trial's
+                configuration that returns it, such as the number of parameters.
+            where: Whether to use a trial (default: all that are done).
+            average: ``"ema"`` or ``"swa"`` to fit the trunk's averages instead of the cooldowns.
+            best_only: Whether only the best trial of each horizon and size counts.
+            level: The probability that intervals have.
+            num_bootstraps: The number of resampled fits.
+
+        Raises:
+            UsageError: There are too few points, the metric is maximised or not above 0, or an
+                option is invalid.
+            MissingExtraError: SciPy is not installed.
+
+        References:
+            Hoffmann et al., "Training Compute-Optimal Large Language Models", 2022.
+            Caballero et al., "Broken Neural Scaling Laws", ICLR 2023.
+        """
+        return fit_scaling_law(
+            self.trials,
+            metric=self.metric,
+            mode=self.mode,
+            form=form,
+            size=size,
+            where=where,
+            average=average,
+            best_only=best_only,
+            level=level,
+            num_bootstraps=num_bootstraps,
+            seed=self.seed,
+        )
+
+    def plot_scaling_law(self, law: ScalingLaw | None = None) -> Figure:
+        """Plot a scaling law with its points and intervals, up to four times the last horizon.
+
+        ``law`` is one that ``fit_scaling_law`` returned (default: that of its defaults).
+
+        Raises:
+            UsageError: There are too few points for a law.
+            MissingExtraError: matplotlib or SciPy is not installed.
+        """
+        found = self.fit_scaling_law() if law is None else law
+        return _draw("scaling_law", found, self.trials)
 
     def plot_learning_curves(self) -> Figure:
         """Plot the metric of every trial over epochs (matplotlib).

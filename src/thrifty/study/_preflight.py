@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
@@ -192,6 +192,17 @@ def check_max_epochs(algorithm: Algorithm) -> None:
         )
 
 
+def check_horizons(algorithm: Algorithm, space: Space) -> None:
+    """Raise AlgorithmError if the space has horizons that the algorithm does not follow."""
+    if space.has_horizons and not algorithm.follows_horizons:
+        name = type(algorithm).__name__
+        raise AlgorithmError(
+            f"{name} compares trials after the same number of epochs, but those of a "
+            f"{type(space).__name__} end at horizons of their own: some have cooled down where "
+            "others have not; use GridSearch or RandomSearch"
+        )
+
+
 def check_run(executor: object, stop: object, observers: object) -> None:
     """Raise UsageError for arguments of ``Study.run`` of the wrong kind."""
     if executor is not None and not isinstance(executor, ExecutorConfig):
@@ -272,7 +283,7 @@ def check_study(
     _check_names(task, space)
     _check_parts(task, space, max_epochs=algorithm.max_epochs, seed=seed)
     config = space.sample(np.random.default_rng(seed))
-    timeline = Timeline(config, epochs=algorithm.max_epochs)
+    timeline = Timeline(config, epochs=space.horizon_of(config) or algorithm.max_epochs)
     moving = _moving(space, algorithm)
     try:
         with no_exits():
@@ -285,6 +296,7 @@ def check_study(
         logger.info("the dry run of %s failed: %s", plain_text(config), error_text(error))
         return None, error_text(error)
     goals.check({*report.metrics, TRAIN_LOSS})
+    _check_averages(task, space, goals=goals, known=report.metrics)
     for name in sorted(moving & config.keys() - report.structural - report.followed):
         logger.warning(
             "%r has a schedule, but %s does not read it; name it in the optimizer or read it "
@@ -311,9 +323,23 @@ def _check_parts(task: Task, space: Space, *, max_epochs: int, seed: int) -> Non
     rng = np.random.default_rng(seed)
     configs = [space.sample(rng) for _ in range(_NUM_PROBED)]
     for config in {repr([c.get(name) for name in named]): c for c in configs}.values():
-        timeline = Timeline(config, epochs=max_epochs)
-        for epoch in range(max_epochs if timeline.moving() else 1):
+        timeline = Timeline(config, epochs=space.horizon_of(config) or max_epochs)
+        for epoch in range(timeline.epochs if timeline.moving() else 1):
             check_batches(task, options, timeline.at(epoch))
+
+
+def _check_averages(
+    task: Task | Trainable, space: Space, *, goals: Goals, known: Collection[str]
+) -> None:
+    """Raise TaskError unless the task has the averages by which the space judges trials."""
+    for average in space.averages:
+        for name in goals.names:
+            if f"{average}_{name}" not in known:
+                raise TaskError(
+                    f"Ladder(averages={average!r}) needs the metric '{average}_{name}', which "
+                    f"{type(task).__name__} does not have; give it average = "
+                    f"thrifty.{average.upper()}(...), or leave averages out"
+                )
 
 
 def _check_names(task: Task, space: Space) -> None:

@@ -312,7 +312,7 @@ def overview(
         return facts(title, [*rows, ("state", f"cannot be read: {_in_one_line(error)}")])
     if state:
         rows.append(("state", _ADVICE.get(state, state)))
-    states = (state_of(trial, max_epochs=ledger.max_epochs) for trial in ledger.history)
+    states = (state_of(trial) for trial in ledger.history)
     rows.append(("trials", _counted(Counter(states))))
     told = [("savings", savings(ledger))] if ledger.trial_epochs else []
     best = [result(ledger, trial.number) for trial in best_ones(ledger)]

@@ -26,7 +26,7 @@ from thrifty.store import failure_groups, nondominated
 from thrifty.store._reports import EpochTimes, failure_lines
 
 from ._goals import Goals
-from ._ledger import Ledger
+from ._ledger import Ledger, is_done
 from ._replicas import interval, mean_curve, standard_deviation
 
 
@@ -241,11 +241,11 @@ def _short(value: float) -> str:
     return f"{value:,.1f}" if value >= 0.95 else f"{value:.2g}"
 
 
-def state_of(trial: Trial, *, max_epochs: int) -> TrialState:
+def state_of(trial: Trial) -> TrialState:
     """Return a trial's state; a waiting trial is done or paused."""
     if trial.state != "waiting":
         return trial.state
-    return "done" if trial.reached >= max_epochs else "paused"
+    return "done" if is_done(trial) else "paused"
 
 
 def trial_result(
@@ -268,7 +268,7 @@ def trial_result(
         unit=ledger.unit,
         number=number,
         config=trial.config,
-        state=state_of(trial, max_epochs=ledger.max_epochs),
+        state=state_of(trial),
         epochs=trial.reached,
         value=curve[-1] if curve and math.isfinite(curve[-1]) else None,
         curve=curve,

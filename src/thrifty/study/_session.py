@@ -25,7 +25,7 @@ from thrifty.store import Heartbeat, Lease, PlanInfo, Store, StudyInfo, StudyMov
 from thrifty.store._reports import error_key
 
 from ._housekeeping import DiskBudget, Packing, PassedStates, gc_frozen, with_threads_of
-from ._ledger import Ledger
+from ._ledger import Ledger, is_done
 from ._loop import (
     Observer,
     Parts,
@@ -245,9 +245,7 @@ def _begin(
     stood = {e.trial: e.first_epoch - 1 for e in news if isinstance(e, TrialAdvanced)}
     ended = {e.trial for e in news if isinstance(e, TrialEnded)}
     for trial in ledger.history:
-        may_go_on = trial.state == "running" or (
-            trial.state == "waiting" and trial.reached < ledger.max_epochs
-        )
+        may_go_on = trial.state == "running" or (trial.state == "waiting" and not is_done(trial))
         if may_go_on or trial.number in ended:
             at = stood.get(trial.number, trial.reached)
             one = TrialBegan(trial=trial.number, config=trial.config, parent=trial.parent, epoch=at)

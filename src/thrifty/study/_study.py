@@ -36,6 +36,7 @@ from ._loop import Observer, StopWhen
 from ._plot_mixin import PlotMixin
 from ._preflight import (
     check_arguments,
+    check_horizons,
     check_max_epochs,
     check_run,
     check_study,
@@ -119,6 +120,7 @@ class Study(PlotMixin):
         warm_start: str | Study | Sequence[str | Study] = (),
     ) -> None:
         check_arguments(task, space, algorithm=algorithm)
+        check_horizons(algorithm, space)
         self.task = task
         self.goals = Goals.of(metric, mode, constraints=constraints)
         self.storage = Storage.of(storage)

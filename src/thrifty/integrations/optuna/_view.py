@@ -272,7 +272,8 @@ def _frozen(
 def _state(info: StudyInfo, record: TrialRecord) -> TrialState:
     if record.state == "failed":
         return TrialState.FAIL
-    if record.reached >= info.spec.get("max_epochs", math.inf):
+    horizon = info.spec.get("max_epochs", math.inf) if record.horizon is None else record.horizon
+    if record.reached >= horizon:
         return TrialState.COMPLETE
     if record.state == "stopped" or (record.state == "waiting" and info.state == "done"):
         return TrialState.PRUNED

@@ -1,7 +1,7 @@
 """Schedules by family: frozen data that reduces to the same few pieces."""
 
 from ._base_schedule import Constant, Schedule, Then, last_value, schedule_from_json
-from ._budgeted import REX, WSD, Warmup, cooldowns, schedule_for
+from ._budgeted import REX, WSD, Trunk, Warmup, cooldowns, schedule_for
 from ._shapes import (
     Cosine,
     CosineRestarts,
@@ -30,6 +30,7 @@ __all__ = [
     "Schedule",
     "Step",
     "Then",
+    "Trunk",
     "Warmup",
     "cooldowns",
     "last_value",

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from thrifty.core import ScheduleError
 from thrifty.space._domain import Choice
-from thrifty.space._pieces import Piece, Segment, cosine_arc, hold, ramp, rex_arc, values_at
+from thrifty.space._pieces import (
+    Piece,
+    Segment,
+    cosine_arc,
+    exponential_arc,
+    hold,
+    mirrored_power_arc,
+    ramp,
+    rex_arc,
+    values_at,
+)
 from thrifty.space._units import Amount
 
 from ._base_schedule import (
@@ -94,19 +105,39 @@ class Warmup(Schedule):
         check_positive(self, epochs=self.epochs)
 
 
+COOLDOWN_SHAPES: dict[str, Callable[[float, float, float, float], Piece]] = {
+    "linear": ramp,
+    "cosine": cosine_arc,
+    "1-sqrt": partial(mirrored_power_arc, power=0.5),
+    "square": partial(mirrored_power_arc, power=2.0),
+    "exp": exponential_arc,
+}
+"""The arcs of cooldowns by name, from a value to another between two times."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WSD(Schedule):
     """``warmup`` epochs up, a stable phase, and ``cooldown`` epochs down to ``floor`` at the end.
 
     ``epochs`` is where the cooldown ends (default: the end of the run). Runs with different
-    ``epochs`` share their warm-up and stable phase: cooldowns branch off one run. The ``shape`` of
-    the cooldown is ``"linear"`` or ``"cosine"``.
+    ``epochs`` share their warm-up and stable phase: cooldowns branch off one run. With ``u`` from
+    0 to 1 over the cooldown, the ``shape`` of the cooldown is
+
+    - ``"linear"``: ``1 - u``,
+    - ``"cosine"``: ``(1 + cos(pi u)) / 2``,
+    - ``"1-sqrt"``: ``1 - sqrt(u)``, which falls fast at first,
+    - ``"square"``: ``1 - u ** 2``, which falls late,
+    - ``"exp"``: ``(floor / value) ** u``, which needs a ``floor`` above 0.
 
     >>> WSD(1.0, cooldown=2).values(0, 4, epochs=4).tolist()
     [1.0, 1.0, 1.0, 0.5]
+    >>> WSD(1.0, cooldown=4, shape="1-sqrt").values(0, 4, epochs=4).round(4).tolist()
+    [1.0, 0.5, 0.2929, 0.134]
 
     References:
         Hu et al., "MiniCPM", 2024.
+        Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations",
+        NeurIPS 2024.
     """
 
     value: Number
@@ -121,7 +152,7 @@ class WSD(Schedule):
         """Return a ramp, a hold, an arc, and a hold if the run is longer."""
         end = float(self.epochs or epochs)
         turn, up = end - self.cooldown, float(self.warmup)
-        arc = cosine_arc if self.shape == "cosine" else ramp
+        arc = COOLDOWN_SHAPES[self.shape]
         parts = (
             Segment(0.0, up, ramp(0.0, self.value, 0.0, up or 1.0)),
             Segment(up, turn, hold(self.value)),
@@ -141,8 +172,59 @@ class WSD(Schedule):
             raise ScheduleError(f"{self!r}: warmup must not be negative")
         if self.epochs is not None and self.warmup + self.cooldown > self.epochs:
             raise ScheduleError(f"{self!r}: warmup and cooldown do not fit into epochs")
-        if self.shape not in ("cosine", "linear"):
-            raise ScheduleError(f'{self!r}: shape must be "cosine" or "linear"')
+        if self.shape not in COOLDOWN_SHAPES:
+            known = ", ".join(f'"{name}"' for name in COOLDOWN_SHAPES)
+            raise ScheduleError(f"{self!r}: shape must be one of {known}")
+        if self.shape == "exp" and not 0 < self.floor <= self.value:
+            raise ScheduleError(
+                f"{self!r}: an exponential cooldown never reaches 0; give a floor above 0 and at "
+                "most the value"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Trunk(Schedule):
+    """A warm-up of ``warmup`` epochs, then a constant ``value``: the trunk of a ``Ladder``.
+
+    It equals ``WSD`` before the cooldown. In a ladder, a trial with this schedule ends after
+    ``epochs`` epochs, and its metrics are those of the weights' ``average`` (``"ema"`` or
+    ``"swa"``) that the task keeps.
+
+    >>> Trunk(1.0, epochs=3, warmup=1, average="swa").values(0, 3, epochs=3).tolist()
+    [0.0, 1.0, 1.0]
+    """
+
+    value: Number
+    epochs: Time = field(kw_only=True)
+    warmup: Time = field(default=0.0, kw_only=True)
+    average: str = field(kw_only=True)
+    sample: SampleRate = field(default="step", kw_only=True)
+
+    def profile(self, epochs: float) -> tuple[Segment, ...]:
+        """Return a ramp and a hold."""
+        end, up = max(float(self.epochs), epochs), float(self.warmup)
+        parts = (
+            Segment(0.0, up, ramp(0.0, self.value, 0.0, up or 1.0)),
+            Segment(up, end, hold(self.value)),
+        )
+        kept = tuple(part for part in parts if part.stop > part.start)
+        return sampled(kept, self.sample, length=end)
+
+    def span(self) -> float:
+        """Return the fewest epochs that a run needs."""
+        return float(self.epochs)
+
+    def validate(self) -> None:
+        """Raise ScheduleError for invalid field values."""
+        check_positive(self, epochs=self.epochs)
+        if not 0 <= self.warmup <= self.epochs:
+            raise ScheduleError(f"{self!r}: warmup must be from 0 to epochs")
+        if self.average not in AVERAGES:
+            raise ScheduleError(f'{self!r}: average must be "ema" or "swa"')
+
+
+AVERAGES = ("ema", "swa")
+"""The averages of weights whose metrics a trunk's trial may have."""
 
 
 _SHAPES: dict[str, type[REX | Linear]] = {"rex": REX, "linear": Linear}
@@ -213,10 +295,8 @@ def cooldowns(
 
     Together they are one long run with a cooldown to each end. Each cools down over the last share
     ``cooldown`` of its own length, starting at a whole epoch (at a whole step, if ``ends`` are
-    ``steps(...)``). In one study, the shorter schedules
-    stay at 0 until ``max_epochs``: their trials idle there. Instead, run one study for each end,
-    with ``max_epochs`` at that end. Studies of one task, one seed and one database share what they
-    train, so only the cooldowns are trained separately.
+    ``steps(...)``). In one study, the shorter schedules stay at 0 until ``max_epochs``: their
+    trials idle there. Use a ``Ladder``, whose trials end where their cooldowns end.
 
     Raises:
         ScheduleError: ``ends`` is empty or not ascending, the share is not in (0, 1], or the
@@ -240,7 +320,15 @@ def _with_cooldown(peak: Any, epochs: Time, *, share: float, warmup: Time) -> WS
         return WSD(
             peak, cooldown=replace(epochs, number=Fraction(length)), warmup=warmup, epochs=epochs
         )
-    # Start at a whole epoch, because whole epochs are shared. The 1e-9 corrects the rounding of
-    # shares such as 0.2, which have no exact float.
-    turn = math.floor(epochs * (1.0 - share) + 1e-9)
-    return WSD(peak, cooldown=float(epochs - turn), warmup=warmup, epochs=epochs)
+    return WSD(peak, cooldown=cooldown_of(epochs, share=share), warmup=warmup, epochs=epochs)
+
+
+def cooldown_of(epochs: float, *, share: float) -> float:
+    """Return the length of a cooldown over a share of a run, starting at a whole epoch.
+
+    >>> cooldown_of(10, share=0.2), cooldown_of(12, share=0.2)
+    (2.0, 3.0)
+    """
+    # Whole epochs are shared. The 1e-9 corrects the rounding of shares such as 0.2, which have no
+    # exact float.
+    return float(epochs - math.floor(epochs * (1.0 - share) + 1e-9))

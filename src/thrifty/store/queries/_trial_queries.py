@@ -39,7 +39,7 @@ class TrialFilter:
     """A filter of trials by state (none given: all), hyper-parameter text, and range of values.
 
     States are those of ``Study.trials``: a waiting trial is ``"done"`` if it has reached
-    ``max_epochs``, else ``"paused"``.
+    its horizon, or ``max_epochs`` if it has none, else ``"paused"``.
     """
 
     states: Sequence[str] = ()
@@ -76,12 +76,13 @@ def counting() -> ColumnElement[bool]:
 def _in_state(state: str, max_epochs: int | None) -> ColumnElement[bool]:
     if state not in ("done", "paused"):
         return _t.c.state == state
-    farthest = false() if max_epochs is None else _t.c.reached >= max_epochs
+    horizon = _t.c.horizon if max_epochs is None else func.coalesce(_t.c.horizon, max_epochs)
+    farthest = func.coalesce(_t.c.reached >= horizon, false())
     return and_(_t.c.state == "waiting", farthest if state == "done" else not_(farthest))
 
 
 Order = Literal["asc", "desc"]
-COLUMNS = ("number", "state", "value", "reached", "target", "violation")
+COLUMNS = ("number", "state", "value", "reached", "target", "violation", "horizon")
 """Columns by which trials can be sorted, besides their hyper-parameters."""
 
 
@@ -277,7 +278,9 @@ class TrialSamples:
 
 
 def _placed() -> Select[Any]:
-    return select(_t.c.number, _t.c.node, _t.c.replicas, _t.c.reached, _t.c.value, _t.c.state)
+    return select(
+        _t.c.number, _t.c.node, _t.c.replicas, _t.c.reached, _t.c.value, _t.c.state, _t.c.horizon
+    )
 
 
 def _shuffled() -> ColumnElement[int]:

@@ -1,7 +1,7 @@
 """Plots of a study (matplotlib) by what they show; loaded on first use."""
 
 from ._hyperparameter_plots import contour, importance, parallel_coordinates, slice_plot
-from ._outcomes import history, learning_curves, pareto_front, stage_forest
+from ._outcomes import history, learning_curves, pareto_front, scaling_law, stage_forest
 
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "learning_curves",
     "parallel_coordinates",
     "pareto_front",
+    "scaling_law",
     "slice_plot",
     "stage_forest",
 ]

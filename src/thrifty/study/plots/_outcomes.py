@@ -20,6 +20,7 @@ from thrifty.space._units import EPOCHS
 from thrifty.study._identity import objective_values
 from thrifty.study._preflight import escaped
 from thrifty.study._results import TrialResult
+from thrifty.study._scaling_law import ScalingLaw
 
 from ._axes import COLOURS, limits, tidy
 
@@ -119,6 +120,48 @@ def learning_curves(trials: Sequence[TrialResult], *, metric: str, mode: str) ->
 
 def _times(trial: TrialResult) -> list[float]:
     return [trial.unit.count(epoch) for epoch in range(1, trial.epochs + 1)]
+
+
+def scaling_law(law: ScalingLaw, trials: Sequence[TrialResult]) -> Figure:
+    """Plot a law over horizons with its intervals, and the trials at the ends of their horizons.
+
+    A law in two variables is one line for each size.
+    """
+    figure = NotebookFigure(figsize=(8, 4.5), layout="constrained")
+    axes: Axes = figure.add_subplot()
+    used = set(law.trials)
+    others = [t for t in trials if t.state == "done" and t.value and t.number not in used]
+    axes.plot(
+        [t.epochs for t in others],
+        [t.value for t in others if t.value],
+        ".",
+        color="0.6",
+        alpha=0.5,
+        markersize=4,
+    )
+    last = max(law.horizons)
+    across = np.geomspace(min(law.horizons), 4 * last, 60)
+    for index, size in enumerate(sorted(set(law.sizes)) or [None]):
+        colour = f"C{index}"
+        found = [law.predict(float(at), size=size) for at in across]
+        places = [i for i in range(len(law.values)) if size is None or law.sizes[i] == size]
+        points = [law.horizons[i] for i in places], [law.values[i] for i in places]
+        label = f"law, {law.level:.0%} intervals" if size is None else f"size {size:g}"
+        axes.plot(*points, "o", color=colour, markersize=5)
+        axes.plot(across, [each.value for each in found], color=colour, label=label)
+        for intervals, alpha in (
+            ([each.interval for each in found], 0.25),
+            ([each.prediction_interval for each in found], 0.12),
+        ):
+            low, high = zip(*intervals, strict=True)
+            axes.fill_between(across, low, high, color=colour, alpha=alpha, linewidth=0)
+    axes.axvline(last, color="0.6", linewidth=0.8, linestyle="--")
+    axes.set_xscale("log")
+    axes.set_xlabel("epochs at the end of training")
+    axes.set_ylabel(escaped(law.metric))
+    axes.legend(frameon=False)
+    tidy(axes)
+    return figure
 
 
 Point = tuple[float, float]

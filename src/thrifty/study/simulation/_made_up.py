@@ -139,17 +139,18 @@ class MadeUpRun:
             for number, decision in zip(numbers, decisions, strict=True):
                 if isinstance(decision, Proposal):
                     if decision.config is not None:
-                        self.nodes_of.append(self._insert(decision.config))
+                        self.nodes_of.append(self._insert(decision.config, decision.horizon))
                         self._scores.append(())
                     self._train(number, decision.target)
         self._num_runs += 1
 
-    def _insert(self, config: Config) -> tuple[int, ...]:
+    def _insert(self, config: Config, horizon: int | None) -> tuple[int, ...]:
         """Return the nodes of a new trial's replicas."""
         if id(config) in self._known:
             return self._known[id(config)][1]
+        epochs = self._algorithm.max_epochs if horizon is None else horizon
         nodes = tuple(
-            self.plan.insert(Timeline(config, epochs=self._algorithm.max_epochs, replica=replica))
+            self.plan.insert(Timeline(config, epochs=epochs, replica=replica))
             for replica in range(self._num_seeds)
         )
         if not self._num_runs:
@@ -174,6 +175,7 @@ class _RepeatedDraws(Space):
 
     def __init__(self, space: Space) -> None:
         vars(self).update(vars(space))
+        self._origin = space
         self._kept: list[dict[str, Any]] = []
         """The first run's draws after ``NUM_OWN_DRAWS``."""
         self._num_drawn = 0
@@ -183,6 +185,10 @@ class _RepeatedDraws(Space):
         """Begin the next run."""
         self._is_first = first
         self._num_drawn = 0
+
+    def horizon_of(self, config: Config) -> int | None:
+        """Return the epoch at which a configuration's training ends."""
+        return self._origin.horizon_of(config)
 
     def sample(self, rng: np.random.Generator, *, levels: int | None = None) -> dict[str, Any]:
         """Draw one configuration."""

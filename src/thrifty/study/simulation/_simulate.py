@@ -24,6 +24,7 @@ from thrifty.study._goals import Goals, Mode
 from thrifty.study._housekeeping import DiskBudget, Packing, PassedStates
 from thrifty.study._ledger import Ledger
 from thrifty.study._loop import Parts, ask_rng, run_loop
+from thrifty.study._preflight import check_horizons
 from thrifty.study._trial_events import FailureLog
 
 from ._made_up import made_up_scores
@@ -36,11 +37,15 @@ class MadeUpCurve:
 
     metric: str
     mode: Mode
+    averages: tuple[str, ...] = ()
+    """The averages of weights that have the metric, too; their weights are no better here."""
 
     def __call__(self, timeline: Timeline, epoch: int, seed: int) -> dict[str, float]:
         """Return the metric after ``epoch`` epochs."""
         (reached,) = made_up_scores(timeline, epoch - 1, epoch, seed=seed)
-        return {self.metric: reached if self.mode == "max" else 1.0 - reached}
+        value = reached if self.mode == "max" else 1.0 - reached
+        twins = {f"{average}_{self.metric}": value for average in self.averages}
+        return {self.metric: value, **twins}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,12 +217,14 @@ def simulate(  # noqa: PLR0913 (one argument for each part of a study and a clus
     members = _members(algorithm, space, seed=seed)
     goals = Goals.of(metric, mode)
     for member in members:
+        check_horizons(member.algorithm, member.space)
         member.space.check(max_epochs=member.algorithm.max_epochs)
+    averages = tuple({name: None for member in members for name in member.space.averages})
     script = _script(members, share=share)
     config = Simulated(
         workers=workers,
         epoch_s=epoch_s,
-        outcome=outcome or MadeUpCurve(metric=metric, mode=mode),
+        outcome=outcome or MadeUpCurve(metric=metric, mode=mode, averages=averages),
         start_s=start_s,
         checkpoint_bytes=checkpoint_bytes,
         faults=faults or Faults(),

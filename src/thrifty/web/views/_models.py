@@ -265,6 +265,7 @@ class TrialRow(Response):
     values: dict[str, Number]
     reached: int
     target: int
+    horizon: int | None
     violation: Number
     config: dict[str, str]
 

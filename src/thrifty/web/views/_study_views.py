@@ -318,7 +318,7 @@ def table(
 
 def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> models.Trial:
     """Return one trial with its schedule, its curves and the trials that share its stages."""
-    epochs = max(max_epochs(view) or 0, row.target, 1)
+    epochs = max(row.horizon or max_epochs(view) or 0, row.target, 1)
     nodes = (row.node, *nodes_of_replicas(row.replicas))
     paths = views.plans.paths(view.plan, nodes)
     places = _places(forest, paths.origins, row)
@@ -345,6 +345,7 @@ def _row(row: Any, view: StudyView) -> models.TrialRow:
         values={name: finite(values.get(name)) for name in view.metrics[1:]},
         reached=row.reached,
         target=row.target,
+        horizon=max_epochs(view) if row.horizon is None else row.horizon,
         violation=finite(row.violation),
         config=texts(row.config),
     )
@@ -354,7 +355,7 @@ def state_of(row: Any, view: StudyView) -> str:
     """Return the state as in ``Study.trials``: a waiting trial is done or paused."""
     if row.state != "waiting":
         return str(row.state)
-    farthest = max_epochs(view)
+    farthest = max_epochs(view) if row.horizon is None else row.horizon
     return "done" if farthest is not None and row.reached >= farthest else "paused"
 
 

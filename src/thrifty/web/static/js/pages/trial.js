@@ -156,8 +156,8 @@ export function trialPage({ root, reader, params, crumbs }) {
     ];
   }
 
-  async function draw(trial, { study, max_epochs }) {
-    const epochs = Math.max(max_epochs ?? 0, trial.target, 1);
+  async function draw(trial, { study }) {
+    const epochs = Math.max(trial.horizon ?? 0, trial.target, 1);
     const metric = study.metrics[0];
     const moving = lines(trial, epochs);
     const measured = Object.entries(trial.curves)
