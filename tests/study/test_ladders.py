@@ -84,6 +84,25 @@ def test_a_ladder_that_was_stopped_goes_on_where_it_was(tmp_path):
     assert [t.curve for t in again.trials] == [t.curve for t in whole.trials]
 
 
+class Stepped(LineTask):
+    """A task whose epochs have two steps."""
+
+    steps_per_epoch = 2
+
+
+def test_horizons_in_steps_are_those_in_epochs(tmp_path):
+    given = {
+        "horizons": [th.steps(4), th.steps(8), th.steps(12)],
+        "rates": [0.1],
+        "cooldown": th.steps(2),
+    }
+    grid = th.GridSearch(max_epochs=th.steps(12))
+    study = make_study(tmp_path, task=Stepped(), space=th.Ladder(**given), algorithm=grid)
+    assert "16 unique steps" in str(study.plan())
+    assert trained(study) == 8
+    assert [t.epochs for t in study.trials] == HORIZONS
+
+
 def test_random_search_follows_horizons(tmp_path):
     study = ladder_study(tmp_path, algorithm=th.RandomSearch(max_epochs=9, num_trials=8))
     trained(study)

@@ -1,0 +1,167 @@
+"""The methods of ``bench_ladder``: ``python -m bench.ladder.methods METHOD``.
+
+Each runs in a process of its own, with one thread and one run at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.common.processes import say_result
+from bench.ladder.setting import SEED, Characters, Setting, train_plainly, windows
+
+
+def plain(setting: Setting) -> dict[str, Any]:
+    """Train each run separately in a plain PyTorch loop, one after the other."""
+    losses, seconds = [], []
+    for schedule in setting.schedules():
+        began = time.perf_counter()
+        losses.append(train_plainly(setting, schedule))
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": sum(seconds), "each_s": seconds, "losses": losses}
+
+
+def thrifty(setting: Setting) -> dict[str, Any]:
+    """Train the ladder by thrifty: SQLite, checkpoints on disk, one worker."""
+    import thrifty as th  # noqa: PLC0415 (the peers do not need it)
+
+    with tempfile.TemporaryDirectory() as folder:
+        study = th.Study(
+            Characters(setting),
+            setting.ladder(),
+            algorithm=th.GridSearch(max_epochs=setting.horizons[-1]),
+            metric="loss",
+            mode="min",
+            storage=f"sqlite:///{folder}/bench.db",
+            name="ladder",
+            seed=SEED,
+        )
+        began = time.perf_counter()
+        forecast = study.plan()
+        study.run(executor=th.Local(workers=1, threads=1, pack="solo"), progress=False)
+        seconds = time.perf_counter() - began
+        schedules = setting.schedules()
+        losses: list[float | None] = [None] * len(schedules)
+        for trial in study.trials:
+            losses[schedules.index(trial.config["lr"])] = trial.value
+        savings = study.savings
+        return {
+            "seconds": seconds,
+            "losses": losses,
+            "planned": forecast.unique_epochs,
+            "unique": savings.unique_epochs,
+            "trial_epochs": savings.trial_epochs,
+            "checks_s": savings.seconds_checks,
+            "law": law_of(study),
+        }
+
+
+def law_of(study: Any) -> dict[str, float]:
+    return dict(study.fit_scaling_law(num_bootstraps=50).parameters)
+
+
+def law_of_losses(setting: Setting, losses: list[float]) -> dict[str, float]:
+    """Return the law of losses that separate runs have reached."""
+    from thrifty.study import TrialResult  # noqa: PLC0415
+    from thrifty.study._scaling_law import fit_scaling_law  # noqa: PLC0415
+
+    trials = [
+        TrialResult(
+            number=number,
+            config={"lr": schedule},
+            state="done",
+            epochs=int(schedule.epochs),
+            value=loss,
+            curve=(),
+        )
+        for number, (schedule, loss) in enumerate(zip(setting.schedules(), losses, strict=True))
+    ]
+    law = fit_scaling_law(trials, metric="loss", mode="min", num_bootstraps=50, seed=SEED)
+    return dict(law.parameters)
+
+
+def optuna(setting: Setting) -> dict[str, Any]:
+    """Train by Optuna: each run is a trial of a grid, SQLite."""
+    import optuna  # noqa: PLC0415
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    schedules = setting.schedules()
+    losses: list[float | None] = [None] * len(schedules)
+
+    def objective(trial: optuna.Trial) -> float:
+        index = trial.suggest_int("run", 0, len(schedules) - 1)
+        losses[index] = found = train_plainly(setting, schedules[index])
+        return found
+
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        study = optuna.create_study(
+            storage=f"sqlite:///{folder}/optuna.db",
+            sampler=optuna.samplers.GridSampler({"run": list(range(len(schedules)))}, seed=0),
+        )
+        study.optimize(objective, n_trials=len(schedules))
+        seconds = time.perf_counter() - began
+    return {"seconds": seconds, "losses": losses}
+
+
+def ray(setting: Setting) -> dict[str, Any]:
+    """Train by Ray Tune: each run is a trial, one at a time; starting Ray is not counted."""
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    import ray  # noqa: PLC0415
+    from ray import tune  # noqa: PLC0415
+
+    schedules = setting.schedules()
+
+    def trainable(chosen: dict[str, Any]) -> None:
+        torch.set_num_threads(1)
+        tune.report({"loss": train_plainly(setting, schedules[chosen["run"]])})
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        tuner = tune.Tuner(
+            tune.with_resources(trainable, {"cpu": 1}),
+            param_space={"run": tune.grid_search(list(range(len(schedules))))},
+            tune_config=tune.TuneConfig(metric="loss", mode="min", max_concurrent_trials=1),
+            run_config=tune.RunConfig(storage_path=folder, verbose=0),
+        )
+        results = tuner.fit()
+        seconds = time.perf_counter() - began
+    ray.shutdown()
+    losses: list[float | None] = [None] * len(schedules)
+    for result in (results[index] for index in range(len(results))):
+        if result.metrics and result.config:
+            losses[result.config["run"]] = result.metrics.get("loss")
+    return {"seconds": seconds, "losses": losses}
+
+
+METHODS: dict[str, Callable[[Setting], dict[str, Any]]] = {
+    "plain": plain,
+    "thrifty": thrifty,
+    "optuna": optuna,
+    "ray": ray,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("method", choices=METHODS)
+    parser.add_argument("--text", default="")
+    parser.add_argument("--shapes", type=int, default=3)
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    setting = Setting.of(quick=args.quick, text=args.text, shapes=args.shapes)
+    windows(setting.text)
+    say_result(METHODS[args.method](setting))
+
+
+if __name__ == "__main__":
+    main()
