@@ -19,9 +19,11 @@ import torch
 import thrifty as th
 from bench.common.processes import RESULT
 from bench.seeds.workloads import SETTINGS, Setting, Small, train_plainly
-from thrifty.core import derive_seed
+from thrifty.core import derive_seed, replica_seed
 
 
+TRUTH = 0
+"""The seed of the study that makes the truth; those of the repeats are 1, 2, ..."""
 TRUTH_SEEDS = 30
 SEEDS = 5
 
@@ -56,15 +58,30 @@ def run(study: th.Study, *, pack: Any = "auto") -> float:
     return time.perf_counter() - began
 
 
-def truth_of(setting: Setting, folder: Path, *, seeds: int) -> list[float]:
-    """Return each configuration's mean loss over many seeds that no method selects with."""
-    study = study_of(setting, folder, seeds=seeds, seed=0, name="truth")
+def truth_of(setting: Setting, folder: Path, *, seeds: int) -> tuple[list[float], float]:
+    """Return each configuration's mean loss over many seeds that no method selects with.
+
+    Also return how sure the study is which one is best.
+    """
+    study = study_of(setting, folder, seeds=seeds, seed=TRUTH, name="truth")
     run(study)
     found = [math.inf] * len(setting.configs)
     for trial in study.trials:
         if trial.value is not None and trial.state != "failed":
             found[place_of(setting, trial.config)] = trial.value
-    return found
+    return found, study.best_trial.certainty or 0.0
+
+
+def check_disjoint(*, repeats: int, seeds: int) -> None:
+    """Check that no method selects with a seed that the truth is made of."""
+    truth = {replica_seed(TRUTH, number) for number in range(seeds)}
+    used = {replica_seed(repeat, n) for repeat in range(1, repeats + 1) for n in range(SEEDS)}
+    used |= {seed for repeat in range(1, repeats + 1) for seed in optuna_seeds(repeat)}
+    assert truth.isdisjoint(used), "a method selects with a seed of the truth"
+
+
+def optuna_seeds(repeat: int) -> list[int]:
+    return [derive_seed(repeat, "optuna", number) % 2**31 for number in range(SEEDS)]
 
 
 def ours(setting: Setting, folder: Path, *, repeat: int) -> dict[str, Any]:
@@ -92,7 +109,7 @@ def optunas(setting: Setting, *, repeat: int, seconds: float) -> dict[str, Any]:
 
     def objective(trial: optuna.Trial) -> float:
         place = trial.suggest_categorical("place", grid["place"])
-        seeds = [derive_seed(repeat, "optuna", number) % 2**31 for number in range(SEEDS)]
+        seeds = optuna_seeds(repeat)
         return mean(train_plainly(setting, configs[place], seed=seed) for seed in seeds)
 
     sampler = optuna.samplers.GridSampler(grid, seed=repeat)
@@ -118,21 +135,20 @@ def in_turn(setting: Setting, folder: Path, *, rounds: int) -> list[dict[str, fl
     found = []
     for number in range(rounds):
         row = {}
-        for pack in ("solo", "auto"):
+        for pack in ("solo", "auto") if number % 2 else ("auto", "solo"):
             study = study_of(setting, folder, seeds=SEEDS, seed=1000, name=f"{pack}{number}")
-            run(study, pack=pack)
+            row[f"{pack}, whole run"] = run(study, pack=pack)
             row[pack] = study.savings.seconds
-            row[f"{pack} worst"] = max(t.value or 0.0 for t in study.trials)
         found.append(row)
     return found
 
 
-def judged(choices: Sequence[int], truth: Sequence[float]) -> dict[str, float]:
-    """Return how often the true best was chosen, and the mean regret as a share of its loss."""
+def judged(choices: Sequence[int], truth: Sequence[float]) -> dict[str, Any]:
+    """Return in which repeats the true best was chosen, and the regrets as shares of its loss."""
     best = int(np.argmin(truth))
     return {
-        "hits": mean(choice == best for choice in choices),
-        "regret": mean(truth[choice] / truth[best] - 1 for choice in choices),
+        "hits": [choice == best for choice in choices],
+        "regrets": [truth[choice] / truth[best] - 1 for choice in choices],
     }
 
 
@@ -147,7 +163,9 @@ def main() -> None:
     setting = SETTINGS[args.task]
     with TemporaryDirectory() as name:
         folder = Path(name)
-        truth = truth_of(setting, folder, seeds=4 if args.quick else TRUTH_SEEDS)
+        truth_seeds = 4 if args.quick else TRUTH_SEEDS
+        check_disjoint(repeats=args.repeats, seeds=truth_seeds)
+        truth, truth_certainty = truth_of(setting, folder, seeds=truth_seeds)
         rows: dict[str, list[dict[str, Any]]] = {"ours": [], "optuna": [], "one seed": []}
         for repeat in range(1, args.repeats + 1):
             rows["ours"].append(ours(setting, folder, repeat=repeat))
@@ -157,15 +175,18 @@ def main() -> None:
         speed = in_turn(setting, folder, rounds=1 if args.quick else 3)
     result = {
         "truth": truth,
+        "truth_certainty": truth_certainty,
         "methods": {
             name: judged([row["choice"] for row in found], truth) for name, found in rows.items()
         },
         "seconds": median(row["seconds"] for row in rows["ours"]),
         "optuna_seconds": median(row["seconds"] for row in rows["optuna"]),
         "tried": mean(row["tried"] for row in rows["optuna"]),
-        "certainty": mean(row["certainty"] for row in rows["ours"]),
+        "plain_seconds": len(setting.configs)
+        * median(row["seconds"] / row["tried"] for row in rows["optuna"]),
+        "certainties": [row["certainty"] for row in rows["ours"]],
         "packed": mean(row["packed"] for row in rows["ours"]),
-        "speed_up": median(row["solo"] / row["auto"] for row in speed),
+        "speed_ups": [row["solo"] / row["auto"] for row in speed],
         "speed": speed,
     }
     print(RESULT + json.dumps(result))

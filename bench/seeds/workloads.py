@@ -128,20 +128,20 @@ class Small(th.Task):
 
 
 def train_plainly(setting: Setting, config: Mapping[str, float], *, seed: int) -> float:
-    """Train one configuration with one seed in a plain loop; return its validation loss."""
+    """Train one configuration with one seed in a plain loop; return its validation loss.
+
+    The loop does nothing that the choice does not need: it evaluates once, at the end. PyTorch's
+    fused optimizers are the fastest of its three kinds here.
+    """
     train, valid = split(setting.data)
     torch.manual_seed(seed)
     model = make_model(setting)
     kinds: dict[str, Any] = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}
-    optimizer = kinds[setting.optimizer](model.parameters(), **config)
-    value = float("nan")
+    optimizer = kinds[setting.optimizer](model.parameters(), **config, fused=True)
     for _ in range(setting.epochs):
-        model.train()
         for rows in torch.randperm(len(train[0])).split(BATCH_SIZE):
             optimizer.zero_grad()
             loss_of(model, [part[rows] for part in train]).backward()
             optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            value = loss_of(model, valid).item()
-    return value
+    with torch.no_grad():
+        return loss_of(model, valid).item()

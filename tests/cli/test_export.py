@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import runpy
 import sys
 from pathlib import Path
 
@@ -198,3 +199,32 @@ def test_a_library_that_is_not_there(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match="pandas is not installed"):
         frame([])
+
+
+def test_several_seeds_are_in_status_best_and_exports(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("seeded.py").write_text(STUDY.replace("METRIC", ONE + ", seeds=3"))
+    thrifty("run", "seeded.py", "--quiet", monkeypatch=monkeypatch)
+    best = runpy.run_path("seeded.py")["study"].best_trial
+    capsys.readouterr()
+    thrifty("status", *STORAGE, monkeypatch=monkeypatch)
+    assert "after 3 epochs, mean of 3 seeds)" in capsys.readouterr().out
+    thrifty("best", "line", *STORAGE, monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    assert "mean of 3 seeds, sd " in said
+    assert f"with a probability of {best.certainty:.0%}" in said
+    thrifty("best", "line", *STORAGE, "--json", monkeypatch=monkeypatch)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["seeds"], found["sd"], found["certainty"]) == (3, best.sd, best.certainty)
+    for kind in ("csv", "json", "parquet"):
+        thrifty("export", "line", *STORAGE, "--out", f"t.{kind}", monkeypatch=monkeypatch)
+    table = csv.DictReader(Path("t.csv").read_text().splitlines())
+    (row,) = (r for r in table if r["number"] == str(best.number))
+    assert (float(row["sd"]), row["seeds"]) == (best.sd, "3")
+    rows = json.loads(Path("t.json").read_text())
+    assert rows[best.number]["sd"] == best.sd
+    assert {"sd", "seeds"}.isdisjoint(
+        *(r for r in rows if r["state"] == "failed" and not r["epochs"])
+    )
+    pl = pytest.importorskip("polars")
+    assert pl.read_parquet("t.parquet")["seeds"].max() == 3

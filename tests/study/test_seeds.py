@@ -6,10 +6,11 @@ import math
 from statistics import mean, stdev
 
 import pytest
+from torch import nn
 
 import thrifty as th
 from tests.study.helpers import StopAfter, make_study, trained
-from thrifty.core import StudyMismatchError, UsageError, replica_seed
+from thrifty.core import StudyMismatchError, ThriftyError, UsageError, replica_seed
 from thrifty.store import Store
 from thrifty.study import Storage
 from thrifty.testing import LineTask
@@ -126,9 +127,10 @@ def test_a_study_stopped_between_replicas_goes_on_where_it_was(tmp_path, algorit
     assert [t.state for t in broken.trials] == [t.state for t in whole.trials]
 
 
-def test_a_trial_fails_if_one_of_its_seeds_does(tmp_path):
+def test_a_trial_fails_if_one_of_its_seeds_does(tmp_path, caplog):
     study = seeded(tmp_path, task=RefusesHalf(), seeds=4, seed=1)
     trained(study)
+    assert "no trial" not in caplog.text  # its other seeds fail with it
     assert [trial.state for trial in study.trials] == ["failed"] * 3
     assert all("a positive slope" in trial.error for trial in study.trials)
     assert study.run(progress=False).trials[0].error == study.trials[0].error
@@ -175,10 +177,12 @@ def test_two_studies_share_what_a_shared_plan_knows(tmp_path):
     assert [t.curves for t in two.trials] == [t.curves for t in one.trials]
 
 
-def test_the_number_of_seeds_cannot_change_under_one_name(tmp_path):
-    trained(seeded(tmp_path, seeds=2))
-    with pytest.raises(StudyMismatchError, match="seeds was 2 and is 3"):
-        seeded(tmp_path, seeds=3).run(progress=False)
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 2), (1, 3)])
+def test_another_number_of_seeds_needs_another_name(tmp_path, before, now):
+    num = trained(seeded(tmp_path, seeds=before)) // before
+    with pytest.raises(StudyMismatchError, match=f"seeds was {before} and is {now}.*another name"):
+        seeded(tmp_path, seeds=now).run(progress=False)
+    assert trained(seeded(tmp_path, seeds=now, name="other")) == max(now - before, 0) * num
 
 
 @pytest.mark.parametrize(
@@ -207,9 +211,22 @@ def test_the_model_of_each_seed_is_loaded(tmp_path):
         best.load_model(replica=3)
 
 
-def test_a_simulation_of_several_seeds_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="does not cover seeds=3"):
-        seeded(tmp_path).simulate(workers=1, epoch_s=1.0)
+@pytest.mark.parametrize("algorithm", [GRID, HALVING], ids=["grid", "halving"])
+def test_a_simulation_trains_what_the_plan_foresees(tmp_path, algorithm):
+    study = seeded(tmp_path, algorithm=algorithm)
+    foreseen = study.plan()
+    shared, alone = (study.simulate(workers=2, epoch_s=1.0, share=s) for s in (True, False))
+    low, high = foreseen.unique_range
+    assert low <= shared.unique_epochs == shared.busy_s <= high
+    assert alone.unique_epochs == alone.trial_epochs == shared.trial_epochs
+    assert shared.unique_epochs % 3 == 0
+
+
+def test_a_simulated_population_continues_each_seed_from_its_own(tmp_path):
+    population = th.PopulationBasedTraining(max_epochs=4, population=4, interval=2, explore=("lr",))
+    study = seeded(tmp_path, space=th.Space(lr=th.Float(0.01, 0.1)), algorithm=population)
+    alone = study.simulate(workers=1, epoch_s=1.0, share=False)
+    assert alone.unique_epochs == 3 * 4 * 4
 
 
 def test_the_best_trial_says_how_sure_it_is(tmp_path):
@@ -251,3 +268,115 @@ def test_asha_promotes_what_is_not_surely_worse(tmp_path):
         trained(study)
         reached[seeds] = sum(trial.epochs == 4 for trial in study.trials)
     assert reached[4] > reached[1]
+
+
+class Dropping(LineTask):
+    """A task with dropout, whose masks differ between seeds."""
+
+    def model(self, hp):
+        return nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+
+
+def test_packed_replicas_have_initial_weights_order_and_masks_of_their_own(tmp_path):
+    study = seeded(tmp_path, task=Dropping(), space=th.Space(lr=0.01))
+    study.run(progress=False, executor=th.Local(pack="fused", pack_size=3, threads=1))
+    (trial,) = study.trials
+    assert study.savings.packed_epochs == 12
+    assert len(set(trial.curves)) == 3
+    for replica, curve in enumerate(trial.curves):
+        alone = seeded(
+            tmp_path,
+            task=Dropping(),
+            space=th.Space(lr=0.01),
+            seeds=1,
+            seed=replica_seed(0, replica),
+            storage=f"sqlite:///{tmp_path}/alone.db",
+            name=f"r{replica}",
+        )
+        alone.run(progress=False, executor=th.Local(pack="solo", threads=1))
+        assert curve == pytest.approx(alone.trials[0].curve, rel=1e-4)
+
+
+WIDE = th.Space(lr=th.Float(0.01, 0.1))
+ALGORITHMS = [
+    th.RandomSearch(max_epochs=4, num_trials=4),
+    th.RandomSearch(max_epochs=2, num_trials=6, sampler=th.search.TPESampler(num_startup=3)),
+    th.MedianStopping(max_epochs=4, num_trials=5, grace_epochs=1),
+    th.SuccessiveHalving(max_epochs=4, num_trials=6, eta=2),
+    th.Hyperband(max_epochs=4, eta=2),
+    th.BOHB(max_epochs=4, eta=2),
+    th.ASHA(max_epochs=4, num_trials=6, eta=2),
+    th.search.BOSS(max_epochs=4, eta=2),
+    th.search.SubSampling(max_epochs=4, num_trials=5, eta=2),
+    th.search.AsyncSubSampling(max_epochs=4, num_trials=5, eta=2),
+    th.PopulationBasedTraining(max_epochs=4, population=4, interval=2, explore=("lr",)),
+]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: type(each).__name__)
+def test_every_algorithm_decides_by_means_and_goes_on_after_a_stop(tmp_path, algorithm):
+    whole = seeded(tmp_path / "whole", seeds=2, space=WIDE, algorithm=algorithm)
+    num = trained(whole)
+    counts = []
+    while not counts or counts[-1]:
+        broken = seeded(tmp_path / "broken", seeds=2, space=WIDE, algorithm=algorithm)
+        counts.append(trained(broken, observers=[StopAfter(9)]))
+    assert sum(counts) == num
+    assert [(t.state, t.curves) for t in broken.trials] == [
+        (t.state, t.curves) for t in whole.trials
+    ]
+    for trial in whole.trials:
+        assert trial.value == pytest.approx(mean(curve[-1] for curve in trial.curves))
+    assert max(trial.epochs for trial in whole.trials) == algorithm.max_epochs
+
+
+class Sized(LineTask):
+    """A task whose second metric is the same for all seeds."""
+
+    def metrics(self, model, batch):
+        slope = model.weight.detach().abs().item()
+        return {**super().metrics(model, batch), "slope": slope}
+
+
+def test_objectives_and_constraints_are_means_over_seeds(tmp_path):
+    study = seeded(
+        tmp_path,
+        task=Sized(),
+        metric=["mse", "slope"],
+        mode=["min", "max"],
+        constraints={"slope": 100.0},
+    )
+    trained(study)
+    assert all(trial.certainty is None for trial in study.best_trials)
+    for trial in study.trials:
+        assert trial.violation == 0
+        assert (
+            trial.values["mse"]
+            == trial.value
+            == pytest.approx(mean(curve[-1] for curve in trial.curves))
+        )
+    with Store.open(study.storage.url) as store:
+        slopes = store.studies.seed_curves(store.studies.get("s").id, "slope")
+    for trial in study.trials:
+        assert trial.values["slope"] == pytest.approx(
+            mean(curve[-1] for curve in slopes[trial.number])
+        )
+
+
+def test_a_constraint_is_checked_on_the_mean(tmp_path):
+    study = seeded(tmp_path, task=Sized(), constraints={"slope": 1e-6})
+    trained(study)
+    assert all(trial.violation > 0 for trial in study.trials)
+    with pytest.raises(ThriftyError, match="feasible"):
+        _ = study.best_trial
+
+
+def test_notebooks_and_plots_show_the_seeds(tmp_path):
+    study = seeded(tmp_path)
+    trained(study)
+    shown = study._repr_html_()
+    assert "probability of being the best" in shown
+    assert "95 % interval of the mean" in shown
+    assert "sd over seeds" in study.trials._repr_html_()
+    (axes,) = study.plot_learning_curves().axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()][-1] == "its 3 seeds"

@@ -59,6 +59,7 @@ def test_a_study_says_what_it_was_made_from(client, store):
     assert [p["name"] for p in detail["space"]] == ["lr", "width", "dropout"]
     assert detail["max_epochs"] == 6
     assert detail["best_epochs"] == best.reached
+    assert (detail["num_seeds"], detail["best_interval"]) == (1, None)
 
 
 def test_history_ends_with_the_best(client):
@@ -557,11 +558,17 @@ def test_curves_of_several_seeds_are_their_means(tmp_path):
         shown = get(client, "/studies/1/curves")["curves"]
         one = get(client, "/studies/1/trials/0")
         get(client, "/studies/1/forest")
+        detail = get(client, "/studies/1")
     by_number = {curve["trial"]: curve["points"] for curve in shown}
     for trial in study.trials:
         assert [v for _, v in by_number[trial.number]] == pytest.approx(trial.curve)
     assert [v for _, v in one["curves"]["mse"]] == pytest.approx(study.trials[0].curve)
     assert one["value"] == study.trials[0].value
+    assert one["seed_values"] == [curve[-1] for curve in study.trials[0].curves]
+    assert one["sd"] == pytest.approx(study.trials[0].sd)
+    assert one["interval"] == pytest.approx(study.trials[0].interval)
+    assert detail["num_seeds"] == 3
+    assert detail["best_interval"] == pytest.approx(study.best_trial.interval)
 
 
 def test_trials_of_a_ladder_are_done_at_their_own_horizons(tmp_path):

@@ -23,6 +23,7 @@ from thrifty.store._reports import counted, stored_unit
 from thrifty.study import Study
 
 from ._options import cell, complete_study, say, storage_option, trust_option
+from ._status import Seeds, last_values, seed_columns
 from ._train import load_stored_study
 
 
@@ -169,8 +170,9 @@ def export_command(
     with Store.open(storage, create=False) as store:
         info = store.studies.get(name)
         trials = store.studies.load(info.id).trials
+        seeds = last_values(store, info)
     for each, file in wanted:
-        content = _WRITERS[each](info, trials)
+        content = _WRITERS[each](info, trials, seeds)
         if file is None:
             # Only files get the exact content: printed text may go to a terminal and is made plain.
             say(content, nl=False)
@@ -199,29 +201,32 @@ def _write(file: Path, content: str | bytes) -> None:
         raise UsageError(f"cannot write {file}: {error.strerror}; name another place") from error
 
 
-def _csv(info: StudyInfo, trials: Sequence[TrialRecord]) -> str:
+def _csv(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> str:
     metrics = _metrics(info)
     names = sorted({key for trial in trials for key in trial.config})
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     objectives = [f"values_{each}" for each in metrics]
     unit = stored_unit(info.spec)
-    columns = [] if unit.is_epochs else [unit.name]
-    writer.writerow(["number", "state", "epochs", *columns, "value", *objectives, *names])
+    units = [] if unit.is_epochs else [unit.name]
+    several = ["sd", "seeds"] if seeds else []
+    writer.writerow(["number", "state", "epochs", *units, "value", *several, *objectives, *names])
     for trial in trials:
+        columns = seed_columns(seeds.get(trial.number))
         writer.writerow([
             trial.number,
             _state(info, trial),
             trial.reached,
-            *(unit.count(trial.reached) for _ in columns),
+            *(unit.count(trial.reached) for _ in units),
             trial.value,
+            *(columns.get(each) for each in several),
             *((trial.objectives or {}).get(each) for each in metrics),
             *(str(trial.config.get(key, "")) for key in names),
         ])
     return out.getvalue()
 
 
-def _json(info: StudyInfo, trials: Sequence[TrialRecord]) -> str:
+def _json(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> str:
     """Return the trials as a JSON list; schedules have the form stored in the database."""
     found = [
         {
@@ -230,6 +235,7 @@ def _json(info: StudyInfo, trials: Sequence[TrialRecord]) -> str:
             "epochs": trial.reached,
             **counted(info.spec, trial.reached),
             "value": _finite(trial.value),
+            **seed_columns(seeds.get(trial.number)),
             **({"values": _objectives(trial)} if _metrics(info) else {}),
             **({"violation": trial.violation} if "constraints" in info.spec else {}),
             "error": trial.error[1],
@@ -241,7 +247,7 @@ def _json(info: StudyInfo, trials: Sequence[TrialRecord]) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def _parquet(info: StudyInfo, trials: Sequence[TrialRecord]) -> bytes:
+def _parquet(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> bytes:
     """Return the columns of ``Study.trials_dataframe``."""
     names = list(dict.fromkeys(key for trial in trials for key in trial.config))
     rows = [
@@ -251,6 +257,7 @@ def _parquet(info: StudyInfo, trials: Sequence[TrialRecord]) -> bytes:
             "epochs": trial.reached,
             **counted(info.spec, trial.reached),
             "value": trial.value,
+            **(_sd_and_seeds(seeds.get(trial.number)) if seeds else {}),
             **{_whole(f"values_{m}"): (trial.objectives or {}).get(m) for m in _metrics(info)},
             **({"violation": trial.violation} if "constraints" in info.spec else {}),
             "error": trial.error[1],
@@ -263,6 +270,11 @@ def _parquet(info: StudyInfo, trials: Sequence[TrialRecord]) -> bytes:
     return out.getvalue()
 
 
+def _sd_and_seeds(values: Sequence[float] | None) -> dict[str, Any]:
+    columns = seed_columns(values)
+    return {"sd": columns.get("sd"), "seeds": columns.get("seeds")}
+
+
 def _whole(value: Any) -> Any:
     """Return a text without unpaired surrogates, which Arrow rejects."""
     if not isinstance(value, str):
@@ -270,7 +282,7 @@ def _whole(value: Any) -> Any:
     return value.encode(errors="backslashreplace").decode()
 
 
-_WRITERS: dict[str, Callable[[StudyInfo, Sequence[TrialRecord]], Any]] = {
+_WRITERS: dict[str, Callable[[StudyInfo, Sequence[TrialRecord], Seeds], Any]] = {
     "csv": _csv,
     "json": _json,
     "parquet": _parquet,

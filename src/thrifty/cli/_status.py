@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
 from thrifty.core import ThriftyError, UsageError, plain_text
+from thrifty.search._certainty import certainty
 from thrifty.space import config_to_json
 from thrifty.store import (
     FailureGroup,
@@ -20,7 +22,15 @@ from thrifty.store import (
     failure_groups,
     redact_url,
 )
-from thrifty.store._reports import counted, failure_lines, is_legacy, likeness, stored_unit
+from thrifty.store._reports import (
+    counted,
+    failure_lines,
+    interval,
+    is_legacy,
+    likeness,
+    standard_deviation,
+    stored_unit,
+)
 
 from ._options import complete_study, say, storage_option
 
@@ -82,6 +92,7 @@ def _say_study(
     say(f"  trials      {num_trials:,} ({counts or 'none'})")
     if s.best_value is not None:
         where = f"trial {s.best_trial} after {s.unit.text(s.best_epochs or 0)}"
+        where += f", mean of {s.num_seeds} seeds" * (s.num_seeds > 1)
         say(f"  best        {s.best_value:.6g} ({where})")
     elif s.num_infeasible:
         say("  best        none, because no trial keeps the constraints")
@@ -118,15 +129,23 @@ def best_command(*, name: str, storage: str, as_json: bool) -> None:
 
     Trials are compared by their metric at the epoch that each has reached. Trials that are not
     finished count. Failed trials and those that break a constraint do not.
+
+    With several seeds, values are means, and the certainty is the probability that the trial has
+    the best true mean of these trials.
     """
     with Store.open(storage, create=False) as store:
         info = store.studies.get(name)
         trials = store.studies.load(info.id).trials
+        seeds = last_values(store, info)
     best = best_trials(info, trials)
     if not best:
         raise ThriftyError(f"study {name!r} {_why_none(trials)}")
+    sure = _certainty(info, trials, best=best, seeds=seeds)
     if as_json:
-        found = [_plain(info, trial) for trial in best]
+        found = [
+            {**_plain(info, trial), **seed_columns(seeds.get(trial.number)), **sure}
+            for trial in best
+        ]
         click.echo(json.dumps(found if isinstance(info.spec.get("metric"), list) else found[0]))
         return
     unit = stored_unit(info.spec)
@@ -136,8 +155,64 @@ def best_command(*, name: str, storage: str, as_json: bool) -> None:
             f"{plain_text(metric)} {value:.6g}".strip() for metric, value in values.items()
         )
         say(f"trial {trial.number}: {said} after {unit.text(trial.reached)}")
+        for line in _of_seeds(seeds.get(trial.number), **sure):
+            say(f"  {line}")
         for key, value in trial.config.items():
             say(f"  {plain_text(key)} = {plain_text(value)}")
+
+
+Seeds = Mapping[int, Sequence[float]]
+"""The last value of each seed of the trials that have reported, by trial number."""
+
+
+def last_values(store: Store, info: StudyInfo) -> Seeds:
+    """Return the last value of the first metric for each seed; empty for a study of one seed."""
+    if info.num_seeds < 2:
+        return {}
+    metric = info.spec["metric"]
+    found = store.studies.seed_curves(info.id, metric[0] if isinstance(metric, list) else metric)
+    return {number: [c[-1] for c in curves] for number, curves in found.items() if curves[0]}
+
+
+def seed_columns(values: Sequence[float] | None) -> dict[str, Any]:
+    """Return the standard deviation over seeds and their number; empty for one seed."""
+    return {"sd": standard_deviation(values), "seeds": len(values)} if values else {}
+
+
+def _certainty(
+    info: StudyInfo, trials: Sequence[TrialRecord], *, best: Sequence[TrialRecord], seeds: Seeds
+) -> dict[str, float]:
+    """Return how sure it is which trial is best, as ``Study.best_trial`` says it.
+
+    Studies of one seed or of several objectives do not say it.
+    """
+    if not seeds or isinstance(info.spec.get("metric"), list):
+        return {}
+    found = [t for t in trials if t.state != "failed" and t.value is not None and t.feasible]
+    sign = -1.0 if info.spec.get("mode") == "min" else 1.0
+    probability = certainty(
+        found.index(best[0]),
+        [sign * (trial.value or 0.0) for trial in found],
+        [
+            standard_deviation(values) / math.sqrt(len(values))
+            for values in (seeds[trial.number] for trial in found)
+        ],
+        seed=info.spec.get("seed", 0),
+    )
+    return {"certainty": probability}
+
+
+def _of_seeds(values: Sequence[float] | None, *, certainty: float | None = None) -> Iterator[str]:
+    """Yield what is known of the mean over several seeds; nothing for one seed."""
+    if not values:
+        return
+    low, high = interval(values)
+    yield (
+        f"mean of {len(values)} seeds, sd {standard_deviation(values):.3g}, "
+        f"95 % interval {low:.6g} to {high:.6g}"
+    )
+    if certainty is not None:
+        yield f"the best trial with a probability of {certainty:.0%}"
 
 
 def _why_none(trials: Sequence[TrialRecord]) -> str:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from thrifty.core import derive_seed
+
 
 SURE = 0.9
 """The probability of being worse at which a rung stops a trial."""
@@ -22,6 +24,12 @@ FAR = 10.0
 """A variance above this many medians does not count in the average."""
 MAX_WIDENING = 2
 """A rung keeps at most this many times the trials that it keeps with one seed."""
+CAUTION = 1.5
+"""Variances are multiplied by this for the probability of being the best.
+
+Without it, the probability is too high where many trials are about as good as the best one, as
+simulations with known true means show.
+"""
 NUM_DRAWS = 4_000
 MAX_COMPARED = 256
 """The best trials by mean, among which the probability of being the best is computed."""
@@ -115,7 +123,8 @@ def probability_best(
     values, variances = given[usable], shared_variances(errors[usable])
     centre, spread = _centre_and_spread(values)
     near = values >= centre - FAR * math.sqrt(spread + float(np.median(variances)))
-    usable, values, variances = usable[near], values[near], shared_variances(errors[usable[near]])
+    usable, values = usable[near], values[near]
+    variances = CAUTION * shared_variances(errors[usable])
     if len(usable) == 1:
         out[usable] = 1.0
         return out
@@ -135,8 +144,26 @@ def probability_best(
     return out
 
 
+def certainty(
+    place: int, means: Sequence[float], standard_errors: Sequence[float], *, seed: int
+) -> float:
+    """Return the probability that the trial at ``place`` has the highest true mean of all.
+
+    Args:
+        place: The place of the trial among the others.
+        means: The score of each trial, higher is better.
+        standard_errors: The standard errors of these means.
+        seed: The seed of the study; the same study always gets the same probability.
+    """
+    rng = np.random.default_rng(derive_seed(seed, "certainty"))
+    return float(probability_best(means, standard_errors, rng=rng)[place])
+
+
 def _centre_and_spread(values: np.ndarray) -> tuple[float, float]:
-    """Return the median of values, and their variance as far as outliers do not make it up."""
+    """Return the median of values, and the variance of the better half, robustly.
+
+    The better half decides which trial is the best, and it is often the narrower one.
+    """
     centre = float(np.median(values))
     # The median absolute deviation of normal values is 1 / 1.4826 of their standard deviation.
-    return centre, float(1.4826 * np.median(np.abs(values - centre))) ** 2
+    return centre, float(1.4826 * np.median(values[values >= centre] - centre)) ** 2

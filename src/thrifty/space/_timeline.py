@@ -171,6 +171,11 @@ def _merged(key: list[Hashable], moving: list[tuple[int, Lane]], epochs: int) ->
     return tuple(out)
 
 
+def key_without_replica(run: Run, *, replica: int) -> Hashable:
+    """Return the key that a run of a replica would have in the first replica."""
+    return run.key[1] if replica else run.key  # type: ignore[index]  # made by _of_replica
+
+
 def _of_replica(runs: tuple[Run, ...], replica: int) -> tuple[Run, ...]:
     return tuple(run._replace(key=_one_object((replica, run.key))) for run in runs)
 

@@ -274,6 +274,11 @@ class StudyInfo:
     state: str
     created_at: float
 
+    @property
+    def num_seeds(self) -> int:
+        """The number of seeds that each configuration is trained with."""
+        return int(self.spec.get("seeds", 1))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
@@ -361,7 +366,7 @@ class StudySummary:
     that reached ``max_epochs``. ``state`` is "interrupted" if the study was running and its process
     is gone. ``best_value`` is the value of the best trial (see ``best_trials``) at ``best_epochs``,
     the epoch it has reached. ``num_infeasible`` counts the trials that have a value and break a
-    constraint; it is 0 where there is a best trial.
+    constraint; it is 0 where there is a best trial. With ``num_seeds`` above 1, values are means.
     """
 
     id: int
@@ -380,6 +385,7 @@ class StudySummary:
     last_activity: float | None
     unit: TimeUnit = EPOCHS
     """The unit in which the study shows what it trains."""
+    num_seeds: int = 1
 
 
 _Made = TypeVar("_Made")

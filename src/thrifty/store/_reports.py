@@ -1,7 +1,8 @@
-"""What is derived from stored rows: grouped failures, compared specs, data frames, times."""
+"""What is derived from stored rows: grouped failures, compared specs, data frames, times, seeds."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -274,3 +275,41 @@ def counted(spec: Mapping[str, Any], epochs: int) -> dict[str, float]:
     """
     unit = stored_unit(spec)
     return {} if unit.is_epochs else {unit.name: unit.count(epochs)}
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of a sample of two or more; infinite if a value is not finite.
+
+    >>> standard_deviation([1.0, 3.0]) == 2**0.5
+    True
+    """
+    if not all(map(math.isfinite, values)):
+        return math.inf
+    mean = mean_of(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""The 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom."""
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return a 95 % confidence interval of the mean of two or more values, by Student's t.
+
+    >>> low, high = interval([1.0, 2.0, 3.0])
+    >>> round(low, 2), round(high, 2)
+    (-0.48, 4.48)
+    """
+    freedom = len(values) - 1
+    # Beyond the table, this expansion is right to three digits.
+    quantile = (
+        _T_975[freedom - 1] if freedom <= len(_T_975) else 1.96 + 2.372 / freedom + 2.8 / freedom**2
+    )
+    mean, half = mean_of(values), quantile * standard_deviation(values) / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of values, which may be as large as floats can be."""
+    # Divide first: the sum of large values could overflow.
+    return sum(value / len(values) for value in values)

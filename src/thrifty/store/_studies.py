@@ -243,8 +243,18 @@ class Studies:
     def curves(self, study: int, metric: str) -> dict[int, tuple[float, ...]]:
         """Return a metric of each trial after epochs ``1 .. reached``, by trial number.
 
-        The values are those of the nodes on the path from the root to the trial's node. If the
-        study has several seeds, they are means over these.
+        If the study has several seeds, the values are means over these.
+
+        Raises:
+            StudyNotFoundError: There is no such study.
+        """
+        several = self.seed_curves(study, metric)
+        return {number: _means(curves) for number, curves in several.items()}
+
+    def seed_curves(self, study: int, metric: str) -> dict[int, Sequence[tuple[float, ...]]]:
+        """Return the curves of a metric for each seed of each trial, by trial number.
+
+        The values are those of the nodes on the path from the root to the trial's node.
 
         Raises:
             StudyNotFoundError: There is no such study.
@@ -270,10 +280,10 @@ class Studies:
                 .order_by(t.c.number)
             ).all()
         return {
-            number: _means([
+            number: [
                 _curve(node, reached, ancestry=ancestry, values=values)
                 for node in (first, *nodes_of_replicas(others))
-            ])
+            ]
             for number, first, reached, others in trials
         }
 
@@ -455,6 +465,7 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
         seconds=seconds,
         last_activity=last,
         unit=stored_unit(study.spec),
+        num_seeds=study.spec.get("seeds", 1),
     )
 
 

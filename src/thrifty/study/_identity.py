@@ -170,6 +170,8 @@ _REMOVED_OPTIONS = (
 _RENAMED = {"GriddedSampler(": "QuantizedSampler("}
 """Names in the text of older studies' algorithms, and what they are called now."""
 
+_UNSET = {"seeds": 1}
+"""Values of fields that are stored only if they differ from these."""
 _NOT_COMPARED = ("file", "task", "unit")  # a task is compared by its plan
 
 
@@ -271,10 +273,14 @@ class Recipe:
         legacy = is_legacy(found)
         found = {**found, "algorithm": _as_written_now(found.get("algorithm", ""))}
         mine = self.like(found).spec(legacy=legacy)
-        differing = [
-            f"{key} was {found.get(key)!r} and is {mine.get(key)!r}"
+        keys = [
+            key
             for key in dict.fromkeys((*mine, *found))
             if key not in _NOT_COMPARED and found.get(key) != mine.get(key)
+        ]
+        differing = [
+            f"{key} was {found.get(key, unset)!r} and is {mine.get(key, unset)!r}"
+            for key, unset in ((key, _UNSET.get(key)) for key in keys)
         ]
         compare = _legacy_difference if legacy else _difference
         changed = compare(found.get("task", {}), mine["task"])
@@ -282,11 +288,15 @@ class Recipe:
             differing.append(changed)
         elif not same_plan and not differing:
             differing.append("it was made by another version of thrifty")
-        if differing:
-            raise StudyMismatchError(
-                f"{where}: {'; '.join(differing)}. "
-                "Give this one another name, or restore what has changed"
+        if not differing:
+            return
+        advice = "Give this one another name, or restore what has changed"
+        if keys == ["seeds"] and not changed:
+            advice = (
+                "Give this one another name: in the same database, it trains only those seeds of a "
+                "configuration that no study has trained yet"
             )
+        raise StudyMismatchError(f"{where}: {'; '.join(differing)}. {advice}")
 
     def _legacy_task(self) -> dict[str, str]:
         with asking_legacy():

@@ -410,8 +410,13 @@ class Ledger:
     def _fail(self, number: int, epoch: int, failure: tuple[str, str, str]) -> None:
         kind, message, traceback = failure
         if len(self.nodes_of[number]) > 1:  # the other replicas need no more training
+            target = self.history[number].target
             for node in self.nodes_of[number]:
-                self.plan.release(number, node, self.history[number].target)
+                self.plan.release(number, node, target)
+                owner: Node | None = self.plan.owner(node, target)
+                while owner is not None:
+                    self.failure_log.withdrawn.add(owner.id)
+                    owner = owner.parent
         self.news.append(TrialEnded(trial=number, state="failed", message=message))
         self.history.record_failure(number)
         self.errors[number] = failure

@@ -25,6 +25,7 @@ from ._results import (
     TrialResult,
     best_ones,
     candidates,
+    certainty_of,
     config_rows,
     facts,
     savings,
@@ -236,6 +237,10 @@ class Trials(list[TrialResult]):
         self._goals = goals
         self._source = source
 
+    @property
+    def _has_seeds(self) -> bool:
+        return any(trial.num_seeds > 1 for trial in self)
+
     def _repr_html_(self) -> str:
         shown = nsmallest(MAX_ROWS, self, key=self._rank)
         names = list(dict.fromkeys(name for trial in shown for name in trial.config))
@@ -250,12 +255,13 @@ class Trials(list[TrialResult]):
                 everything += " or study.trials_dataframe()"
             notes.append(f"… and {len(self) - len(shown):,} more: {everything}")
         violation = ("violation",) if self._goals.constraints else ()
+        sd = ("sd over seeds",) if self._has_seeds else ()
         title = _counted(Counter(trial.state for trial in self))
         if len(self) > 1:
             title += f", best {self._goals.metrics[0]} first"
         return table(
             title,
-            ("trial", "state", self._unit.name, *self._goals.metrics, *violation, *names),
+            ("trial", "state", self._unit.name, *self._goals.metrics, *sd, *violation, *names),
             (tuple(self._cells(trial, names)) for trial in shown),
             notes=notes,
         )
@@ -277,6 +283,8 @@ class Trials(list[TrialResult]):
         yield self._unit.count(trial.epochs)
         for metric in self._goals.metrics:
             yield value_text(trial.values.get(metric))
+        if self._has_seeds:
+            yield value_text(trial.sd)
         if self._goals.constraints:
             yield value_text(trial.violation if trial.values else None)
         for name in names:
@@ -324,6 +332,15 @@ def overview(
     (trial,) = best
     place = f"trial {trial.number} at {trial.unit.place(trial.epochs)}"
     found = ("best", f"{goals.metrics[0]} {value_text(trial.value)}, {place}")
+    if trial.interval is not None:
+        rows += [("seeds of each trial", trial.num_seeds)]
+        low, high = map(value_text, trial.interval)
+        sure = certainty_of(ledger, trial.number, seed=repository.recipe.seed)
+        told = [
+            ("95 % interval of the mean", f"{low} to {high}"),
+            ("probability of being the best", f"{sure:.0%}"),
+            *told,
+        ]
     config, notes = config_rows(trial.config, source="study.best_trial.config")
     return facts(title, [*rows, found, *config, *told], notes=notes)
 

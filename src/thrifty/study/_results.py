@@ -14,20 +14,19 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from thrifty.core import ThriftyError, derive_seed, plain_text
+from thrifty.core import ThriftyError, plain_text
 from thrifty.search import Trial
-from thrifty.search._certainty import probability_best
+from thrifty.search._certainty import certainty
 from thrifty.space import TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store import failure_groups, nondominated
-from thrifty.store._reports import EpochTimes, failure_lines
+from thrifty.store._reports import EpochTimes, failure_lines, interval, standard_deviation
 
 from ._goals import Goals
 from ._ledger import Ledger, is_done
-from ._replicas import interval, mean_curve, standard_deviation
+from ._replicas import mean_curve
 
 
 TrialState = Literal["done", "running", "paused", "stopped", "failed"]
@@ -307,23 +306,28 @@ def candidates(ledger: Ledger, *, name: str) -> list[Trial]:
     )
 
 
-def certainty_of(best: Trial, found: Sequence[Trial], *, seed: int) -> float:
-    """Return the probability that ``best`` has the best true mean of the trials ``found``."""
-    probabilities = probability_best(
+def certainty_of(ledger: Ledger, number: int, *, seed: int) -> float:
+    """Return the probability that a trial has the best true mean of all that may be the best."""
+    found = _feasible(ledger)
+    return certainty(
+        [trial.number for trial in found].index(number),
         [trial.objectives[0] for trial in found],
         [trial.standard_errors[-1] for trial in found],
-        rng=np.random.default_rng(derive_seed(seed, "certainty")),
+        seed=seed,
     )
-    return float(probabilities[[trial.number for trial in found].index(best.number)])
 
 
 def best_ones(ledger: Ledger) -> list[Trial]:
     """Return the best trial so far, or the Pareto front if there are several objectives."""
-    feasible = [t for t in ledger.history if t.reached and t.state != "failed" and not t.violation]
     if len(ledger.goals.metrics) > 1:
+        feasible = _feasible(ledger)
         return [feasible[i] for i in nondominated([t.objectives for t in feasible])]
     best = ledger.best_trial
     return [] if best is None else [best]
+
+
+def _feasible(ledger: Ledger) -> list[Trial]:
+    return [t for t in ledger.history if t.reached and t.state != "failed" and not t.violation]
 
 
 def _none_feasible(ledger: Ledger, reported: Sequence[Trial], *, name: str) -> str:

@@ -235,8 +235,7 @@ class Study(PlotMixin):
                 epochs itself. See ``simulate`` for more.
 
         Raises:
-            UsageError: No epoch was timed yet and ``epoch_s`` is not given, or the study has
-                several seeds; see also ``simulate``.
+            UsageError: No epoch was timed yet and ``epoch_s`` is not given; see also ``simulate``.
 
         >>> import thrifty as th
         >>> from thrifty.testing import LineTask
@@ -252,11 +251,6 @@ class Study(PlotMixin):
         >>> study.simulate(workers=2, epoch_s=60.0).end_to_end_s
         240.0
         """
-        if self.seeds > 1:
-            raise UsageError(
-                f"simulate() does not cover seeds={self.seeds}; simulate a study with seeds=1, or "
-                "count the epochs with plan()"
-            )
         measured_s = self._epoch_seconds() if epoch_s is None else epoch_s
         if measured_s is None:
             raise UsageError(
@@ -273,6 +267,7 @@ class Study(PlotMixin):
             faults=faults,
             share=share,
             seed=self.seed,
+            seeds=self.seeds,
         )
 
     def enqueue_trial(self, config: Mapping[str, Any]) -> None:
@@ -423,7 +418,8 @@ class Study(PlotMixin):
         ledger = self._current_ledger()
         found = candidates(ledger, name=self.name)
         best = max(found, key=lambda t: (t.objectives[0], -t.number))
-        certainty = certainty_of(best, found, seed=self.seed) if self.seeds > 1 else None
+        several = self.seeds > 1
+        certainty = certainty_of(ledger, best.number, seed=self.seed) if several else None
         return self._result(ledger, best.number, certainty=certainty)
 
     @property

@@ -150,6 +150,8 @@ class FailureLog:
         """The trials that the log has named for each error, by the error's key."""
         self._diverged: list[int] = []
         """Trials that failed by their metrics since the log last named such trials."""
+        self.withdrawn: set[int] = set()
+        """Nodes of failed trials with several seeds: their other replicas may fail, too."""
 
     def note_diverged(self, trial: int) -> None:
         """Note a trial with a metric that is not finite, for ``say_diverged``."""
@@ -167,7 +169,8 @@ class FailureLog:
         failed = [answer.trial for answer in answers if answer.failure is not None]
         numbers = sorted(number for number in failed if isinstance(number, int))
         if not numbers:
-            logger.warning("training failed, but no trial for that: %s", event.message)
+            if event.node not in self.withdrawn:
+                logger.warning("training failed, but no trial for that: %s", event.message)
             return
         where = f" (traceback: study.trials[{numbers[0]}].error)" if event.traceback else ""
         self._say_once(numbers, event.message, where=where)

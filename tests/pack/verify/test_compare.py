@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from thrifty.pack.verify import StepTaken, compare_metrics, compare_step, relative_tolerance
+from thrifty.pack.verify import (
+    StepTaken,
+    compare_metrics,
+    compare_step,
+    is_rounding,
+    relative_tolerance,
+)
 
 
 EPS = torch.finfo(torch.float32).eps
@@ -106,3 +112,14 @@ def test_a_metric_that_differs_is_named(packed, name):
     if found:
         assert f"the metric {name!r} is" in str(found)
     assert compare_metrics({"a": float("nan")}, {"a": float("nan")}, tolerance=0.0) is None
+
+
+@pytest.mark.parametrize(("error", "explained"), [(EPS / 2, True), (1e-5, False)])
+def test_a_gradient_below_the_steps_of_a_saturated_softmax_is_rounding(error, explained):
+    tiny = replace(ALONE, gradients={"w": torch.full((4,), 1e-12)})
+    packed = replace(tiny, gradients={"w": tiny.gradients["w"] + error})
+    assert compare_step(packed, tiny, before=BEFORE, num_terms=100) is not None
+    found = is_rounding(
+        packed, tiny, tensors={"w": torch.ones(4)}, step=lambda tensors: tiny, num_terms=100
+    )
+    assert found == explained

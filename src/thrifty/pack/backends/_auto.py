@@ -148,7 +148,8 @@ class AutoBackend(Backend):
                 outcomes[slot] = guarded(leaves)
                 shares[slot] = shares[slot].plus(watch.spent())
             elif isinstance(outcome, UnverifiedError):
-                self._say(str(outcome))
+                how = None if outcome.mismatch else "trained again alone, only this trial"
+                self._say(str(outcome), how=how)
         # divide the rest, such as the time of measurements, equally among all slots
         left = whole.spent().seconds - sum(share.seconds for share in shares.values())
         each = TimeShare(seconds=max(0.0, left) / max(1, len(shares)))
@@ -279,12 +280,11 @@ class AutoBackend(Backend):
         self._where[slot] = self._plain
         return self._plain.whole_epoch(slot, trial.plan if plan is None else plan)
 
-    def _say(self, reason: str) -> None:
+    def _say(self, reason: str, *, how: str | None = None) -> None:
         if reason not in self._said:
             self._said.add(reason)
-            logger.warning(
-                "%s is trained by plain PyTorch, not fused: %s", type(self._task).__name__, reason
-            )
+            how = how or "trained by plain PyTorch, not fused"
+            logger.warning("%s is %s: %s", type(self._task).__name__, how, reason)
 
 
 class _Stopwatch:

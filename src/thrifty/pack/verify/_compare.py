@@ -78,6 +78,8 @@ Terms may cancel, so even two computations in double precision do not agree more
 """
 SMALLEST = 1e-30
 """Differences below this are denormal numbers, which packs flush to zero."""
+SMALLEST_LOSS = 1e-2
+"""The least magnitude assumed for a loss, which may be a small difference of large terms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +87,15 @@ class Difference:
     """A difference between a trial in a block and the same trial alone, and its size.
 
     ``is_rounding_possible`` says whether rounding can explain it in principle, so that a second
-    computation in double precision is worth its cost.
+    computation in double precision is worth its cost. ``gradient_of`` is the name of the parameter
+    if a gradient differs.
     """
 
     what: str
     found: float
     allowed: float
     is_rounding_possible: bool = True
+    gradient_of: str | None = None
 
     @property
     def excess(self) -> float:
@@ -199,8 +203,7 @@ def _loss_difference(
         return None
     if not (math.isfinite(one) and math.isfinite(other)):
         return Difference(what="the loss", found=math.inf, allowed=0.0)
-    # a loss may be a small difference of large terms, so its own size is no scale for rounding
-    scale = max(abs(one), abs(other), 1e-2)
+    scale = max(abs(one), abs(other), SMALLEST_LOSS)
     allowed = relative_tolerance(_coarser(packed.dtype, alone.dtype), num_terms=num_terms)
     found = abs(one - other)
     if found <= allowed * scale:
@@ -241,7 +244,30 @@ def _gradient_differences(
         allowed = tolerance * max(_largest(own), SHARE_OF_LARGEST * largest) + SMALLEST
         found = _distance(mine, own)
         if not found <= allowed:
-            yield Difference(what=f"the gradient of {name!r}", found=found, allowed=allowed)
+            yield Difference(
+                what=f"the gradient of {name!r}", found=found, allowed=allowed, gradient_of=name
+            )
+
+
+def is_lost_in_loss(
+    difference: Difference, tensors: Mapping[str, torch.Tensor], *, num_terms: int
+) -> bool:
+    """Return whether the difference of a gradient is too small to show in any loss.
+
+    A saturated softmax rounds a probability to 1 or to the number below it, depending on the order
+    of its sum. All gradients may be smaller than this step, so their sizes are no scale for it. The
+    difference is too small if a change of the parameter by its own size would change the loss by
+    less than the loss may be rounded.
+
+    Args:
+        difference: A difference of losses or gradients.
+        tensors: The parameters before the step.
+        num_terms: As for ``compare_step``.
+    """
+    if difference.gradient_of is None:
+        return False
+    dtype = tensors[difference.gradient_of].dtype
+    return difference.found <= relative_tolerance(dtype, num_terms=num_terms) * SMALLEST_LOSS
 
 
 def _tensor_differences(

@@ -13,7 +13,7 @@ import torch
 
 from thrifty.pack._state import step_counters
 
-from ._compare import StepTaken, differences
+from ._compare import StepTaken, differences, is_lost_in_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +222,7 @@ def is_rounding(
     left = {
         each.what: each.found
         for each in differences(packed, alone, num_terms=num_terms)
-        if each.excess > LARGE
+        if each.excess > LARGE and not is_lost_in_loss(each, tensors, num_terms=num_terms)
     }
     generator = torch.Generator().manual_seed(0)
     for _ in range(NUM_NUDGES):

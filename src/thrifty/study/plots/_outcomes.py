@@ -90,7 +90,10 @@ def _draw_best(
 
 
 def learning_curves(trials: Sequence[TrialResult], *, metric: str, mode: str) -> Figure:
-    """Plot the metric of each trial over epochs, with the best trial emphasised."""
+    """Plot the metric of each trial over epochs, with the best trial emphasised.
+
+    With several seeds, curves are means, and a band spans all seeds of the best trial.
+    """
     figure = NotebookFigure(figsize=(8, 4.5), layout="constrained")
     axes: Axes = figure.add_subplot()
     shown = [trial for trial in trials if trial.curve]
@@ -111,6 +114,17 @@ def learning_curves(trials: Sequence[TrialResult], *, metric: str, mode: str) ->
             linewidth=2,
             label=f"trial {best.number}: {best.value:.4g}",
         )
+        if best.num_seeds > 1:
+            seeds = np.array(best.curves)
+            axes.fill_between(
+                range(1, best.epochs + 1),
+                seeds.min(axis=0),
+                seeds.max(axis=0),
+                color="C0",
+                alpha=0.2,
+                linewidth=0,
+                label=f"its {best.num_seeds} seeds",
+            )
         axes.legend(frameon=False)
     axes.set_xlabel(unit.name[:-1])
     axes.set_ylabel(metric)

@@ -6,8 +6,10 @@ makes the decisions of a simulation on one worker without its clock, its events 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from functools import lru_cache
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,14 @@ from thrifty.core import derive_seed
 from thrifty.plan import SearchPlan
 from thrifty.search import Algorithm, History, Proposal
 from thrifty.space import Config, Space, Timeline
+from thrifty.space._timeline import key_without_replica
 from thrifty.study._loop import ask_rng
 
 
 _HALF_WAY = 5.0
 """Progress (at most 1 per epoch) at which a score is half way to its limit."""
+OWN_SHARE = 0.2
+"""The share of a replica's speed that its seed determines, not its values."""
 
 
 def made_up_scores(timeline: Timeline, start: int, stop: int, *, seed: int) -> list[float]:
@@ -28,7 +33,8 @@ def made_up_scores(timeline: Timeline, start: int, stop: int, *, seed: int) -> l
 
     The values of the hyper-parameters in an epoch determine how fast the score improves: the speed
     is random, but always the same for the same values. A score depends only on the epochs so far,
-    so timelines with a common prefix agree there.
+    so timelines with a common prefix agree there. Replicas after the first have a fifth of their
+    speed to themselves.
 
     >>> from thrifty.space import Constant, Step
     >>> one, other = (Timeline({"lr": lr}, epochs=9) for lr in (Constant(0.1), Step(0.1, [3])))
@@ -46,6 +52,9 @@ def made_up_scores(timeline: Timeline, start: int, stop: int, *, seed: int) -> l
         if run.start >= stop:
             break
         speed = _speed(run.key, seed)
+        if timeline.replica:
+            values = key_without_replica(run, replica=timeline.replica)
+            speed = (1 - OWN_SHARE) * _speed(values, seed) + OWN_SHARE * speed
         for epoch in range(max(run.start, start) + 1, min(run.stop, stop) + 1):
             progress = before + (epoch - run.start) * speed
             scores.append(progress / (progress + _HALF_WAY))
@@ -159,7 +168,8 @@ class MadeUpRun:
 
     def _train(self, number: int, target: int) -> None:
         """Move a trial to its target."""
-        node, *_ = [self.plan.note(each, target) for each in self.nodes_of[number]]
+        nodes = [self.plan.note(each, target) for each in self.nodes_of[number]]
+        node = nodes[0]
         first, *others = self._seeds
         before = self._scores[number]
         scores = made_up_scores(node.timeline, len(before), target, seed=first)
@@ -167,7 +177,17 @@ class MadeUpRun:
         further = [
             made_up_scores(node.timeline, target - 1, target, seed=other)[0] for other in others
         ]
-        self.history.record_scores(number, before, objectives=[scores[-1], *further])
+        errors: tuple[float, ...] = ()
+        if self._num_seeds > 1:
+            last = [
+                made_up_scores(each.timeline, target - 1, target, seed=first)[0] for each in nodes
+            ]
+            # Rungs look at the target alone, so the other epochs need no means and no errors.
+            self._scores[number] = before = (*before[:-1], fmean(last))
+            errors = (0.0,) * (target - 1) + (stdev(last) / math.sqrt(self._num_seeds),)
+        self.history.record_scores(
+            number, before, objectives=[before[-1], *further], standard_errors=errors
+        )
 
 
 class _RepeatedDraws(Space):

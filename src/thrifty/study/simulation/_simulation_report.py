@@ -24,6 +24,7 @@ class UnsharedPlan(SearchPlan):
 
     A trial that branches off another one (population-based training) continues from it there, as in
     any plan. ``history`` is the history of the study: it says which trial branches off which.
+    Trials of ``num_seeds`` replicas insert these in order, one after the other.
 
     >>> plan = UnsharedPlan(History())
     >>> (plan.insert(Timeline({"lr": 0.1}, epochs=9)), plan.insert(Timeline({"lr": 0.1}, epochs=9)))
@@ -32,26 +33,29 @@ class UnsharedPlan(SearchPlan):
     Timeline({'lr': 0.1}, epochs=9)
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, *, num_seeds: int = 1) -> None:
         super().__init__()
         self._history = history
+        self._num_seeds = num_seeds
         self._originals: list[Timeline] = []
         self._lines: list[tuple[tuple[int, int], ...]] = []
-        """For each trial, the owners of its training and the epochs from which they own it."""
+        """For each replica of each trial, the owners of its training, and from which epochs."""
 
     def insert(self, timeline: Timeline) -> int:
-        """Return the node of the next trial."""
-        number = len(self._lines)
+        """Return the node of the next replica of a trial."""
+        own = len(self._lines)
+        number, replica = divmod(own, self._num_seeds)
         trial = self._history[number] if number < len(self._history) else None
         parent = None if trial is None else trial.parent
-        line: tuple[tuple[int, int], ...] = ((0, number),)
+        line: tuple[tuple[int, int], ...] = ((0, own),)
         if parent is not None:
             donor, epoch = parent
-            line = (*(part for part in self._lines[donor] if part[0] < epoch), (epoch, number))
+            before = self._lines[donor * self._num_seeds + replica]
+            line = (*(part for part in before if part[0] < epoch), (epoch, own))
         self._lines.append(line)
         self._originals.append(timeline)
-        own = {**timeline.config, WHOSE: _schedule(line)}
-        return super().insert(Timeline(own, epochs=timeline.epochs, replica=timeline.replica))
+        config = {**timeline.config, WHOSE: _schedule(line)}
+        return super().insert(Timeline(config, epochs=timeline.epochs, replica=timeline.replica))
 
     def original(self, timeline: Timeline) -> Timeline:
         """Return the timeline that was inserted as ``timeline``."""

@@ -97,6 +97,10 @@ class StudyDetail(Response):
     best_epochs: int | None = Field(
         description="epoch that the best trial has reached, at which trials are compared"
     )
+    num_seeds: int = Field(description="of each trial; values are means over them")
+    best_interval: list[Number] | None = Field(
+        description="95 % confidence interval of the best mean; none for one seed"
+    )
 
 
 class History(Response):
@@ -317,6 +321,9 @@ class Trial(Response):
     curves: dict[str, list[tuple[int, Number]]]
     stages: list[TrialStage]
     shared_epochs: int
+    seed_values: list[Number] = Field(description="the value of each seed; none for one seed")
+    sd: Number = Field(description="standard deviation over the seeds")
+    interval: list[Number] | None = Field(description="95 % confidence interval of the mean")
 
 
 def finite(value: Any) -> Number:

@@ -11,7 +11,8 @@ from thrifty.core import ThriftyError, plain_text
 from thrifty.space import Schedule, Timeline, config_from_json
 from thrifty.store import Order, StudyView, TrialFilter, Views
 from thrifty.store._records import nodes_of_replicas
-from thrifty.store._reports import stored_unit
+from thrifty.store._reports import interval, standard_deviation, stored_unit
+from thrifty.store.queries._study_queries import Paths
 
 from . import _models as models
 from ._columns import texts
@@ -168,6 +169,8 @@ def detail(views: Views, view: StudyView) -> models.StudyDetail:
         max_epochs=max_epochs(view),
         constraints=_constraints(spec.get("constraints", {})),
         space=parameters(spec.get("space", {})),
+        num_seeds=view.spec.get("seeds", 1),
+        best_interval=None if best is None else _interval(_seed_values(views, view, best)),
         best_config={} if best is None else texts(best.config),
         best_epochs=None if best is None else best.reached,
     )
@@ -324,6 +327,7 @@ def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> mo
     places = _places(forest, paths.origins, row)
     kind, message, traceback = (plain_text(text, lines=True) for text in row.error or ("", "", ""))
     stages = [_stage(forest, place, number=row.number) for place in places]
+    values = _last_values(paths, view, row)
     return models.Trial(
         **_row(row, view).model_dump(exclude={"config"}),
         error=f"{kind}: {message}" if message else kind,
@@ -333,7 +337,28 @@ def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> mo
         curves=_curves(paths.mean_curve(nodes, row.reached)),
         stages=stages,
         shared_epochs=sum(s.stop - s.start for s in stages if s.trials > 1),
+        seed_values=[finite(value) for value in values],
+        sd=finite(standard_deviation(values)) if values else None,
+        interval=_interval(values),
     )
+
+
+def _seed_values(views: Views, view: StudyView, row: Any) -> list[float]:
+    """Return the first metric of each seed at the epoch reached; empty for one seed."""
+    if not row.replicas:
+        return []
+    return _last_values(views.plans.paths(view.plan, (row.node, *row.replicas)), view, row)
+
+
+def _last_values(paths: Paths, view: StudyView, row: Any) -> list[float]:
+    if not row.replicas or not row.reached:
+        return []
+    ends = [paths.curve(node, row.reached)[-1:] for node in (row.node, *row.replicas)]
+    return [metrics[view.metrics[0]] for end in ends for _, metrics in end]
+
+
+def _interval(values: Sequence[float]) -> list[float | None] | None:
+    return [finite(end) for end in interval(values)] if len(values) > 1 else None
 
 
 def _row(row: Any, view: StudyView) -> models.TrialRow:

@@ -196,6 +196,12 @@ export function trialPage({ root, reader, params, crumbs }) {
             `after ${place(study.unit, trial.reached)}${trial.violation === 0 ? ", within the constraints" : ""}`,
             "hero",
           ),
+        trial.interval !== null &&
+          tile(
+            "95 % interval of the mean",
+            `${figure(trial.interval[0])} to ${figure(trial.interval[1])}`,
+            `${count(trial.seed_values.length)} seeds, standard deviation ${figure(trial.sd)}`,
+          ),
         trial.violation > 0 && tile("Violation", figure(trial.violation), "breaks a constraint"),
         tile("Trained", trial.reached ? trained(study.unit, trial.reached) : "nothing yet", `${trained(study.unit, trial.target)} requested`),
         trial.shared_epochs > 0 &&

@@ -27,7 +27,7 @@ export function overviewView({ root, reader, path, study: id }) {
     return reported ? "no valid result yet" : "no trial has reported";
   }
 
-  function figures({ study, best_epochs: epochs }) {
+  function figures({ study, best_epochs: epochs, num_seeds: seeds, best_interval: range }) {
     const going = study.trials.running ?? 0;
     const failed = study.trials.failed ?? 0;
     const unit = study.unit.name[0].toUpperCase() + study.unit.name.slice(1);
@@ -39,7 +39,10 @@ export function overviewView({ root, reader, path, study: id }) {
         figure(study.best_value),
         study.best_trial === null
           ? whyNone(study)
-          : `trial ${study.best_trial} after ${trained(study.unit, epochs)}`,
+          : [
+              `trial ${study.best_trial} after ${trained(study.unit, epochs)}`,
+              range && `, mean of ${count(seeds)} seeds, 95 % interval ${figure(range[0])} to ${figure(range[1])}`,
+            ],
         study.best_trial === null ? "" : "hero",
       ),
       tile("Trials", study.num_trials ? count(study.num_trials) : "none yet", [
