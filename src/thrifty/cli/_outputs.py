@@ -235,7 +235,7 @@ def _json(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> str:
             "epochs": trial.reached,
             **counted(info.spec, trial.reached),
             "value": _finite(trial.value),
-            **seed_columns(seeds.get(trial.number)),
+            **(_sd_and_seeds(seeds.get(trial.number)) if seeds else {}),
             **({"values": _objectives(trial)} if _metrics(info) else {}),
             **({"violation": trial.violation} if "constraints" in info.spec else {}),
             "error": trial.error[1],
