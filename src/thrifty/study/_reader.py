@@ -322,7 +322,9 @@ def overview(
         rows.append(("state", _ADVICE.get(state, state)))
     states = (state_of(trial) for trial in ledger.history)
     rows.append(("trials", _counted(Counter(states))))
-    told = [("savings", savings(ledger))] if ledger.trial_epochs else []
+    told: list[tuple[str, object]] = []
+    if ledger.trial_epochs:
+        told.append(("savings", savings(ledger)))
     best = [result(ledger, trial.number) for trial in best_ones(ledger)]
     if not best:
         return facts(title, [*rows, ("best", _why_none(ledger, name=repository.name)), *told])
