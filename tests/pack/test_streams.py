@@ -99,7 +99,7 @@ class Streaming(th.Task):
     steps_per_epoch = 3
     train = staticmethod(endless)
     valid = staticmethod(held_out)
-    options: ClassVar = {}
+    options: ClassVar[dict[str, object]] = {}
 
     def data(self, hp):
         return th.StreamData(train=self.train, valid=self.valid, **self.options)

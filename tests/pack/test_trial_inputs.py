@@ -77,7 +77,7 @@ class Counting(torch.utils.data.IterableDataset):
 
 
 class FromAStream(FromArrays):
-    batch_size, steps_per_epoch = 4, 2
+    batch_size, steps_per_epoch = 4, 2  # type: ignore[assignment]
 
     def data(self, hp):
         x = torch.ones(1, 1)

@@ -105,7 +105,7 @@ def test_batches_of_the_data_are_counted_if_the_task_does_not_say(tmp_path):
 
 
 class Varying(LineTask):
-    batch_size = "batch_size"
+    batch_size = "batch_size"  # type: ignore[assignment]
 
 
 class Reading(LineTask):

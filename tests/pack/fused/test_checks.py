@@ -17,6 +17,7 @@ from thrifty.pack import (
     UnfusableError,
     UnverifiedError,
 )
+from thrifty.pack.fused._fusable import RULES
 from thrifty.pack.fused._row_state import RowState
 from thrifty.run import train_alone
 from thrifty.space import Timeline
@@ -138,6 +139,58 @@ def test_metrics_that_differ_later_have_the_epoch_trained_again(monkeypatch):
     monkeypatch.setattr(type(backend.budget), "allows", lambda self, seconds: True)
     outcomes = epoch(backend, 1)
     assert any(isinstance(outcome, UnverifiedError) for outcome in outcomes.values())
+
+
+class WrongInSingle(torch.autograd.Function):
+    """The identity, whose gradient is wrong by a thousandth in single precision only."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 1.001 if gradient.dtype == torch.float32 else gradient
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 1)
+        self.shift = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return self.inner(x) + torch.sinh(self.shift)
+
+
+class FarOff(Toy):
+    """A task whose largest gradient is that of a tensor of one number."""
+
+    def __init__(self, scale, offset):
+        self.scale, self.offset = scale, offset
+
+    def targets(self, x):
+        return super().targets(x) + 5.0
+
+    def network(self, hp):
+        return Shifted()
+
+    def loss(self, model, batch):
+        return self.scale * super().loss(model, batch) + self.offset
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 1e4), (1e-8, 0.0), (1e-10, 0.0)])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_gradient_that_is_wrong_in_single_precision_is_refused(monkeypatch, scale, offset, wrong):
+    def rule(group, x):
+        out = torch.sinh(group.first(x))
+        return group.pack(WrongInSingle.apply(out) if wrong else out)
+
+    monkeypatch.setitem(RULES, torch.sinh, rule)
+    outcomes = epoch(begun(FarOff(scale, offset)), 0)
+    for outcome in outcomes.values():
+        assert isinstance(outcome, UnverifiedError) == wrong
+        assert not wrong or "the gradient of 'shift' differs" in str(outcome)
 
 
 class Scaled(nn.Module):

@@ -114,12 +114,34 @@ def test_a_metric_that_differs_is_named(packed, name):
     assert compare_metrics({"a": float("nan")}, {"a": float("nan")}, tolerance=0.0) is None
 
 
-@pytest.mark.parametrize(("error", "explained"), [(EPS / 2, True), (1e-5, False)])
-def test_a_gradient_below_the_steps_of_a_saturated_softmax_is_rounding(error, explained):
-    tiny = replace(ALONE, gradients={"w": torch.full((4,), 1e-12)})
-    packed = replace(tiny, gradients={"w": tiny.gradients["w"] + error})
-    assert compare_step(packed, tiny, before=BEFORE, num_terms=100) is not None
+@pytest.mark.parametrize(
+    ("alone", "exact", "packed", "loss", "forgiven"),
+    [
+        # a probability that one of the two rounds to 1, the other to the number below it
+        (1e-12, EPS / 4, EPS / 2, 1e-6, True),
+        (EPS / 2, EPS / 4, 1e-12, 1e-6, True),
+        # more than a step of a probability
+        (1e-12, EPS / 4, 1e-5, 1e-6, False),
+        # the trial alone is precise, so the pack is wrong by a thousandth, or altogether
+        (2e-8, 2e-8, 2e-8 * 1.001, 1e-6, False),
+        (2e-8, 2e-8, 4e-8, 1e-6, False),
+        # a softmax is not saturated where the loss is large
+        (1e-12, EPS / 4, EPS / 2, 2.0, False),
+        (1e-12, EPS / 4, EPS / 2, float("nan"), False),
+    ],
+)
+def test_only_a_step_of_a_saturated_softmax_is_forgiven(alone, exact, packed, loss, forgiven):
+    def step(gradient, dtype=torch.float32):
+        full = torch.full((4,), gradient, dtype=dtype)
+        return StepTaken(loss=torch.tensor(loss), gradients={"w": full}, tensors=ALONE.tensors)
+
+    assert compare_step(step(packed), step(alone), before=BEFORE, num_terms=100) is not None
     found = is_rounding(
-        packed, tiny, tensors={"w": torch.ones(4)}, step=lambda tensors: tiny, num_terms=100
+        step(packed),
+        step(alone),
+        tensors={"w": torch.ones(4)},
+        step=lambda tensors: step(alone),
+        in_double=lambda: step(exact, torch.float64),
+        num_terms=100,
     )
-    assert found == explained
+    assert found == forgiven

@@ -260,9 +260,29 @@ class StepCheck:
             alone,
             tensors=self.before.tensors,
             step=partial(gradients_alone, trial.model, compute_loss=compute_loss),
+            in_double=partial(_in_double_alone, trial, self.before.tensors, structure=structure),
             num_terms=num_terms,
         )
         return None if agrees else found
+
+
+def _in_double_alone(
+    trial: FusedTrial, state: Mapping[str, torch.Tensor], *, structure: Structure
+) -> StepTaken:
+    """Compute loss and gradients of a trial's current step alone, in double precision."""
+
+    def compute_loss() -> torch.Tensor:
+        batch = trial.batch_alone(structure.batch_spec)
+        if structure.whole:
+            batch = batch.double()
+        else:
+            leaves, spec = pytree.tree_flatten(batch)
+            batch = pytree.tree_unflatten(_double(leaves), spec)
+        trial.seed_alone()
+        return trial.task.loss(trial.model, batch)
+
+    tensors = {name: _double([tensor])[0] for name, tensor in state.items()}
+    return gradients_alone(trial.model, tensors, compute_loss=compute_loss)
 
 
 def _num_numbers(batch: Any) -> int:

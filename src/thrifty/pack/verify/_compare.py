@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,10 @@ SMALLEST = 1e-30
 """Differences below this are denormal numbers, which packs flush to zero."""
 SMALLEST_LOSS = 1e-2
 """The least magnitude assumed for a loss, which may be a small difference of large terms."""
+SLACK = 4.0
+"""Rounding explains a difference up to this factor times one that is known to be rounding."""
+LOST_DIGITS = 1e-2
+"""The relative error from which a gradient alone has lost its digits to rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,25 +253,47 @@ def _gradient_differences(
             )
 
 
-def is_lost_in_loss(
-    difference: Difference, tensors: Mapping[str, torch.Tensor], *, num_terms: int
+def is_saturated(
+    difference: Difference,
+    packed: StepTaken,
+    alone: StepTaken,
+    *,
+    in_double: Callable[[], StepTaken],
+    num_terms: int,
 ) -> bool:
-    """Return whether the difference of a gradient is too small to show in any loss.
+    """Return whether the difference of a gradient is one step of a saturated softmax.
 
     A saturated softmax rounds a probability to 1 or to the number below it, depending on the order
-    of its sum. All gradients may be smaller than this step, so their sizes are no scale for it. The
-    difference is too small if a change of the parameter by its own size would change the loss by
-    less than the loss may be rounded.
+    of its sum. All gradients may be smaller than this step, so their sizes are no scale for it.
+
+    All of this must hold:
+
+    - The losses are small: a softmax that is saturated at a wrong class has a large loss and large
+      gradients.
+    - The difference is below the rounding of numbers of the size ``SMALLEST_LOSS``.
+    - The trial alone gets this gradient wrong, too: in single precision, it lost digits of it.
+      Where the trial alone is precise, a difference is an error of the pack, however small.
 
     Args:
         difference: A difference of losses or gradients.
-        tensors: The parameters before the step.
+        packed: The step in a block.
+        alone: The step alone.
+        in_double: Computes the step alone in double precision.
         num_terms: As for ``compare_step``.
     """
-    if difference.gradient_of is None:
+    name = difference.gradient_of
+    if name is None or not max(abs(float(packed.loss)), abs(float(alone.loss))) <= SMALLEST_LOSS:
         return False
-    dtype = tensors[difference.gradient_of].dtype
-    return difference.found <= relative_tolerance(dtype, num_terms=num_terms) * SMALLEST_LOSS
+    own = alone.gradients[name]
+    assert own is not None
+    tolerance = relative_tolerance(own.dtype, num_terms=num_terms)
+    if not difference.found <= tolerance * SMALLEST_LOSS:
+        return False
+    exact = in_double().gradients[name]
+    if exact is None:
+        return False
+    lost = _distance(own.double(), exact)
+    return lost > min(difference.found / SLACK, max(LOST_DIGITS, tolerance) * _largest(exact))
 
 
 def _tensor_differences(

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 
 from thrifty.pack._state import step_counters
 
-from ._compare import StepTaken, differences, is_lost_in_loss
+from ._compare import SLACK, StepTaken, differences, is_saturated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +194,6 @@ NUDGE_ULPS = 16.0
 
 This is about the rounding error of a sum of a few hundred terms.
 """
-SLACK = 4.0
-"""Rounding explains a difference up to this factor times one caused by moving the weights."""
 LARGE = 100.0
 """The factor above the allowed difference from which a difference has to be explained.
 
@@ -208,6 +207,7 @@ def is_rounding(
     *,
     tensors: Mapping[str, torch.Tensor],
     step: Callable[[Mapping[str, torch.Tensor]], StepTaken],
+    in_double: Callable[[], StepTaken],
     num_terms: int,
 ) -> bool:
     """Return whether rounding explains all large differences between two computations of a step.
@@ -217,12 +217,15 @@ def is_rounding(
         alone: The step alone.
         tensors: Parameters and buffers before the step.
         step: Computes loss and gradients alone, from other tensors.
+        in_double: Computes loss and gradients alone in double precision.
         num_terms: As for ``compare_step``.
     """
+    in_double = cache(in_double)
     left = {
         each.what: each.found
         for each in differences(packed, alone, num_terms=num_terms)
-        if each.excess > LARGE and not is_lost_in_loss(each, tensors, num_terms=num_terms)
+        if each.excess > LARGE
+        and not is_saturated(each, packed, alone, in_double=in_double, num_terms=num_terms)
     }
     generator = torch.Generator().manual_seed(0)
     for _ in range(NUM_NUDGES):

@@ -170,7 +170,7 @@ def detail(views: Views, view: StudyView) -> models.StudyDetail:
         constraints=_constraints(spec.get("constraints", {})),
         space=parameters(spec.get("space", {})),
         num_seeds=view.spec.get("seeds", 1),
-        best_interval=None if best is None else _interval(_seed_values(views, view, best)),
+        best_interval=None if best is None else _mean_interval(_seed_values(views, view, best)),
         best_config={} if best is None else texts(best.config),
         best_epochs=None if best is None else best.reached,
     )
@@ -339,7 +339,7 @@ def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> mo
         shared_epochs=sum(s.stop - s.start for s in stages if s.trials > 1),
         seed_values=[finite(value) for value in values],
         sd=finite(standard_deviation(values)) if values else None,
-        interval=_interval(values),
+        interval=_mean_interval(values),
     )
 
 
@@ -357,7 +357,7 @@ def _last_values(paths: Paths, view: StudyView, row: Any) -> list[float]:
     return [metrics[view.metrics[0]] for end in ends for _, metrics in end]
 
 
-def _interval(values: Sequence[float]) -> list[float | None] | None:
+def _mean_interval(values: Sequence[float]) -> list[float | None] | None:
     return [finite(end) for end in interval(values)] if len(values) > 1 else None
 
 
