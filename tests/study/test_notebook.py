@@ -374,7 +374,9 @@ def test_a_plot_shows_itself(plotted, name):
 
 
 def test_each_plot_is_checked(plotted):
-    assert {name for name in dir(plotted) if name.startswith("plot_")} == set(PLOTS)
+    of_ladders = {"plot_scaling_law"}
+    found = {name for name in dir(plotted) if name.startswith("plot_")}
+    assert found == set(PLOTS) | of_ladders
 
 
 class ZMQInteractiveShell:
