@@ -31,6 +31,7 @@ from ._adapters import (
     to_plain,
 )
 from ._frozen import fill_in, frozen_digests, leave_out
+from ._model_copies import ModelCopies
 from ._step_batches import PassSampler
 
 
@@ -89,8 +90,11 @@ class HuggingFaceTrainable(KeptTrainable):
     are given, the two are multiplied.
 
     Args:
-        model: Function that makes the model from the hyper-parameters. It is called for each epoch
-            with that epoch's values, and the model then gets the trial's weights.
+        model: Function that makes the model from the hyper-parameters. Each epoch begins with a
+            new model that gets the trial's weights. If the model consists of classes of torch,
+            transformers and peft, without hooks and on the CPU, the function is called once for
+            each trial, and again when a value that it reads changes; epochs get copies. It is
+            called for each epoch otherwise.
         train_dataset: A data set, or a function that makes one from the hyper-parameters. The
             function is called for each trial, and again when a value that it reads changes.
         eval_dataset: The same for evaluation, which ends each epoch.
@@ -118,6 +122,8 @@ class HuggingFaceTrainable(KeptTrainable):
     thrifty.TaskError: HuggingFaceTrainable(args={'seed': ...}): the study has a seed;
     leave it out
     """
+
+    not_state = ("_models",)
 
     def __init__(  # noqa: PLR0913 -- the Trainer's arguments; all but the model are keywords
         self,
@@ -177,6 +183,7 @@ class HuggingFaceTrainable(KeptTrainable):
         """Discard the state and the data of the previous trial."""
         super().setup(hp, seed=seed, device=device)
         self._made = tuple(HpMemo(each) if callable(each) else None for each in self._datasets)
+        self._models = ModelCopies(self._make_model)
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """Run one ``Trainer.train``, stopped at the end of the epoch.
@@ -191,7 +198,8 @@ class HuggingFaceTrainable(KeptTrainable):
         seed = derive_seed(self._seed, "transformers", epoch) % 2**32
         stop = None if self._num_steps is None else (epoch + 1) * self._num_steps
         book = _EpochCallback(self._kept, stop=stop)
-        model = self._fresh()
+        seed_everything(derive_seed(self._seed, "model"))
+        model = self._models.get(hp)
         frozen = frozen_digests(model, kept=self._kept, make=self._fresh)
         self._load(model)
         model.train()

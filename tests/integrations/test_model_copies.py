@@ -1,0 +1,97 @@
+"""A model is made once for a trial where a copy of it is certain to be the same."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+import thrifty as th
+from tests.integrations._drive import assert_a_resumed_trial_is_the_same, train
+from tests.integrations.test_frozen import IGNORED, adapted, bert, lora, text_task
+from thrifty.integrations import _model_copies
+
+
+pytestmark = pytest.mark.slow
+
+
+def hooked(hp):
+    model = bert()
+    model.classifier.register_forward_hook(lambda module, args, out: out * 2.0)
+    return model
+
+
+def dropping(hp):
+    model = bert()
+    model.dropout.p = hp.dropout
+    return model
+
+
+def fixed(epoch):
+    return {"lr": 0.01, "dropout": 0.1}
+
+
+def changing(epoch):
+    return {"lr": 0.01 * (epoch + 1), "dropout": 0.1 if epoch < 2 else 0.3}
+
+
+def trained(make, values):
+    """Return metrics and tensors of a trial, and how often its model was made."""
+    calls = []
+
+    def counted(hp):
+        calls.append(None)
+        return make(hp)
+
+    metrics, state = train(text_task(counted), values, epochs=4)
+    return metrics, state.tensors, len(calls)
+
+
+@IGNORED
+@pytest.mark.parametrize(
+    ("make", "values", "num"),
+    [
+        (lambda hp: bert(), changing, 1),
+        (dropping, fixed, 1),
+        (dropping, changing, 2),
+        # once more before the first epoch, to see which frozen parameters are the same
+        pytest.param(
+            lora,
+            changing,
+            2,
+            marks=pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),
+        ),
+        # a class of the user, and a hook: made for each epoch
+        (adapted, fixed, 5),
+        (hooked, fixed, 4),
+    ],
+    ids=["library", "fixed", "changing", "peft", "own class", "hook"],
+)
+def test_copies_train_the_same_bits_as_models_made_for_each_epoch(monkeypatch, make, values, num):
+    metrics, tensors, calls = trained(make, values)
+    assert calls == num
+    monkeypatch.setattr(_model_copies, "is_copyable", lambda model: False)
+    wanted, others, _ = trained(make, values)
+    assert metrics == wanted
+    assert tensors.keys() == others.keys()
+    for name, tensor in tensors.items():
+        assert (tensor == others[name]).all(), name
+
+
+def test_a_resumed_trial_of_copies_is_the_same():
+    assert_a_resumed_trial_is_the_same(lambda: text_task(dropping), changing)
+
+
+def test_the_kept_model_is_not_taken_for_state(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("thrifty.pack.trial._state_check.SHORT_S", 0.0)
+    study = th.Study(
+        text_task(lambda hp: bert()),
+        th.Space(lr=0.01),
+        algorithm=th.GridSearch(max_epochs=2),
+        metric="eval_loss",
+        mode="min",
+        storage=f"sqlite:///{tmp_path}/t.db",
+        name="bert",
+    )
+    study.run(progress=False, executor=th.Local(threads=1))
+    assert "not in the checkpoint" not in caplog.text
