@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,13 +9,12 @@ import torch
 
 from thrifty.core import StateError
 from thrifty.pack import borrowed_streams
+from thrifty.pack._frozen import digest_of
 from thrifty.pack._state import state_versions, with_versions
 
 
 Digests = Mapping[str, str]
 """Digests of tensors by name."""
-
-_CHUNK = 2**24
 
 
 def frozen_digests(
@@ -49,7 +47,7 @@ def leave_out(state: Mapping[str, Any], digests: Digests) -> tuple[Mapping[str, 
     left_out = {
         name: digest
         for name, digest in digests.items()
-        if _is_dense(state.get(name)) and _digest(state[name]) == digest
+        if _is_dense(state.get(name)) and digest_of(state[name]) == digest
     }
     if not left_out:
         return state, {}
@@ -74,7 +72,7 @@ def fill_in(
         return state
     fresh = model.state_dict()
     for name, digest in digests.items():
-        if name not in fresh or _digest(fresh[name]) != digest:
+        if name not in fresh or digest_of(fresh[name]) != digest:
             raise StateError(
                 f"the frozen parameter {name!r} is not what it was when the checkpoint was "
                 "written, so the checkpoint does not have it; let the function that makes the "
@@ -87,7 +85,7 @@ def fill_in(
 
 def _digests(model: torch.nn.Module) -> Digests:
     return {
-        name: _digest(parameter)
+        name: digest_of(parameter)
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if not parameter.requires_grad and _is_dense(parameter)
     }
@@ -96,12 +94,3 @@ def _digests(model: torch.nn.Module) -> Digests:
 def _is_dense(value: Any) -> bool:
     is_tensor = isinstance(value, torch.Tensor)
     return is_tensor and value.layout is torch.strided and not (value.is_meta or value.is_quantized)
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    whole = tensor.detach()
-    out = hashlib.blake2b(f"{whole.dtype} {tuple(whole.shape)}".encode(), digest_size=16)
-    # In bytes, because NumPy has no bfloat16; in parts, because the copy may be large.
-    for part in torch.split(whole.contiguous().reshape(-1).view(torch.uint8), _CHUNK):
-        out.update(part.cpu().numpy().data)
-    return out.hexdigest()

@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -31,6 +32,7 @@ from thrifty.pack.fused._fusable import (
     dropout_rates,
     family,
     kin,
+    number_values,
     settings,
 )
 from thrifty.pack.fused._member import ArrayFeed, Feed, FeedError, FusedTrial, IteratorFeed
@@ -112,10 +114,15 @@ class FusedBackend(Backend):
         self._feeds: dict[Hashable, Feed] = {}
         self._fits: dict[tuple[Hashable, Hashable], bool] = {}
         self._built_in: dict[Hashable, tuple[str, ...]] = {}
-        """Paths of dropout rates that models compute with, so that they belong to the structure."""
+        """Paths of dropout rates and numbers that are built into programs.
+
+        They belong to the structure.
+        """
         self.budget = CheckBudget()
         self.solo_times = SoloTimes()
         self._refusal_keys: dict[Hashable, str] = {}
+        self._contents: dict[Hashable, WeakKeyDictionary[FusedTrial, Hashable]] = {}
+        """What the trials in training have frozen, by the key of their structure."""
 
     def stack(self, slot: int, member: Member) -> None:
         """Put a trial into a slot.
@@ -147,15 +154,18 @@ class FusedBackend(Backend):
         """Return what trials that may be packed with this one have in common.
 
         Returns:
-            The structure, the kind of optimizer, and the batch size where that matters.
+            The structure with what it holds for all trials, the kind of optimizer, and the batch
+            size where that matters.
 
         Raises:
             UnfusableError: It cannot be packed with any trial.
         """
         _check_usual(trial)
         kind = self._kind(trial, values)
-        padding = self.structure(trial, values).padding
-        return (self._structure_key(trial), kind, None if padding else trial.batch_size(values))
+        structure = self.structure(trial, values)
+        content = trial.frozen_key(structure.held)
+        batch_size = None if structure.padding else trial.batch_size(values)
+        return ((self._structure_key(trial), content), kind, batch_size)
 
     def traits(self, trial: FusedTrial, values: Mapping[str, Any]) -> Traits:
         """Return what the time of a step depends on; equal in every process, and needs no dry run.
@@ -193,6 +203,11 @@ class FusedBackend(Backend):
                 key = self._structure_key(trial)
             self.structures[key] = known
         known = self.structures[key]
+        if isinstance(known, Structure) and known.held and self._differ(trial, key):
+            key = ("nothing held", key)
+            if key not in self.structures:
+                self.structures[key] = _found_out(trial, values, holding=False)
+            known = self.structures[key]
         if isinstance(known, str):
             raise UnfusableError(known)
         groups = trial.followed.partition
@@ -204,6 +219,15 @@ class FusedBackend(Backend):
         found = self.structures[key]
         assert isinstance(found, Structure)
         return found
+
+    def _differ(self, trial: FusedTrial, key: Hashable) -> bool:
+        """Return whether trials of a structure mostly differ in what is frozen in them.
+
+        Each would be in a block of its own if the block held these tensors for all of its trials.
+        """
+        known = {**self._contents.get(key, {}), trial: trial.frozen_content()}
+        different = len(set(known.values()))
+        return different > 1 and 2 * different > len(known)
 
     def trial(self, slot: int) -> FusedTrial:
         """Return the trial in a slot."""
@@ -367,6 +391,8 @@ class FusedBackend(Backend):
             or settings(vars(example.task)) != settings(vars(trial.task))
             or example.batch_size(example.plan_values) != trial.batch_size(values)
             or not structure.layout.holds(parameters)
+            or structure.held != self.structure(trial, values).held
+            or trial.frozen_key(structure.held) != example.frozen_key(structure.held)
             or size < MIN_FILL * sum(s.shape.numel() for s in structure.layout.segments)
         ):
             return False
@@ -414,6 +440,9 @@ class FusedBackend(Backend):
             )
             blocks.append(block)
         block.add(trial)
+        if trial.frozen:
+            contents = self._contents.setdefault(self._structure_key(trial), WeakKeyDictionary())
+            contents[trial] = trial.frozen_content()
         trial.refusal_key = self.refusal_key(trial)
         self._home[trial], self._keys[trial] = block, key
 
@@ -442,7 +471,7 @@ class FusedBackend(Backend):
         paths = self._built_in.get(key, ())
         if not paths:
             return key
-        rates = dropout_rates(trial.model)
+        rates = {**dropout_rates(trial.model), **number_values(trial.model)}
         return (*key, *[(path, rates[path]) for path in paths])
 
     # -- epochs --------------------------------------------------------------------------
@@ -457,6 +486,8 @@ class FusedBackend(Backend):
             raise UnfusableError(f"{changed.name}, which it reads, has changed")
         if (
             changed
+            or not trial.is_frozen_intact()
+            or (trial.frozen and not trial.num_unverified)  # others with another base may have come
             or self._built_in
             or isinstance(self._task.batch_size, str)
             or self._kind(trial, plan.values) != self._keys[trial][1]
@@ -466,6 +497,7 @@ class FusedBackend(Backend):
         block = self._home[trial]
         trial.time_key = self._time_key(trial, plan.values)
         trial.start_fused(plan, self._feed(trial, plan), tick=block.start(num_steps))
+        block.refresh_numbers(trial)
         block.plan_checks(trial)
         return {}
 
@@ -487,6 +519,11 @@ class FusedBackend(Backend):
             self._check_tensors(trial)
             self._ready_optimizer(trial, values)
             block.remove(trial)
+            trial.adopt_frozen()
+            if not block.trials:
+                for blocks in self._blocks.values():
+                    if block in blocks:
+                        blocks.remove(block)
             self._place(trial, values)
 
     def _feed(self, trial: FusedTrial, plan: EpochPlan) -> Feed:
@@ -512,14 +549,24 @@ class FusedBackend(Backend):
         return self._feeds[key]
 
 
-def _found_out(trial: FusedTrial, values: Mapping[str, Any]) -> Structure | str:
-    """Return the structure of a trial's model by a dry run, or why there is none."""
+def _found_out(
+    trial: FusedTrial, values: Mapping[str, Any], *, holding: bool = True
+) -> Structure | str:
+    """Return the structure of a trial's model by a dry run, or why there is none.
+
+    Args:
+        trial: The trial.
+        values: Its hyper-parameters.
+        holding: Whether frozen tensors may be one for all trials of a block.
+    """
     try:
         batch = next(_few_rows(trial, values))
         seed_everything(derive_seed(trial.seed, "dry run"))
         # a copy, so that later changes of the trial's task do not affect what was recorded
         with no_exits():
-            return dry_run(copy(trial.task), trial.model, batch)
+            return dry_run(
+                copy(trial.task), trial.model, batch, frozen=trial.frozen if holding else ()
+            )
     except UnfusableError as error:
         return str(error)
     except Exception as error:

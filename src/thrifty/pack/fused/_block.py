@@ -126,7 +126,7 @@ class Block:
     def state(self, trial: FusedTrial) -> State:
         """Return a copy of a trial's full state, in the form that the trial alone would give."""
         return pack_state({
-            "model": trial.model.state_dict(),
+            **trial.model_state(),
             "optimizer": trial.optimizer_state(self.moments(trial)),
             **trial.data_state(),
         })
@@ -154,6 +154,10 @@ class Block:
         """Make room for the losses of an epoch that begins now and return its first tick."""
         self._losses.make_room(num_steps)
         return self._losses.tick
+
+    def refresh_numbers(self, trial: FusedTrial) -> None:
+        """Take over numbers of a trial's model that ``adapt`` may have changed."""
+        self._state.refresh_numbers(trial, self.trials.index(trial))
 
     def plan_checks(self, trial: FusedTrial) -> None:
         """Choose the steps of an epoch, which begins now, at which a trial is checked."""

@@ -159,6 +159,8 @@ def _in_double(structure: Structure) -> Structure:
         deepcopy(structure.model).double(),
         batch_spec=structure.batch_spec,
         trained=structure.trained,
+        held=structure.held,
+        numbers=structure.numbers,
     )
     out.whole = structure.whole
     return out

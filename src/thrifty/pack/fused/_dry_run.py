@@ -7,7 +7,7 @@ weights and different batches. It uses recording and tape, as training does.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.pack._frozen import cheap_copy
+from thrifty.pack._state import step_counters
 from thrifty.pack.task._data import WholeBatch
 from thrifty.pack.task._task import Task
 from thrifty.pack.verify import Watch, as_it_was
 
-from ._fusable import UnfusableError, rate_places
+from ._fusable import UnfusableError, numbers_of, rate_places
 from ._step import (
     Experiment,
     Step,
@@ -42,7 +44,9 @@ SINGLE_TOLERANCE = 2e-3
 """Tolerance for models that do not run in double precision."""
 
 
-def dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
+def dry_run(
+    task: Task, model: torch.nn.Module, batch: Any, *, frozen: Collection[str] = ()
+) -> Structure:
     """Test whether a model can be fused and return its structure.
 
     The dry run draws from torch's random stream. Anything that the user's code changes meanwhile (a
@@ -52,6 +56,8 @@ def dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
         task: The task of the model.
         model: The model.
         batch: One of its training batches.
+        frozen: Names of parameters and buffers that may be one tensor for all trials. The structure
+            holds those of them that its step does not write.
 
     Raises:
         UnfusableError: The model cannot be fused; the message says why.
@@ -59,7 +65,7 @@ def dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
     with as_it_was({"task": task, "model": model}) as caches:
         if caches:
             _check_caches(caches, task=task, model=model, batch=batch)
-        return _dry_run(task, model, batch)
+        return _dry_run(task, model, batch, frozen)
 
 
 def _check_caches(caches: Sequence[Any], *, task: Task, model: torch.nn.Module, batch: Any) -> None:
@@ -86,7 +92,7 @@ def _copied(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
+def _dry_run(task: Task, model: torch.nn.Module, batch: Any, frozen: Collection[str]) -> Structure:
     leaves, spec = pytree.tree_flatten(batch)
     if isinstance(batch, WholeBatch) and not isinstance(batch, torch.Tensor):
         return _tested_whole(task, model, batch)
@@ -94,10 +100,30 @@ def _dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
         raise UnfusableError("its batches hold something that is not a tensor of rows")
     if len({len(leaf) for leaf in leaves}) > 1:
         raise UnfusableError("the tensors of its batches differ in length")
+    apart, numbers = tuple(frozen), tuple(numbers_of(model))
+    for held in dict.fromkeys([(apart, numbers), (apart, ()), ((), numbers)]):
+        if held != ((), ()):
+            try:
+                return _tested_as_it_runs(task, model, leaves, spec, *held)
+            except _StepError:
+                raise
+            except UnfusableError:
+                continue
+    return _tested_as_it_runs(task, model, leaves, spec, (), ())
+
+
+def _tested_as_it_runs(
+    task: Task,
+    model: torch.nn.Module,
+    leaves: Sequence[torch.Tensor],
+    spec: Any,
+    frozen: Collection[str],
+    numbers: Collection[str],
+) -> Structure:
     with suppress(_NoDoubleError):
-        return _tested(task, model, leaves, spec, double=True)
+        return _tested(task, model, leaves, spec, frozen=frozen, numbers=numbers, double=True)
     # the model insists on its own precision, so the comparison is coarser
-    return _tested(task, model, leaves, spec, double=False)
+    return _tested(task, model, leaves, spec, frozen=frozen, numbers=numbers, double=False)
 
 
 def _tested_whole(task: Task, model: torch.nn.Module, batch: WholeBatch) -> Structure:
@@ -128,11 +154,14 @@ def _evaluates_whole(
     structure: Structure, models: Sequence[torch.nn.Module], batch: WholeBatch
 ) -> bool:
     """Return whether each model's metrics on a whole batch are the same packed and alone."""
-    before = torch.get_rng_state()
+    before, state = torch.get_rng_state(), stacked(structure, models)
+    versions = [tensor._version for tensor in state]
     try:
-        found = structure.metrics(batch, state=stacked(structure, models), size=len(models))
+        found = structure.metrics(batch, state=state, size=len(models))
     except UnfusableError:
         return False
+    if versions != [tensor._version for tensor in state]:
+        return False  # a check evaluates a trial once more, which must not count
     wanted = [evaluate_alone(structure.task, model, batch) for model in models]
     return torch.equal(before, torch.get_rng_state()) and all(
         found.keys() == each.keys()
@@ -159,6 +188,8 @@ def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> boo
             _copy(structure.model, double=True),
             batch_spec=structure.batch_spec,
             trained=structure.trained,
+            held=structure.held,
+            numbers=structure.numbers,
         )
         return Experiment(
             structure=wide, models=[_copy(model, double=True)], batches=[rows], tolerance=TOLERANCE
@@ -167,22 +198,39 @@ def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> boo
         return False
 
 
+class _StepError(UnfusableError):
+    """Error raised when steps alone show that a model cannot be fused in any way."""
+
+
 class _NoDoubleError(Exception):
     """Error raised when the model does not run in double precision."""
 
 
 def _tested(
-    task: Task, model: torch.nn.Module, leaves: Sequence[torch.Tensor], spec: Any, *, double: bool
+    task: Task,
+    model: torch.nn.Module,
+    leaves: Sequence[torch.Tensor],
+    spec: Any,
+    *,
+    frozen: Collection[str],
+    numbers: Collection[str],
+    double: bool,
 ) -> Structure:
     models = [_copy(model, double=double) for _ in range(2)]
-    _perturb(models[1])
+    _perturb(models[1], besides=frozen)
+    known = numbers_of(models[1])
+    for path in numbers:
+        held_in, key = known[path]
+        held_in[key] *= 1.5
     batches = [_some_rows(leaves, double=double, last=last) for last in (False, True)]
     wholes = [pytree.tree_unflatten(batch, spec) for batch in batches]
     alone = _all_alone(task, models, wholes, double=double)
     trained = [name for name, g in alone[0].gradients.items() if g is not None]
+    held = _held(models[0], alone[0], frozen=frozen, trained=trained)
 
     def structure(*, double: bool) -> Structure:
-        return Structure(task, _copy(model, double=double), batch_spec=spec, trained=trained)
+        made = _copy(model, double=double, shared=() if double else held)
+        return Structure(task, made, batch_spec=spec, trained=trained, held=held, numbers=numbers)
 
     experiment = Experiment(
         structure=structure(double=double),
@@ -194,12 +242,26 @@ def _tested(
     experiment.check(recorded, alone)
     together = replace(experiment, batches=[batches[0]] * 2, shared=True)
     out = structure(double=False)
-    out.built_in |= experiment.structure.built_in
+    out.built_in |= experiment.structure.built_in | (known.keys() - set(numbers))
     out.draws_nothing = not recorded.draws
     out.fused_metrics = together.evaluates_alike()
     out.sharing = together.trains_alike()
     out.padding = _padding_agrees(experiment)
     return out
+
+
+def _held(
+    model: torch.nn.Module, step: Step, *, frozen: Collection[str], trained: Collection[str]
+) -> set[str]:
+    """Return the frozen tensors that a step of a model has left as they were."""
+    counters = step_counters(model)
+    written = {
+        name
+        for name, buffer in model.named_buffers()
+        if name in counters or not torch.equal(buffer, step.buffers[name])
+    }
+    own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    return (own & set(frozen)) - set(trained) - written
 
 
 def _all_alone(
@@ -208,14 +270,14 @@ def _all_alone(
     """Return each model's step alone, after checking that computing the loss changes nothing else.
 
     Raises:
-        UnfusableError: The code reads an iterator, the loss trains no parameter, or computing it
+        _StepError: The code reads an iterator, the loss trains no parameter, or computing it
             changes a watched value.
         _NoDoubleError: The step fails in double precision.
     """
     copies = [deepcopy(model) for model in models]
     watch = Watch({"task": task, "model": copies[0]}, ignored=rate_places(copies[0]))
     if watch.unwatchable:
-        raise UnfusableError(f"{watch.unwatchable} is an iterator, whose position cannot be read")
+        raise _StepError(f"{watch.unwatchable} is an iterator, whose position cannot be read")
     try:
         steps = [
             train_alone(task, model, batch, seed=k)
@@ -226,9 +288,9 @@ def _all_alone(
             raise _NoDoubleError from error
         raise
     if all(gradient is None for gradient in steps[0].gradients.values()):
-        raise UnfusableError("nothing in it is trained")
+        raise _StepError("nothing in it is trained")
     if changed := watch.changed():
-        raise UnfusableError(f"computing its loss changes {changed.name}")
+        raise _StepError(f"computing its loss changes {changed.name}")
     return steps
 
 
@@ -264,17 +326,26 @@ def _some_rows(
     return [t.double() if double and t.dtype.is_floating_point else t.clone() for t in rows]
 
 
-def _perturb(model: torch.nn.Module) -> None:
-    """Change a model's parameters by random noise, keeping its structure."""
+def _perturb(model: torch.nn.Module, *, besides: Collection[str] = ()) -> None:
+    """Change a model's parameters by random noise, keeping its structure.
+
+    Parameters named in ``besides`` stay as they are.
+    """
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dtype.is_floating_point:
+        for name, parameter in model.named_parameters():
+            if parameter.dtype.is_floating_point and name not in besides:
                 parameter.add_(0.05 * torch.randn_like(parameter))
 
 
-def _copy(model: torch.nn.Module, *, double: bool) -> torch.nn.Module:
+def _copy(model: torch.nn.Module, *, double: bool, shared: Collection[str] = ()) -> torch.nn.Module:
+    """Return a copy of a model; ``shared`` names tensors that share the model's memory."""
     try:
         out = deepcopy(model)
     except Exception as error:  # copying a model's attributes may raise anything
         raise UnfusableError(f"it cannot be copied: {error}") from error
+    if shared:
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        for name, tensor in (*out.named_parameters(), *out.named_buffers()):
+            if name in shared:
+                tensor.data = cheap_copy(own[name].detach())
     return out.double() if double else out

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from thrifty.core import TaskError
+from thrifty.pack._frozen import is_shared, storage_address
 from thrifty.pack.identity import content_digest
 
 
@@ -23,6 +24,9 @@ Arguments that differ from trial to trial are packed.
 """
 
 RULES: dict[Any, Rule] = {}
+
+DRAWS: dict[Any, Callable[..., bool]] = {}
+"""Functions that draw random numbers: whether a call with some arguments does."""
 
 
 class UnfusableError(Exception):
@@ -100,6 +104,8 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
                 continue
             settings[name] = value
         settings.pop(_rate_of(module), None)
+        for name in _apart(module):
+            settings.pop(name, None)
         kind = type(module)
         tensors = tuple(
             (
@@ -129,9 +135,9 @@ def check_memory(models: Sequence[torch.nn.Module]) -> None:
         for key, tensor in own.items():
             if tensor.layout is not torch.strided:
                 raise UnfusableError("one of its parameters or buffers is sparse")
-            if not tensor.numel():
+            if not tensor.numel() or is_shared(tensor):
                 continue
-            memory = tensor.untyped_storage().data_ptr()
+            memory = storage_address(tensor)
             if memory in owners:
                 raise UnfusableError("two of its parameters or buffers share memory")
             owners[memory] = key
@@ -188,6 +194,52 @@ def dropouts(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, str]]:
 def rate_places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
     """Return each layer with a dropout rate and its attribute's name: where trials may differ."""
     return list(dropouts(model).values())
+
+
+Number = tuple[dict[str, Any], str]
+"""The dictionary and the key under which a model keeps a number."""
+
+_LORA = "peft.tuners.lora."
+_NUMBERS = {_LORA + "layer.LoraLayer": ("scaling",)}
+"""Attributes with numbers by adapter, by the name of their class. Trials may differ in them."""
+_DESCRIPTIONS = {
+    _LORA + "layer.LoraLayer": ("r", "lora_alpha", "kwargs"),
+    _LORA + "model.LoraModel": ("peft_config",),
+    "peft.peft_model.PeftModel": ("_peft_config",),
+}
+"""Attributes that only describe an adapter, by the name of their class."""
+
+
+def numbers_of(model: torch.nn.Module) -> dict[str, Number]:
+    """Return where a model keeps numbers in which trials may differ, by path.
+
+    They are the factors of adapters. A recorded program takes them as inputs, so code that computes
+    with them otherwise than in tensors, such as a comparison, is refused.
+    """
+    return {
+        f"{path}.{name}[{key}]": (held, key)
+        for path, module in model.named_modules()
+        for name in _listed(_NUMBERS, module)
+        for held in (vars(module).get(name),)
+        if type(held) is dict
+        for key, value in held.items()
+        if type(value) in (int, float)
+    }
+
+
+def number_values(model: torch.nn.Module) -> dict[str, float]:
+    """Return the numbers of a model in which trials may differ, by path."""
+    return {path: float(held[key]) for path, (held, key) in numbers_of(model).items()}
+
+
+def _apart(module: torch.nn.Module) -> list[str]:
+    """Return the attributes of a module in which trials of one signature may differ."""
+    return [*_listed(_NUMBERS, module), *_listed(_DESCRIPTIONS, module)]
+
+
+def _listed(table: Mapping[str, Sequence[str]], module: torch.nn.Module) -> list[str]:
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__)
+    return [each for name in names for each in table.get(name, ())]
 
 
 def follows_rate_itself(module: torch.nn.Module) -> bool:

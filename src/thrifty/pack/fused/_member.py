@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -134,6 +134,7 @@ class FusedTrial(TaskTrial):
         difference: Difference that the last check found; None if it passed.
         time_key: Key of everything that the trial's time alone depends on.
         refusal_key: Name of its structure when it joined its block, the same in every process.
+        held: Names of the tensors that its block holds for all trials; None outside of a block.
     """
 
     feed: Feed
@@ -155,6 +156,7 @@ class FusedTrial(TaskTrial):
         self.difference: Difference | None = None
         self.time_key: Hashable = None
         self.refusal_key = ""
+        self.held: frozenset[str] | None = None
         self._check_at: set[int] = set()
         self._looks_around = False
         self._verified_step = -1
@@ -196,6 +198,8 @@ class FusedTrial(TaskTrial):
     def _adapt(self, values: Mapping[str, Any]) -> None:
         if not adapts(self.task) or self._ahead is None or self._ahead != values:
             super().adapt(values)
+            if not self.is_frozen_intact():
+                self.adopt_frozen(only=self.held)
         elif changed := self.watch.changed():
             raise UnverifiedError(f"{changed.name} has changed since adapt", mismatch=False)
 
@@ -226,6 +230,33 @@ class FusedTrial(TaskTrial):
         if self._signature is None:
             self._signature = signature(self.model, attributes=vars(self.task))
         return self._signature
+
+    def frozen_key(self, names: Collection[str]) -> Hashable:
+        """Return a key that is equal for trials whose tensors of these names are equal.
+
+        Raises:
+            UnfusableError: One of them is no longer a fresh model's.
+        """
+        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        out = []
+        for name in sorted(names):
+            shared = self.frozen.get(name)
+            if shared is None or not shared.equals(own[name]):
+                raise UnfusableError(f"{name}, which was frozen, has changed")
+            out.append(shared.number)
+        return tuple(out)
+
+    def frozen_content(self) -> Hashable:
+        """Return a key of all its frozen tensors; None if it shares none with other trials."""
+        return tuple(sorted(each.number for each in self.frozen.values())) or None
+
+    def is_frozen_intact(self) -> bool:
+        """Return whether what it shares with other trials has not been written to."""
+        if not self.frozen and not self.held:
+            return True
+        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        names = self.frozen.keys() & own.keys() if self.held is None else self.held
+        return all(name in self.frozen and self.frozen[name].is_in(own[name]) for name in names)
 
     def look_again(self) -> Change | None:
         """Return a changed watched value, or None; then watch from the present values on."""

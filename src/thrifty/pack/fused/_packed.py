@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._fusable import RULES, UnfusableError
+from ._fusable import DRAWS, RULES, UnfusableError
 from ._randomness import Randomness, TrialValue
 
 
@@ -317,6 +318,31 @@ def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise UnfusableError(f"{name}: {reason}") from error
+
+
+class EachItsOwnMask(TorchFunctionMode):
+    """A mode in which each trial draws its own random numbers for a tensor that all trials share.
+
+    From there on, the computation is no longer the same for all trials.
+    """
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self._group = group
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        draws = DRAWS.get(func)
+        if draws is None or not draws(*args, **kwargs):
+            return func(*args, **kwargs)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if not any(type(leaf) is Packed for leaf in leaves):
+            first = next(n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+            leaves[first] = self._group.pack(self._group.first(leaves[first]).contiguous())
+            args, kwargs = pytree.tree_unflatten(leaves, spec)
+        return apply(func, args, kwargs)
 
 
 def _note_numbers(args: Any, kwargs: Any) -> None:

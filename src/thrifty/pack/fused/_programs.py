@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.pack._frozen import cheap_copy, is_shared
+
 from ._fusable import UnfusableError
 from ._randomness import DropoutMask
 from ._record import Program, Ref
@@ -270,7 +272,7 @@ class Programs:
                 recorded.program, inputs, draws=noises, destinations=wanted, arena=self._arena
             )
         if self._options.cuda_graphs and variant.training:
-            tape = _captured(tape, untrained)
+            tape = _captured(tape, [t for t in untrained if not is_shared(t)])
         return tape
 
     def _batch(self, variant: Variant) -> tuple[torch.Tensor, ...]:
@@ -296,6 +298,8 @@ class Programs:
 
 def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy with exactly the strides of a tensor, which a program's views depend on."""
+    if is_shared(tensor):
+        return cheap_copy(tensor)
     out = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )

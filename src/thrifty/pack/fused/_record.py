@@ -15,6 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from thrifty.pack._frozen import address
+
 from ._fusable import UnfusableError
 
 
@@ -381,13 +383,7 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (
-        tensor.untyped_storage().data_ptr(),
-        tensor.storage_offset(),
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-    )
+    return (address(tensor), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _same_call(a: Call, b: Call) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from thrifty.pack._frozen import FrozenTensor, address, are_intact, cheap_copy
 from thrifty.pack.task._followed_optimizer import Options
 from thrifty.pack.verify import OwnState, own_tensors
 
@@ -22,7 +23,8 @@ class RowState:
     C is the number of trials that fit, P the length of a row. Other tensors (frozen parameters and
     buffers) are ``[C, *shape]``. The tensors of a trial's module are views of its row. The
     parameters of one param group lie side by side, so that each group is a range of columns with
-    its own optimizer.
+    its own optimizer. Tensors that the structure holds for all trials exist once, ``[*shape]``, and
+    are lent to each module.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class RowState:
         self._groups = [self._group(layout.range_of(names)) for names in optimizer.names]
         self._mask: torch.Tensor | None = None
         self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
+        self._lent: dict[str, FrozenTensor] = {}
+        self._is_held = [name in structure.held for name in structure.untrained]
         self._addresses: dict[int, list[int]] = {}  # of the module's tensors, for each row
         self._counters = [
             place for place, name in enumerate(structure.untrained) if name in structure.counters
@@ -74,8 +78,17 @@ class RowState:
         return list(self._structure.layout.views(self._gradients[:num]))
 
     def untrained(self, num: int) -> list[torch.Tensor]:
-        """Return the frozen parameters and buffers of the first rows, each ``[num, *shape]``."""
-        return [other[:num] for other in self._others]
+        """Return the frozen parameters and buffers of the first rows, each ``[num, *shape]``.
+
+        Those that are held for all rows are ``[*shape]``.
+        """
+        return self._of(slice(num))
+
+    def _of(self, where: slice | list[int]) -> list[torch.Tensor]:
+        return [
+            other if held else other[where]
+            for other, held in zip(self._others, self._is_held, strict=True)
+        ]
 
     def of_rows(self, rows: Sequence[int]) -> list[torch.Tensor]:
         """Return all tensors of some rows, each ``[number of rows, *shape]``.
@@ -84,7 +97,7 @@ class RowState:
         """
         where = _where(rows)
         flat = self._parameters[where]
-        return [*self._structure.layout.views(flat), *[other[where] for other in self._others]]
+        return [*self._structure.layout.views(flat), *self._of(where)]
 
     def take_gradients(self, rows: Sequence[int], gradients: Sequence[torch.Tensor | None]) -> None:
         """Write gradients to where the optimizer reads them.
@@ -104,12 +117,18 @@ class RowState:
         """Write back frozen parameters and buffers if ``of_rows`` returned copies of them."""
         where = _where(rows)
         if isinstance(where, list):
-            for other, changed in zip(self._others, untrained, strict=True):
+            for other, changed in self._apart(untrained):
                 other[where] = changed
+
+    def _apart(self, values: Iterable[Any]) -> Iterator[tuple[torch.Tensor, Any]]:
+        """Yield each untrained tensor of which every row has its own, with one of ``values``."""
+        for other, held, value in zip(self._others, self._is_held, values, strict=True):
+            if not held:
+                yield other, value
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors that the rows hold."""
-        return [self._parameters, self._gradients, *self._moments.values(), *self._others]
+        return [self._parameters, self._gradients, *self._moments.values(), *self._own_others()]
 
     def updater(self, options: Sequence[Options]) -> Callable[[], None]:
         """Return a function that updates the first rows, each by its own options and limits."""
@@ -140,20 +159,25 @@ class RowState:
 
         The tensors of its module become views of the row.
         """
-        own = {**dict(trial.model.named_parameters()), **dict(trial.model.named_buffers())}
+        own = self._structure.state_of(trial.model)
         trial.layouts = {name: _layout(tensor) for name, tensor in own.items()}
+        trial.held = self._structure.held
         untrained = self._structure.untrained
         if not self._others:
+            self._lent = {name: trial.frozen[name] for name in self._structure.held}
             self._others = [
-                own[name].detach().new_zeros((self._capacity, *own[name].shape))
+                self._lent[name].tensor
+                if name in self._lent
+                else own[name].detach().new_zeros((self._capacity, *own[name].shape))
                 for name in untrained
             ]
+        assert are_intact(self._lent, own), "trials of a block share what it holds"
         with torch.no_grad():
             self._parameters[row].zero_()
             self._note_width(trial, row)
             for name, view in self._views(trial, self._parameters[row]):
                 view.copy_(own[name])
-            for name, other in zip(untrained, self._others, strict=True):
+            for other, name in self._apart(untrained):
                 other[row].copy_(own[name])
             for rows in self._trained_groups():
                 rows.clear(row)
@@ -165,7 +189,7 @@ class RowState:
         with torch.no_grad():
             for rows in self._trained_groups():
                 rows.move(source, target)
-            for tensor in (*([] if self._mask is None else [self._mask]), *self._others):
+            for tensor in (*([] if self._mask is None else [self._mask]), *self._own_others()):
                 tensor[target].copy_(tensor[source])
         self._attach(trial, target)
 
@@ -176,7 +200,10 @@ class RowState:
         that goes on alone would differ in its last bits from a restored one.
         """
         own = {**dict(trial.model.named_parameters()), **dict(trial.model.named_buffers())}
+        trial.held = None
         for name, tensor in own.items():
+            if name in self._lent and self._lent[name].is_in(tensor):
+                continue
             layout = trial.layouts.get(name)
             if layout is None or layout.shape != tensor.shape:
                 tensor.data = tensor.data.clone()
@@ -189,13 +216,24 @@ class RowState:
         for name, view in self._views(trial, self._parameters[row]):
             own[name].data = with_own_storage(view)
             own[name].grad = None
-        for name, other in zip(self._structure.untrained, self._others, strict=True):
-            own[name].data = with_own_storage(other[row])
-        self._addresses[row] = _addresses(trial)
+        for other, name in self._apart(self._structure.untrained):
+            if name in own:  # a number is no tensor in the module
+                own[name].data = with_own_storage(other[row])
+        self._addresses[row] = self._addresses_of(trial)
+
+    def _own_others(self) -> list[torch.Tensor]:
+        return [other for other, _ in self._apart(self._structure.untrained)]
 
     def holds(self, trial: FusedTrial, row: int) -> bool:
-        """Return whether the tensors of a trial's module are still views of its row."""
-        return self._addresses[row] == _addresses(trial)
+        """Return whether the tensors of a trial's module are still views of its row.
+
+        Those that are held for all rows do not count; see ``FusedTrial.frozen_key``.
+        """
+        return self._addresses[row] == self._addresses_of(trial)
+
+    def _addresses_of(self, trial: FusedTrial) -> list[int]:
+        own = (*trial.model.named_parameters(), *trial.model.named_buffers())
+        return [address(tensor) for name, tensor in own if name not in self._lent]
 
     def _views(self, trial: FusedTrial, row: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the trial's part of each trained tensor of a row, by name.
@@ -218,6 +256,14 @@ class RowState:
                 for _, view in self._views(trial, self._mask[row]):
                     view.fill_(1.0)
 
+    def refresh_numbers(self, trial: FusedTrial, row: int) -> None:
+        """Take over numbers of a trial's module that ``adapt`` may have changed."""
+        if self._structure.numbers:
+            own = self._structure.state_of(trial.model)
+            for other, name in self._apart(self._structure.untrained):
+                if name in self._structure.numbers:
+                    other[row].copy_(own[name])
+
     # -- moments, as torch's optimizer keeps them ----------------------------------------
 
     def moments(self, trial: FusedTrial, row: int) -> dict[str, dict[str, Any]]:
@@ -231,7 +277,7 @@ class RowState:
         own = own_tensors(trial.model)
         rows = {moment: tensor[row].clone() for moment, tensor in self._moments.items()}
         return OwnState(
-            tensors={n: trained[n] if n in trained else t.clone() for n, t in own.items()},
+            tensors={n: trained[n] if n in trained else cheap_copy(t) for n, t in own.items()},
             moments=self._moments_in(rows, trial, row),
         )
 
@@ -261,7 +307,8 @@ class RowState:
         """Restore a trial to another state."""
         with torch.no_grad():
             for name, tensor in own_tensors(trial.model).items():
-                tensor.copy_(state.tensors[name])
+                if name not in self._lent:
+                    tensor.copy_(state.tensors[name])
             for rows in self._trained_groups():
                 rows.clear(row)
             self._fill_moments(trial, row, state.moments)
@@ -297,10 +344,6 @@ class RowState:
 def _layout(tensor: torch.Tensor) -> torch.Tensor:
     """Return a meta tensor of the same shape and memory layout, which takes no memory."""
     return torch.empty_like(tensor, device="meta", requires_grad=False)
-
-
-def _addresses(trial: FusedTrial) -> list[int]:
-    return [t.data_ptr() for t in (*trial.model.parameters(), *trial.model.buffers())]
 
 
 def steps_taken(

@@ -286,7 +286,11 @@ class Experiment:
             Step(
                 loss=losses[k],
                 gradients={name: None if g is None else g[k] for name, g in named.items()},
-                buffers={name: after[name][k] for name in self.structure.buffers},
+                buffers={
+                    name: after[name][k]
+                    for name in self.structure.buffers
+                    if name not in self.structure.held
+                },
             )
             for k in range(len(self.models))
         ]
@@ -339,16 +343,21 @@ class Experiment:
         return weights
 
     def _state(self) -> list[torch.Tensor]:
-        """Return a stacked copy of the state of all models, in the structure's order and shapes."""
+        """Return a stacked copy of the state of all models, in the structure's order and shapes.
+
+        What the structure holds for all of them is that of the first model.
+        """
         full = self._state_of(self.structure.model)
         states = [self._state_of(model) for model in self.models]
         return [
-            torch.stack([_padded(t, like.shape) for t in own])
-            for like, *own in zip(full, *states, strict=True)
+            own[0]
+            if name in self.structure.held
+            else torch.stack([_padded(t, like.shape) for t in own])
+            for name, like, *own in zip(self.structure.state_names, full, *states, strict=True)
         ]
 
     def _state_of(self, model: torch.nn.Module) -> list[torch.Tensor]:
-        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        own = self.structure.state_of(model)
         return [own[name].detach() for name in self.structure.state_names]
 
 

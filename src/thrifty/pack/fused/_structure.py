@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +14,11 @@ from thrifty.pack._state import step_counters
 from thrifty.pack.task._task import Task
 
 from . import rules as rules
-from ._fusable import UnfusableError, dropouts, follows_rate_itself
-from ._packed import Group, Layout, Packed
+from ._fusable import UnfusableError, dropouts, follows_rate_itself, numbers_of
+from ._packed import EachItsOwnMask, Group, Layout, Packed
 from ._randomness import DropoutMask, Randomness, TrialValue, plain
 from ._record import Program, record
+from ._tape import written_inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,11 @@ class Structure:
         layout: Layout of the trained parameters in a row.
         frozen: Names of the parameters that are not trained.
         buffers: Names of the buffers.
+        held: Names of frozen parameters and buffers that are the same for all trials of a block,
+            so that there is one tensor for all of them. What a program computes from these and a
+            shared batch alone is computed once for all trials.
+        numbers: Paths of the numbers that the model keeps outside of tensors, and in which trials
+            may differ (``numbers_of``); in a program they are tensors.
         counters: Names of the buffers that count optimizer steps.
     """
 
@@ -78,6 +84,8 @@ class Structure:
         *,
         batch_spec: Any,
         trained: Sequence[str],
+        held: Collection[str] = (),
+        numbers: Collection[str] = (),
         channels_last: bool = False,
     ) -> None:
         self.task = task
@@ -89,11 +97,15 @@ class Structure:
         self.frozen = tuple(name for name in parameters if name not in trained)
         self.buffers = tuple(name for name, _ in model.named_buffers())
         self.counters = frozenset(step_counters(model))
+        self.held = frozenset(held)
+        self.numbers = tuple(sorted(numbers))
         self._places = _places(model)
+        known = numbers_of(model)
+        self._places.update({path: [known[path]] for path in self.numbers})
         self.built_in: set[str] = set()
-        """Paths of dropout rates that the model computes with.
+        """Paths of dropout rates and numbers that the model computes with.
 
-        Programs are valid for these rates only.
+        Programs are valid for these values only.
         """
         for path, (layer, name) in dropouts(model).items():
             own = self.built_in if follows_rate_itself(layer) else None
@@ -122,8 +134,22 @@ class Structure:
 
     @property
     def untrained(self) -> tuple[str, ...]:
-        """Names of frozen parameters and buffers."""
-        return (*self.frozen, *self.buffers)
+        """Names of frozen parameters, buffers and numbers."""
+        return (*self.frozen, *self.buffers, *self.numbers)
+
+    def state_of(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Return all tensors of a model by name, and its numbers as tensors."""
+        out = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        if self.numbers:
+            known = numbers_of(model)
+            like: dict[str, Any] = {
+                "dtype": self.layout.dtype,
+                "device": next(iter(out.values())).device,
+            }
+            for path in self.numbers:
+                held, key = known[path]
+                out[path] = torch.tensor(float(held[key]), **like)
+        return out
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -150,6 +176,8 @@ class Structure:
             self.model,
             batch_spec=self.batch_spec,
             trained=[name for names in groups for name in names if name in trained],
+            held=self.held,
+            numbers=self.numbers,
             channels_last=channels_last,
         )
         out.built_in |= self.built_in
@@ -185,11 +213,12 @@ class Structure:
             variant: The variant of the program.
             batch: The tensors of the batch.
             rows: Weights of the rows (``Group.rows``); None where all rows are real.
-            state: The tensors of ``state_names``, each ``[K, ...]``.
+            state: The tensors of ``state_names``, each ``[K, ...]``, those of ``held`` without K.
             seed: Seed of the random numbers that are drawn during the recording.
 
         Raises:
-            UnfusableError: The model does something that cannot be done for all trials at once.
+            UnfusableError: The model does something that cannot be done for all trials at once, or
+                writes into a tensor that is one for all trials; metrics that change any.
         """
         generators = [
             torch.Generator(device=state[0].device).manual_seed(seed + k)
@@ -218,7 +247,11 @@ class Structure:
             return list(metrics.values())
 
         inputs = in_order(batch, rows, state)
-        with self._holding(group, state), torch.set_grad_enabled(variant.training):
+        with (
+            self._holding(group, state),
+            torch.set_grad_enabled(variant.training),
+            EachItsOwnMask(group),
+        ):
             self.model.train(variant.training)
             draws = group.randomness.draws
             program, _ = record(
@@ -226,7 +259,18 @@ class Structure:
                 inputs,
                 draws=lambda: [draw.noise for draw in draws],
             )
+        written = self._written(program, num_before=len(inputs) - len(self.state_names))
+        if written and not variant.training:
+            # a check evaluates a trial once more, which must not count
+            raise UnfusableError(f"computing its metrics changes {min(written)}")
+        if self.held & written:
+            raise UnfusableError(f"it writes into {min(self.held & written)}, which is frozen")
         return Recorded(program=program, draws=tuple(draws), names=tuple(names))
+
+    def _written(self, program: Program, *, num_before: int) -> set[str]:
+        """Return the names of the tensors of the state that a program writes into."""
+        names = self.state_names
+        return {names[n - num_before] for n in written_inputs(program) if n >= num_before}
 
     def run(
         self, batch: Any, *, state: Sequence[torch.Tensor], randomness: Randomness
@@ -280,10 +324,10 @@ class Structure:
         """Replace the skeleton's tensors by packed ones within the context."""
         before = []
         for name, tensor in zip(self.state_names, state, strict=True):
-            packed = group.pack(tensor)
+            held = tensor if name in self.held else group.pack(tensor)
             for home, key in self._places[name]:
                 before.append((home, key, home[key]))
-                home[key] = packed
+                home[key] = held
         try:
             yield
         finally:

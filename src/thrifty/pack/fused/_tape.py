@@ -371,6 +371,12 @@ MUTATING = {
 """Functions that write into arguments (running statistics) although their schema is silent."""
 
 
+def written_inputs(program: Program) -> set[int]:
+    """Return the inputs that a program writes into."""
+    root = _roots(program.calls)
+    return {n for n in _changed(program.calls, root) if n < program.num_inputs}
+
+
 def _roots(calls: Sequence[Call]) -> dict[int, int]:
     """Return, for each value that is a view, the value that owns its memory."""
     root: dict[int, int] = {}

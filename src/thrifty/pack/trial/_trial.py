@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,13 +13,16 @@ from torch.nn.parameter import is_lazy
 
 from thrifty.core import DivergedError, StateError, TaskError, derive_seed, step_seed
 from thrifty.pack._backend import EpochPlan, Member
+from thrifty.pack._frozen import FrozenTensor, frozen_of
 from thrifty.pack._state import (
     State,
     pack_state,
     seed_everything,
     seed_step,
+    state_versions,
     step_counters,
     unpack_state,
+    with_versions,
 )
 from thrifty.pack.task._data import Batch, Source, valid_batches
 from thrifty.pack.task._epochs import epoch_batches, epoch_length
@@ -48,6 +51,8 @@ from ._update import Update
 
 TRAIN_LOSS = "train_loss"
 """The metric that every task has: the mean training loss of the epoch."""
+MIN_LEFT_OUT_BYTES = 2**16
+"""The size of all frozen parameters from which checkpoints leave them out."""
 
 
 class TaskTrial:
@@ -57,6 +62,9 @@ class TaskTrial:
     """
 
     model: torch.nn.Module
+    frozen: Mapping[str, FrozenTensor]
+    """Frozen parameters and buffers that it shares with other trials, with a fresh model's values.
+    """
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self._owner = task
@@ -97,6 +105,7 @@ class TaskTrial:
         seed_everything(derive_seed(member.seed, "model"))
         self.model = self.task.model(self.readings.once("model")).to(self.device)
         self._check_model()
+        self._fresh = self.frozen = frozen_of(self._owner, self.device).adopt(self.model)
         self._update = Update(self.task, self.step_options, self.device)
         self._update.prepare(self.model)
         self.optimizers = FollowedOptimizers(self.task.optimizer, self.model, first)
@@ -132,7 +141,8 @@ class TaskTrial:
     def load(self, state: State) -> None:
         """Load a state into model and optimizer."""
         held = unpack_state(state)
-        self.model.load_state_dict(held["model"])
+        self.model.load_state_dict(self._filled(held["model"], held.get("frozen", {})))
+        self.adopt_frozen()  # loading copies values, the frozen ones included
         self.optimizers.load(held["optimizer"])
         self._update.load(held)
         self._load_data_state(held)
@@ -240,11 +250,60 @@ class TaskTrial:
     def state(self) -> State:
         """Return a copy of everything that is needed to continue."""
         return pack_state({
-            "model": self.model.state_dict(),
+            **self.model_state(),
             "optimizer": self.optimizers.state(),
             **self._update.state(),
             **self.data_state(),
         })
+
+    def adopt_frozen(self, *, only: Collection[str] | None = None) -> None:
+        """Let the model share again what a fresh model shares, where its values are still those.
+
+        Args:
+            only: The names to which this is limited; None for no limit.
+        """
+        found = frozen_of(self._owner, self.device).adopt(self.model, only=only)
+        fresh = self._fresh
+        self.frozen = {name: each for name, each in found.items() if fresh.get(name) is each}
+
+    def model_state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the model; views, not copies.
+
+        Frozen parameters that a fresh model has, too, are named with their digests only.
+        """
+        state = self.model.state_dict()
+        own = dict(self.model.named_parameters(remove_duplicate=False))
+        same = {
+            name: each
+            for name, each in self._fresh.items()
+            if name in own and name in state and each.equals(own[name])
+        }
+        if sum(each.tensor.nbytes for each in same.values()) < MIN_LEFT_OUT_BYTES:
+            return {"model": state}
+        held = {name: value for name, value in state.items() if name not in same}
+        return {
+            "model": with_versions(held, state_versions(state)),
+            "frozen": {name: each.digest for name, each in same.items()},
+        }
+
+    def _filled(self, state: Mapping[str, Any], frozen: Mapping[str, str]) -> Mapping[str, Any]:
+        """Return a model's state with the frozen parameters that the checkpoint has not.
+
+        Raises:
+            StateError: The fresh model has other ones.
+        """
+        if not frozen:
+            return state
+        for name, digest in frozen.items():
+            if name not in self._fresh or self._fresh[name].digest != digest:
+                raise StateError(
+                    f"{type(self._owner).__name__}: the frozen parameter {name!r} is not what it "
+                    "was when the checkpoint was written, so the checkpoint does not fit; let "
+                    "model(hp) make the same frozen parameters each time (the same file, the same "
+                    "revision), or give the study another name to begin anew"
+                )
+        filled = {**state, **{name: self._fresh[name].lend() for name in frozen}}
+        return with_versions(filled, state_versions(state))
 
     def batches(self, plan: EpochPlan) -> Iterator[Batch]:
         """Return the batches of an epoch.

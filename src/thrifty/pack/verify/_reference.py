@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from thrifty.pack._frozen import cheap_copy
 from thrifty.pack._state import step_counters
 
 from ._compare import SLACK, StepTaken, differences, is_saturated
@@ -30,7 +31,7 @@ class OwnState:
     def copied(self) -> OwnState:
         """Return a copy that may be changed."""
         return OwnState(
-            tensors={name: t.clone() for name, t in self.tensors.items()},
+            tensors={name: cheap_copy(t) for name, t in self.tensors.items()},
             moments={
                 name: {
                     key: value.clone() if isinstance(value, torch.Tensor) else value

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from thrifty.pack._frozen import address
 from thrifty.pack.identity import MISSING, Place, held_by, is_iterator, vars_of
 
 from ._keeper import IMMUTABLE, elements, local_names, training_places
@@ -221,7 +222,7 @@ class _Module:
     def _read(self) -> list[Any]:
         tensors = [t for t in self._tensors if t is not None]
         trained = [t.requires_grad for t in tensors]
-        return [*trained, *(t.data_ptr() for t in tensors)] if self._memory else trained
+        return [*trained, *(address(t) for t in tensors)] if self._memory else trained
 
 
 def token(value: Any, depth: int = 0) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thrifty.pack.fused._fusable import UnfusableError, register_rule
+from thrifty.pack.fused._fusable import DRAWS, UnfusableError, register_rule
 from thrifty.pack.fused._packed import Group, Packed, by_vmap
 
 from ._layers import drops, linear, noise_like
@@ -51,6 +51,9 @@ def scaled_dot_product_attention(
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, mask, **options)
     return group.pack(out.unflatten(0, shape))  # type: ignore[no-untyped-call]
+
+
+DRAWS[F.scaled_dot_product_attention] = lambda *_, dropout_p=0.0, **__: drops(dropout_p)
 
 
 def _mask(group: Group, mask: Any, *, ndim: int, batch: int) -> torch.Tensor | None:

@@ -27,6 +27,17 @@ def convolution(function: Callable[..., Any]) -> Callable[..., Any]:
         groups: int = 1,
     ) -> Packed:
         images, batched = _batched(input, weight)
+        if type(weight) is not Packed and type(bias) is not Packed:
+            run = partial(
+                function,
+                weight=weight,
+                bias=bias,
+                stride=stride,
+                padding=padding,
+                dilation=dilation,
+                groups=groups,
+            )
+            return _of_all_images(group, run, images, batched=batched)
         if type(input) is Packed or groups != 1:
             images, groups = fold(group, images), groups * group.size
         else:
@@ -36,6 +47,18 @@ def convolution(function: Callable[..., Any]) -> Callable[..., Any]:
         return _unfolded(group, out, batched=batched)
 
     return rule
+
+
+def _of_all_images(
+    group: Group, function: Callable[..., torch.Tensor], images: Packed, *, batched: bool
+) -> Packed:
+    """Apply a function with the same filters for all trials to the images of all in one batch."""
+    axis = min(images.axis, 1)
+    x = images.value if images.axis == axis else images.value.movedim(images.axis, 0)
+    axis = axis if images.axis == axis else 0
+    out = function(x.flatten(0, 1)).unflatten(0, x.shape[:2])  # type: ignore[no-untyped-call]
+    packed = group.pack(out, axis)
+    return packed if batched else group.pack(packed.value.squeeze(1 - axis), 0)
 
 
 def transposed_convolution(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
-from thrifty.pack.fused._fusable import RULES, UnfusableError, register_rule
+from thrifty.pack.fused._fusable import DRAWS, RULES, UnfusableError, register_rule
 from thrifty.pack.fused._packed import Group, Packed
 from thrifty.pack.fused._randomness import plain
 
@@ -24,7 +24,12 @@ CACHE_BYTES = 2**23
 
 @register_rule(F.linear)
 def linear(group: Group, input: Any, weight: Any, bias: Any = None) -> Packed:
-    """Compute ``x @ weight.T + bias`` for each trial."""
+    """Compute ``x @ weight.T + bias`` for each trial.
+
+    A weight that all trials share is multiplied by the rows of all of them in one product.
+    """
+    if type(weight) is not Packed and type(bias) is not Packed:
+        return group.pack(F.linear(input.value, weight, bias), input.axis)
     if type(weight) is not Packed:
         weight = group.pack(group.first(weight))
     w = group.first(weight)
@@ -229,6 +234,14 @@ def _of_channels(*, without_batch: int | None) -> Callable[[Any], Sequence[int]]
 RULES[F.dropout] = dropout(lambda x: x.shape)
 for _function, _rank in ((F.dropout1d, 2), (F.dropout2d, None), (F.dropout3d, 4)):
     RULES[_function] = dropout(_of_channels(without_batch=_rank))
+
+
+def _draws(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> bool:
+    return _active(p, training=training)
+
+
+for _function in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d):
+    DRAWS[_function] = _draws
 
 
 @register_rule(F.alpha_dropout, F.feature_alpha_dropout)

@@ -1,0 +1,199 @@
+"""Frozen tensors, kept once for all trials of a process.
+
+The trials of a fine-tuning study have the same frozen base. Each trial's model is made by user
+code, with a base of its own. ``FrozenTensors`` recognises equal tensors and lets the models share
+one memory, copy-on-write: code that writes into such a tensor gets memory of its own first, so no
+trial can change what another one reads. Whether a tensor is still the shared one follows from its
+address, without reading it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping
+from functools import cached_property
+from itertools import count
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+
+
+_CHUNK = 2**24
+_NUM_SAMPLES = 16
+
+_CAN_SHARE = hasattr(torch, "_lazy_clone") and all(
+    hasattr(torch._C, name) for name in ("_is_cow_tensor", "_data_address")
+)
+"""Whether this version of PyTorch has tensors that are copied when they are written to."""
+
+
+_NUMBERS = count()
+
+
+class FrozenTensor:
+    """A tensor that several models share.
+
+    Attributes:
+        tensor: Its values. Nothing writes into it.
+        number: A number that no other one has, past ones included.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        try:
+            self.tensor = torch._lazy_clone(tensor)
+        except RuntimeError:  # its memory belongs to something else, such as a mapped file
+            self.tensor = torch._lazy_clone(tensor.clone())
+        self.number = next(_NUMBERS)
+
+    def lend(self) -> torch.Tensor:
+        """Return a tensor over the same memory, which is copied as soon as one writes into it."""
+        return torch._lazy_clone(self.tensor)
+
+    def is_in(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is lent from this one and was not written to since."""
+        return (
+            is_shared(tensor)
+            and address(tensor) == address(self.tensor)
+            and tensor.shape == self.tensor.shape
+            and tensor.stride() == self.tensor.stride()
+        )
+
+    def equals(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor has the same bits."""
+        if self.is_in(tensor):
+            return True
+        like = (tensor.shape, tensor.dtype) == (self.tensor.shape, self.tensor.dtype)
+        return like and torch.equal(_bits(self.tensor), _bits(tensor.detach().contiguous()))
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of its dtype, shape and values."""
+        return digest_of(self.tensor)
+
+
+class FrozenTensors:
+    """The frozen tensors of the models of one task on one device, each kept once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, WeakSet[FrozenTensor]] = {}
+
+    def adopt(
+        self, model: torch.nn.Module, *, only: Collection[str] | None = None
+    ) -> dict[str, FrozenTensor]:
+        """Let a model share its frozen parameters and its buffers with earlier models.
+
+        Does nothing for a model without frozen parameters.
+
+        Args:
+            model: The model.
+            only: The names to which this is limited; None for no limit.
+
+        Returns:
+            What the model shares now, by name; tied tensors have several names.
+        """
+        named = dict(model.named_parameters(remove_duplicate=False))
+        if not _CAN_SHARE or all(p.requires_grad for p in named.values()):
+            return {}
+        frozen = {name: p for name, p in named.items() if not p.requires_grad}
+        frozen |= dict(model.named_buffers(remove_duplicate=False))
+        owners = Counter(storage_address(t) for t in _each_once(model) if t.numel())
+        first: dict[int, FrozenTensor] = {}
+        out: dict[str, FrozenTensor] = {}
+        for name, tensor in frozen.items():
+            if only is not None and name not in only:
+                continue
+            if id(tensor) not in first:
+                if not _is_plain(tensor):
+                    continue
+                if owners[storage_address(tensor)] > 1 and not is_shared(tensor):
+                    continue  # a view of another one, which sees what is written here
+                first[id(tensor)] = shared = self._shared(tensor.detach())
+                if not shared.is_in(tensor):
+                    tensor.data = shared.lend()
+            out[name] = first[id(tensor)]
+        return out
+
+    def _shared(self, tensor: torch.Tensor) -> FrozenTensor:
+        """Return the shared tensor of these values; a new one if there is none yet."""
+        known = self._known.setdefault(_key(tensor), WeakSet())
+        for each in known:
+            if each.equals(tensor):
+                return each
+        fresh = FrozenTensor(tensor)
+        known.add(fresh)
+        return fresh
+
+
+def frozen_of(task: object, device: torch.device) -> FrozenTensors:
+    """Return the frozen tensors of a task's models on a device."""
+    return _FROZEN.setdefault(task, {}).setdefault(device, FrozenTensors())
+
+
+_FROZEN: WeakKeyDictionary[object, dict[torch.device, FrozenTensors]] = WeakKeyDictionary()
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Return where a tensor's values begin in memory.
+
+    Unlike ``data_ptr``, it does not give a shared tensor memory of its own.
+    """
+    return storage_address(tensor) + tensor.storage_offset() * tensor.element_size()
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """Return where the memory that a dense tensor is a part of begins."""
+    if not _CAN_SHARE:
+        return tensor.untyped_storage().data_ptr()
+    return int(torch._C._data_address(tensor))  # it leaves out the offset, unlike ``data_ptr``
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's memory is copied as soon as one writes into it."""
+    return _CAN_SHARE and bool(torch._C._is_cow_tensor(tensor))
+
+
+def cheap_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy that may be changed; one of a shared tensor takes no memory until it is."""
+    return torch._lazy_clone(tensor) if is_shared(tensor) else tensor.clone()
+
+
+def are_intact(frozen: Mapping[str, FrozenTensor], tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether some named tensors are still those that were lent."""
+    return all(each.is_in(tensors[name]) for name, each in frozen.items())
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """Return the digest of a tensor's dtype, shape and values."""
+    whole = tensor.detach()
+    out = hashlib.blake2b(f"{whole.dtype} {tuple(whole.shape)}".encode(), digest_size=16)
+    # In bytes, because NumPy has no bfloat16; in parts, because each part is copied.
+    for part in torch.split(_bits(whole.contiguous()), _CHUNK):
+        out.update(part.clone().cpu().numpy().data)
+    return out.hexdigest()
+
+
+def _each_once(model: torch.nn.Module) -> list[torch.Tensor]:
+    tensors = (*model.parameters(), *model.buffers())
+    return [t for t in tensors if t.layout is torch.strided and not t.is_meta]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not (tensor.is_meta or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and tensor.is_contiguous()
+        and bool(tensor.numel())
+    )
+
+
+def _key(tensor: torch.Tensor) -> Hashable:
+    flat = tensor.reshape(-1)
+    some = flat[:: max(1, len(flat) // _NUM_SAMPLES)].clone()
+    return (tensor.shape, tensor.dtype, tensor.device, bytes(_bits(some).tolist()))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor: numbers may be equal and have other bits."""
+    return tensor.reshape(-1).view(torch.uint8)

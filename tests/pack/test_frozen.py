@@ -1,0 +1,374 @@
+"""Trials with one frozen base: kept once, computed once, and each trial's result its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.pack._drive import Trial, alone, assert_same, together
+from tests.pack._toys import Toy, normal
+from thrifty.core import StateError
+from thrifty.pack import BlockOptions, FusedBackend, SoloBackend
+from thrifty.pack._frozen import FrozenTensors, address, cheap_copy, digest_of, is_shared
+from thrifty.pack.fused._fusable import signature
+from thrifty.pack.identity import content_digest
+from thrifty.run._alone import epoch_plan
+from thrifty.space import Step
+
+
+DOUBLE = 1e-10
+WIDTH = 160
+
+
+class Net(nn.Module):
+    """A frozen trunk of two layers and a trained head."""
+
+    def __init__(self, *, between: nn.Module | None = None, base: int = 0) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(
+            nn.Linear(6, WIDTH), nn.Tanh(), between or nn.Identity(), nn.Linear(WIDTH, WIDTH)
+        )
+        self.head = nn.Linear(WIDTH, 1)
+        with torch.no_grad():
+            for n, parameter in enumerate(self.trunk.parameters()):
+                parameter.copy_(0.1 * normal(*parameter.shape, seed=7 * base + n))
+        self.trunk.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(self.trunk(x).tanh())
+
+
+class Headed(Toy):
+    dtype = torch.float64
+
+    def network(self, hp):
+        return Net(base=hp.get("base", 0))
+
+
+class DroppingTrunk(Headed):
+    def network(self, hp):
+        return Net(between=nn.Dropout(hp.get("dropout", 0.3)))
+
+
+class NormedTrunk(Headed):
+    """Its batch normalisation updates running statistics although it is frozen."""
+
+    def network(self, hp):
+        return Net(between=nn.BatchNorm1d(WIDTH))
+
+
+class Checkpointed(Headed):
+    def loss(self, model, batch):
+        x, y = batch
+        hidden = checkpoint(model.trunk, x, use_reentrant=False).tanh()
+        return F.mse_loss(model.head(hidden), y)
+
+    def metrics(self, model, batch):
+        x, y = batch
+        return {"mse": F.mse_loss(model(x), y)}
+
+
+class TiedAdapter(nn.Module):
+    """A frozen table that is used twice, with an adapter on each use."""
+
+    def __init__(self, scale=1.0) -> None:
+        super().__init__()
+        self.table = nn.Parameter(normal(WIDTH, 6, seed=3) / 6, requires_grad=False)
+        self.into = nn.Parameter(torch.zeros(WIDTH, 6))
+        self.out = nn.Linear(6, 1)
+        self.scale = scale
+
+    def forward(self, x):
+        hidden = F.linear(x, self.table) + self.scale * F.linear(x, self.into)
+        return self.out(hidden.tanh() @ self.table)
+
+
+class Tied(Headed):
+    def network(self, hp):
+        return TiedAdapter(hp.get("scale", 1.0))
+
+
+class Teacher(Headed):
+    """A frozen copy that follows the trained network within the loss."""
+
+    def network(self, hp):
+        model = Net()
+        model.teacher = nn.Linear(WIDTH, 1).requires_grad_(False)
+        return model
+
+    def loss(self, model, batch):
+        x, y = batch
+        with torch.no_grad():
+            for mine, its in zip(model.teacher.parameters(), model.head.parameters(), strict=True):
+                mine.mul_(0.9).add_(its, alpha=0.1)
+            aim = model.teacher(model.trunk(x).tanh())
+        return F.mse_loss(model(x), y) + F.mse_loss(model(x), aim)
+
+
+class Thawing(Headed):
+    """The trunk's last layer is unfrozen by a schedule."""
+
+    def adapt(self, model, hp):
+        model.trunk[3].requires_grad_(hp.get("closed", 1.0) < 0.5)
+
+
+class Freezing(Headed):
+    """The head's hidden layer is trained for two epochs, then frozen."""
+
+    def network(self, hp):
+        model = Net()
+        model.head = nn.Sequential(nn.Linear(WIDTH, 4), nn.Tanh(), nn.Linear(4, 1))
+        return model
+
+    def adapt(self, model, hp):
+        model.head[0].requires_grad_(hp.get("open", 1.0) > 0.5)
+
+
+class Overwriting(Headed):
+    """``adapt`` writes into the frozen trunk."""
+
+    def adapt(self, model, hp):
+        with torch.no_grad():
+            model.trunk[0].bias.fill_(hp.get("shift", 0.0))
+
+
+def fused(task):
+    return FusedBackend(task, block=BlockOptions(size=8))
+
+
+def check(task, configs, *, seeds=(0, 0, 1), epochs=3):
+    """Check that packed trials equal those alone; return the back-end."""
+    trials = [
+        Trial(config={"lr": 0.05 / (k + 1), **config}, seed=seeds[k % len(seeds)], epochs=epochs)
+        for k, config in enumerate(configs)
+    ]
+    backend = fused(task)
+    found, wanted = together(backend, trials), alone(task, trials)
+    for result in (*found, *wanted):
+        for metrics in result.metrics:
+            metrics.pop("train_loss")  # it is summed in the precision of the block
+    assert_same(found, wanted, tolerance=DOUBLE)
+    return backend
+
+
+# -- one memory ----------------------------------------------------------------------------
+
+
+def test_equal_frozen_tensors_have_one_memory():
+    frozen, models = FrozenTensors(), [Net() for _ in range(3)]
+    shared = [frozen.adopt(model) for model in models]
+    assert all(each == shared[0] for each in shared)
+    assert len({address(model.trunk[0].weight) for model in models}) == 1
+    assert len({address(model.head.weight) for model in models}) == 3
+    assert all(torch.equal(model.trunk[0].weight, Net().trunk[0].weight) for model in models)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda p: p.data.add_(1),
+        lambda p: p.numpy().fill(3.0),
+        lambda p: nn.init.zeros_(p),
+        lambda p: p.detach()[0].copy_(torch.ones(6)),
+    ],
+    ids=["data", "numpy", "init", "view"],
+)
+def test_writing_gives_a_model_memory_of_its_own(write):
+    frozen, models = FrozenTensors(), [Net() for _ in range(2)]
+    shared = [frozen.adopt(model)["trunk.0.weight"] for model in models]
+    write(models[0].trunk[0].weight)
+    assert torch.equal(models[1].trunk[0].weight, Net().trunk[0].weight)
+    assert not torch.equal(models[0].trunk[0].weight, Net().trunk[0].weight)
+    assert [shared[k].is_in(models[k].trunk[0].weight) for k in range(2)] == [False, True]
+
+
+def test_tensors_of_equal_numbers_and_other_bits_stay_apart():
+    frozen, models = FrozenTensors(), [Net() for _ in range(2)]
+    for model, zero in zip(models, (0.0, -0.0), strict=True):
+        model.trunk[0].bias.data.fill_(zero)
+        frozen.adopt(model)
+    assert len({address(model.trunk[0].bias) for model in models}) == 2
+
+
+def test_a_model_without_frozen_parameters_is_left_alone():
+    model = nn.BatchNorm1d(4)
+    assert FrozenTensors().adopt(model) == {}
+    assert not is_shared(model.running_mean)
+
+
+def test_copies_and_digests_leave_shared_tensors_shared():
+    frozen, model = FrozenTensors(), Net()
+    shared = frozen.adopt(model)["trunk.0.weight"]
+    copy = cheap_copy(model.trunk[0].weight.detach())
+    assert shared.digest == digest_of(model.trunk[0].weight) == digest_of(copy)
+    assert shared.is_in(model.trunk[0].weight)
+    copy.zero_()
+    assert shared.is_in(model.trunk[0].weight)
+
+
+# -- one computation -----------------------------------------------------------------------
+
+
+def products(backend):
+    """Return the shapes of the results of all matrix products of the training step."""
+    (block,) = {id(b): b for b in backend._home.values()}.values()
+    bound = next(b for b in block._programs._bound.values() if b.variant.training)
+    program = bound.recorded.program
+    return [
+        tuple(program.meta[call.outputs[0]][0])
+        for call in program.calls
+        if call.function.name() in ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm")
+    ]
+
+
+def under_way(task, trials, *, epochs=1):
+    """Return a back-end whose trials have trained some epochs and are still in their slots."""
+    backend = fused(task)
+    for slot, trial in enumerate(trials):
+        backend.stack(slot, trial.member)
+    for epoch in range(epochs):
+        plans = {
+            slot: epoch_plan(backend, trial.timeline, epoch=epoch, slot=slot)
+            for slot, trial in enumerate(trials)
+        }
+        done = set()
+        while len(done) < len(trials):
+            done |= backend.step(plans).keys()
+            plans = {}
+    return backend
+
+
+def test_what_depends_on_the_batch_and_the_base_alone_is_computed_once():
+    trials = [Trial(config={"lr": 0.01 * k}) for k in (1, 2, 3)]
+    shapes = products(under_way(Headed(), trials))
+    assert shapes.count((8, WIDTH)) == 2, "the two layers of the trunk, for all three trials"
+    assert not any(shape[-1] == WIDTH and shape[0] == 3 and len(shape) == 3 for shape in shapes[:2])
+
+
+def test_trials_on_other_batches_multiply_the_base_by_the_rows_of_all():
+    trials = [Trial(config={"lr": 0.01 * k}, seed=k) for k in (1, 2, 3)]
+    assert products(under_way(Headed(), trials)).count((24, WIDTH)) == 2
+
+
+def test_a_block_holds_the_base_once():
+    def state_bytes(num):
+        backend = under_way(Headed(), [Trial(config={"lr": 0.01 * (k + 1)}) for k in range(num)])
+        (block,) = {id(b): b for b in backend._home.values()}.values()
+        return sum(t.nbytes for t in block._state.tensors())
+
+    base = sum(p.nbytes for p in Headed().model({}).trunk.parameters())
+    assert state_bytes(3) < base
+
+
+# -- results -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [Headed, DroppingTrunk, NormedTrunk, Checkpointed, Tied])
+def test_packed_trials_equal_trials_alone(task):
+    check(task(), [{}] * 4)
+
+
+def test_dropout_rates_of_a_trunk_may_differ():
+    check(DroppingTrunk(), [{"dropout": 0.1}, {"dropout": 0.4}, {}])
+
+
+def test_two_bases_of_equal_shape_stay_apart():
+    check(Headed(), [{"base": k % 2} for k in range(4)])
+    trials = [Trial(config={"lr": 0.01, "base": k % 2}) for k in range(4)]
+    backend = under_way(Headed(), trials, epochs=2)
+    blocks = [backend._home[backend.trial(k)] for k in range(4)]
+    assert blocks[0] is blocks[2] is not blocks[1] is blocks[3]
+    assert all(block.structure.held for block in blocks)
+
+
+def test_trials_that_all_have_another_base_are_packed_as_before():
+    task = Headed()
+    check(task, [{"base": k} for k in range(5)])
+    backend = fused(task)
+    for k in range(5):
+        backend.stack(k, Trial(config={"lr": 0.1, "base": k}).member)
+    assert len({id(backend._home[backend.trial(k)]) for k in (2, 3, 4)}) == 1
+
+
+def test_a_teacher_that_follows_is_each_trials_own():
+    check(Teacher(), [{}] * 3)
+
+
+def test_a_layer_that_is_unfrozen_half_way():
+    opens = Step(1.0, [2], gamma=0.0)
+    check(Thawing(), [{"closed": opens}, {"closed": opens}, {"closed": 1.0}], epochs=4)
+
+
+def test_a_layer_that_is_frozen_half_way():
+    check(Freezing(), [{"open": Step(1.0, [2], gamma=0.0)}, {"open": 1.0}], epochs=4)
+
+
+def test_adapt_that_writes_into_the_base():
+    check(Overwriting(), [{"shift": 0.5}, {"shift": 0.5}, {"shift": 0.1}])
+
+
+# -- checkpoints ---------------------------------------------------------------------------
+
+
+def test_a_checkpoint_names_the_base_and_holds_what_is_trained():
+    task = Headed()
+    (result,) = alone(task, [Trial(config={"lr": 0.05})])
+    names = set(result.state.tensors)
+    assert not any("trunk" in name for name in names)
+    assert any("head.weight" in name for name in names)
+    trained = sum(p.nbytes for p in task.model({}).head.parameters())
+    assert sum(t.nbytes for t in result.state.tensors.values()) <= 1.1 * 2 * trained + 64
+
+
+@pytest.mark.parametrize("backend", [SoloBackend, fused])
+def test_a_trial_continues_from_a_checkpoint_without_the_base(backend):
+    task, config = Headed(), {"lr": 0.05}
+    (whole,) = together(backend(task), [Trial(config=config, epochs=4)])
+    (first,) = together(backend(task), [Trial(config=config, epochs=2)])
+    (rest,) = together(
+        backend(Headed()), [Trial(config=config, epochs=4, start=2, state=first.state)]
+    )
+    assert rest.metrics == whole.metrics[2:]
+    assert all(torch.equal(rest.state.tensors[n], t) for n, t in whole.state.tensors.items())
+
+
+def test_a_checkpoint_does_not_fit_another_base():
+    (first,) = alone(Headed(), [Trial(config={"lr": 0.05}, epochs=1)])
+
+    class Changed(Headed):
+        def network(self, hp):
+            return Net(base=5)
+
+    trial = Trial(config={"lr": 0.05}, start=1, state=first.state)
+    with pytest.raises(StateError, match=r"frozen parameter 'trunk\.0\.weight' is not what it was"):
+        SoloBackend(Changed()).stack(0, trial.member)
+
+
+def test_a_layer_trained_before_it_was_frozen_is_in_the_checkpoint():
+    trial = Trial(config={"lr": 0.05, "open": Step(1.0, [1], gamma=0.0)}, epochs=3)
+    (result,) = alone(Freezing(), [trial])
+    assert any("head.0.weight" in name for name in result.state.tensors)
+
+
+def test_what_reads_a_model_leaves_it_shared():
+    frozen, model = FrozenTensors(), Net()
+    model.also = [model.trunk[0].weight]  # found as an attribute, by content
+    shared = frozen.adopt(model)["trunk.0.weight"]
+    signature(model, attributes={})
+    content_digest(model)
+    assert shared.is_in(model.trunk[0].weight)
+
+
+def test_memory_that_cannot_be_shared_is_copied_once(tmp_path):
+    model, other = Net(), Net()
+    mapped = np.memmap(tmp_path / "weights", dtype="float32", mode="w+", shape=(WIDTH, 6))
+    mapped[:] = model.trunk[0].weight.numpy()
+    model.trunk[0].weight.data = torch.from_numpy(mapped)
+    frozen = FrozenTensors()
+    shared = [frozen.adopt(each)["trunk.0.weight"] for each in (model, other)]
+    assert shared[0] is shared[1]
+    assert torch.equal(model.trunk[0].weight, other.trunk[0].weight)
