@@ -45,7 +45,12 @@ if TYPE_CHECKING:
         UsageError as UsageError,
         WorkerLostError as WorkerLostError,
     )
-    from thrifty.integrations import LRScheduler as LRScheduler, optuna_storage as optuna_storage
+    from thrifty.integrations import (
+        FineTune as FineTune,
+        LoRA as LoRA,
+        LRScheduler as LRScheduler,
+        optuna_storage as optuna_storage,
+    )
     from thrifty.pack import (
         EMA as EMA,
         SGD as SGD,
@@ -143,7 +148,7 @@ _HOMES = {
         "StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
         "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),
-    "integrations": "LRScheduler optuna_storage",
+    "integrations": "FineTune LRScheduler LoRA optuna_storage",
     "pack": (
         "Adagrad Adam AdamW ArrayData DatasetPair EMA HyperParameters Optimizer Optimizers RMSprop "
         "SGD SWA StreamData Task TokenFile Trainable times"

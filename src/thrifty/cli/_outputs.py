@@ -145,7 +145,14 @@ def importance_command(
 @click.option(
     "--optuna", type=click.Path(path_type=Path), help="Write an Optuna database (SQLite)."
 )
-def export_command(
+@click.option(
+    "--adapter",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write a trial's adapter to a new folder, for peft, vLLM and the Hub.",
+)
+@click.option("--trial", "number", type=int, help="Which trial's  [default: the best one's]")
+@trust_option
+def export_command(  # noqa: PLR0913 (one argument for each option)
     *,
     name: str,
     storage: str,
@@ -153,15 +160,24 @@ def export_command(
     out: Path | None,
     csv_file: Path | None,
     optuna: Path | None,
+    adapter: Path | None,
+    number: int | None,
+    trust_file: bool,
 ) -> None:
-    """Export study NAME: its trials as a table, or the whole study for Optuna."""
+    """Export study NAME: trials as a table, the study for Optuna, or an adapter."""
     wanted: list[tuple[str, Path | None]] = [("csv", csv_file)] if csv_file is not None else []
     if kind is not None or out is not None:
         wanted.append((_kind(kind, out), out))
-    if optuna is None and not wanted:
+    if optuna is None and adapter is None and not wanted:
         raise UsageError(
-            "say what to write: --format csv, json or parquet, --out FILE, or --optuna FILE"
+            "say what to write: --format csv, json or parquet, --out FILE, --optuna FILE, or "
+            "--adapter DIR"
         )
+    if number is not None and adapter is None:
+        raise UsageError("--trial says whose adapter to write; add --adapter DIR")
+    if adapter is not None:
+        study = load_stored_study(name, storage=storage, trust_file=trust_file)
+        _write_adapter(study, number, adapter)
     if optuna is not None:
         export_optuna(storage, name, file=optuna)
         say(f"wrote {optuna}: open it with optuna-dashboard sqlite:///{optuna}")
@@ -179,6 +195,33 @@ def export_command(
             continue
         _write(file, content)
         say(f"wrote {file}")
+
+
+def _write_adapter(study: Study, number: int | None, folder: Path) -> None:
+    """Write the adapter of a trial into a folder that appears when it is complete."""
+    if folder.exists():
+        raise UsageError(f"{folder} exists already; name a new folder")
+    if number is None:
+        trial = study.best_trial
+    else:
+        known = {each.number: each for each in study.trials}
+        if number not in known:
+            raise UsageError(f"study {study.name!r} has no trial {number}; it has {len(known)}")
+        trial = known[number]
+    model: Any = trial.load_model()
+    if not hasattr(model, "peft_config"):
+        what = type(model).__name__
+        raise UsageError(
+            f"the model of study {study.name!r} is a {what}, not a PeftModel, so it has no adapter "
+            "to write; trial.load_model() returns the whole model"
+        )
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    try:
+        model.save_pretrained(unfinished)
+        unfinished.replace(folder)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}; name another place") from error
+    say(f"wrote the adapter of trial {trial.number} to {folder}")
 
 
 def _kind(kind: str | None, out: Path | None) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
+    from ._fine_tune import FineTune as FineTune, LoRA as LoRA
     from ._huggingface import HuggingFaceTrainable as HuggingFaceTrainable
     from ._lightning import LightningTrainable as LightningTrainable
     from ._lr_scheduler import LRScheduler as LRScheduler
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
     from .sklearn._search import ThriftySearchCV as ThriftySearchCV
 
 _HOMES = {
+    "FineTune": "_fine_tune",
     "HuggingFaceTrainable": "_huggingface",
     "LRScheduler": "_lr_scheduler",
     "LightningTrainable": "_lightning",
+    "LoRA": "_fine_tune",
     "MLflow": "_mlflow",
     "TensorBoard": "_tensorboard",
     "ThriftySearchCV": "sklearn._search",

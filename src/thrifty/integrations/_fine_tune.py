@@ -1,0 +1,301 @@
+"""Fine-tuning of transformers models: one frozen base, and an adapter for each trial."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from thrifty.core import TaskError, require
+from thrifty.pack import HyperParameters, Task
+from thrifty.pack.task._data import Batch
+
+
+if TYPE_CHECKING:
+    import peft
+    import transformers
+
+
+Kind = Literal["causal", "classification"]
+
+IGNORED = -100
+"""The label of tokens that do not count, as everywhere in transformers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoRA:
+    """Low-rank adapters: ``W x + (alpha / r) B A dropout(x)`` in the target layers.
+
+    Each field is a value, or the name of a hyper-parameter: ``LoRA(r="rank")``.
+
+    Attributes:
+        r: Rank of the adapters.
+        alpha: Numerator of their factor.
+        targets: Names of the layers that get one, such as ``("q_proj", "v_proj")``, or
+            ``("all-linear",)``.
+        dropout: Probability with which an input of an adapter is dropped.
+        layers: Numbers of the blocks that get adapters; None for all. Blocks below the first one
+            are computed once for all trials of a pack.
+        rslora: Whether the factor is ``alpha / sqrt(r)``.
+
+    >>> LoRA(r=8, alpha="alpha", targets=("q_proj", "v_proj")).values({"alpha": 32})["alpha"]
+    32
+
+    References:
+        Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
+        Kalajdzievski, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023.
+    """
+
+    r: int | str = 8
+    alpha: float | str = 16
+    targets: Sequence[str] | str = ("all-linear",)
+    dropout: float | str = 0.0
+    layers: Sequence[int] | str | None = None
+    rslora: bool = False
+
+    def values(self, hp: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields, with hyper-parameters in place of their names."""
+        return {
+            name: hp[value] if isinstance(value, str) else value
+            for name, value in asdict(self).items()
+        }
+
+    def config(self, hp: Mapping[str, Any], *, kind: Kind) -> peft.LoraConfig:
+        """Return the adapters as peft's configuration.
+
+        Raises:
+            TaskError: A value is invalid.
+        """
+        found = self.values(hp)
+        rank, targets, layers = found["r"], found["targets"], found["layers"]
+        if not isinstance(rank, int) or rank < 1:
+            raise TaskError(f"LoRA: r must be a whole number of at least 1, got {rank!r}")
+        if not 0.0 <= found["dropout"] < 1.0:
+            raise TaskError(f"LoRA: dropout must be in [0, 1), got {found['dropout']!r}")
+        names = [targets] if isinstance(targets, str) else list(targets)
+        if not names:
+            raise TaskError('LoRA: targets is empty; name layers, such as ("q_proj", "v_proj")')
+        made: peft.LoraConfig = _peft().LoraConfig(
+            r=rank,
+            lora_alpha=found["alpha"],
+            target_modules="all-linear" if names == ["all-linear"] else names,
+            lora_dropout=float(found["dropout"]),
+            layers_to_transform=None if layers is None else list(layers),
+            use_rslora=self.rslora,
+            task_type="CAUSAL_LM" if kind == "causal" else "SEQ_CLS",
+        )
+        return made
+
+
+class FineTune(Task):
+    """Fine-tunes a transformers model with adapters over a frozen base.
+
+    All trials of a study have the same base. thrifty keeps it once in a worker, leaves it out of
+    checkpoints, and in a pack computes what lies below the first adapter once for all trials. Each
+    trial's adapter is what ``peft`` trains; ``study.best_trial.load_model()`` returns it as a
+    ``PeftModel``, and ``thrifty export NAME --adapter DIR`` writes it for ``peft`` and vLLM.
+
+    Args:
+        model: The base: a folder with a model, a transformers configuration (random weights), or a
+            function of the hyper-parameters that returns a model.
+        adapter: The adapters. Their fields may name hyper-parameters.
+        data: ``ArrayData`` or another kind of data, or a function of the hyper-parameters that
+            returns it. Batches are ``(ids, labels)``, or ``(ids, mask, labels)`` where the mask is
+            0 at padding. ``kind="causal"`` also takes ``(ids,)``.
+        optimizer: As ``Task.optimizer``, such as ``th.AdamW(lr="lr")``.
+        kind: ``"causal"``: predict the next token; ids and labels have the same shape, padding is
+            on the right, and labels of -100 do not count. ``"classification"``: one label for each
+            sequence.
+        batch_size: As ``Task.batch_size``.
+        eval_batch_size: As ``Task.eval_batch_size``.
+        num_labels: Number of classes, for ``kind="classification"``.
+        base_seed: Seed of the base's random weights, where it is a configuration, and of a new
+            classification head. All trials have the same ones.
+        steps_per_epoch: As ``Task.steps_per_epoch``.
+        version: As ``Task.version``.
+
+    Raises:
+        TaskError: An argument is invalid.
+        MissingExtraError: transformers or peft is not installed.
+
+    >>> from transformers import LlamaConfig
+    >>> small = LlamaConfig(
+    ...     vocab_size=40,
+    ...     hidden_size=16,
+    ...     intermediate_size=32,
+    ...     num_hidden_layers=2,
+    ...     num_attention_heads=2,
+    ...     num_key_value_heads=2,
+    ... )
+    >>> task = FineTune(
+    ...     small,
+    ...     adapter=LoRA(r="rank", alpha=8, targets=("q_proj", "v_proj")),
+    ...     data=lambda hp: ...,
+    ...     optimizer=None,
+    ... )
+    >>> model = task.model(HyperParameters({"rank": 4}))
+    >>> sum(p.numel() for p in model.parameters() if p.requires_grad)
+    512
+    """
+
+    def __init__(  # noqa: PLR0913 (one argument for each part of a task)
+        self,
+        model: str | Path | transformers.PretrainedConfig | Callable[[HyperParameters], Any],
+        *,
+        adapter: LoRA,
+        data: Any,
+        optimizer: Any,
+        kind: Kind = "causal",
+        batch_size: int | str = 8,
+        eval_batch_size: int = 64,
+        num_labels: int = 2,
+        base_seed: int = 0,
+        steps_per_epoch: int | None = None,
+        version: str = "",
+    ) -> None:
+        _peft(), _transformers()
+        if kind not in ("causal", "classification"):
+            raise TaskError(f'FineTune: kind must be "causal" or "classification", got {kind!r}')
+        if not isinstance(adapter, LoRA):
+            what = type(adapter).__name__
+            raise TaskError(f"FineTune: adapter must be a thrifty.LoRA(...), got {what}")
+        if isinstance(model, str | Path) and not (Path(model) / "config.json").is_file():
+            raise TaskError(
+                f"FineTune: there is no model in {str(model)!r} (no config.json); give a folder "
+                "that save_pretrained has written, a configuration, or a function that returns a "
+                "model"
+            )
+        self._base, self._adapter, self._data, self.kind = model, adapter, data, kind
+        self.optimizer = optimizer
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.num_labels, self.base_seed = num_labels, base_seed
+        self.steps_per_epoch = steps_per_epoch
+        self.version = version
+
+    def __thrifty_identity__(self) -> Mapping[str, Any]:
+        """Return the base (its files by content), the adapters, the data and the options."""
+        base: Any = self._base
+        if isinstance(base, str | Path):
+            base = _digests(Path(base))
+        elif isinstance(base, _transformers().PretrainedConfig):
+            base = base.to_dict()
+        return {
+            "base": base,
+            "adapter": asdict(self._adapter),
+            "data": self._data,
+            "optimizer": self.optimizer,
+            "kind": self.kind,
+            "batch_size": self.batch_size,
+            "num_labels": self.num_labels,
+            "base_seed": self.base_seed,
+            "steps_per_epoch": self.steps_per_epoch,
+        }
+
+    def data(self, hp: HyperParameters) -> Any:
+        """Return the data."""
+        return self._data(hp) if callable(self._data) else self._data
+
+    def model(self, hp: HyperParameters) -> torch.nn.Module:
+        """Return the frozen base with new adapters.
+
+        Raises:
+            TaskError: The adapters do not fit the base.
+        """
+        base = self._base_model(hp)
+        config = self._adapter.config(hp, kind=self.kind)
+        try:
+            model: torch.nn.Module = _peft().get_peft_model(base, config)
+        except ValueError as error:
+            raise TaskError(f"FineTune: the adapters do not fit the model: {error}") from error
+        return model
+
+    def _base_model(self, hp: HyperParameters) -> Any:
+        if callable(self._base) and not isinstance(self._base, _transformers().PretrainedConfig):
+            return self._base(hp)
+        name = "CausalLM" if self.kind == "causal" else "SequenceClassification"
+        auto = getattr(_transformers(), f"AutoModelFor{name}")
+        options = {} if self.kind == "causal" else {"num_labels": self.num_labels}
+        # the base does not depend on the seed of a trial
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.base_seed)
+            if isinstance(self._base, str | Path):
+                return auto.from_pretrained(self._base, local_files_only=True, **options)
+            config = deepcopy(self._base)
+            for name, value in options.items():
+                setattr(config, name, value)
+            return auto.from_config(config)
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the cross-entropy, over tokens or over sequences."""
+        ids, mask, labels = _parts(batch)
+        return self._loss(self._logits(model, ids, mask), labels)
+
+    def metrics(self, model: torch.nn.Module, batch: Batch) -> Mapping[str, Any]:
+        """Return ``loss``, and ``accuracy`` of tokens or sequences."""
+        ids, mask, labels = _parts(batch)
+        logits = self._logits(model, ids, mask)
+        if self.kind == "causal":
+            counts = (labels[:, 1:] != IGNORED).to(logits.dtype)
+            right = (logits[:, :-1].argmax(-1) == labels[:, 1:]).to(logits.dtype) * counts
+            accuracy = right.sum() / counts.sum()
+        else:
+            accuracy = (logits.argmax(-1) == labels).to(logits.dtype).mean()
+        return {"loss": self._loss(logits, labels), "accuracy": accuracy}
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if self.kind == "classification":
+            return F.cross_entropy(logits, labels)
+        wanted = labels[:, 1:].reshape(-1)
+        return F.cross_entropy(
+            logits[:, :-1].reshape(-1, logits.shape[-1]), wanted, ignore_index=IGNORED
+        )
+
+    def _logits(
+        self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        if self.kind == "causal":
+            # tokens look to the left only, so padding on the right changes nothing
+            logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+            return logits
+        if mask is not None:
+            # with four dimensions, as the model would make it, but without reading its values
+            mask = mask.bool()[:, None, None, :].expand(-1, 1, ids.shape[1], -1)
+        found: torch.Tensor = model(input_ids=ids, attention_mask=mask).logits
+        return found
+
+
+def _peft() -> Any:
+    return require("peft", extra="huggingface")
+
+
+def _transformers() -> Any:
+    return require("transformers", extra="huggingface")
+
+
+def _parts(batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    parts = tuple(batch)
+    if len(parts) == 1:
+        return parts[0], None, parts[0]
+    if len(parts) == 2:
+        return parts[0], None, parts[1]
+    if len(parts) == 3:
+        return parts
+    raise TaskError(
+        f"FineTune: a batch has {len(parts)} parts; give (ids, labels), or (ids, mask, labels)"
+    )
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the digests of the files of a model by name."""
+    out = {}
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and not file.name.startswith("."):
+            with file.open("rb") as read:
+                out[file.name] = hashlib.file_digest(read, "blake2b").hexdigest()
+    return out

@@ -1,0 +1,268 @@
+"""Fine-tuning: adapters in a pack equal adapters that peft trains alone over the same base."""
+
+from __future__ import annotations
+
+import peft
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import BertConfig, LlamaConfig, LlamaForCausalLM
+
+import thrifty as th
+from tests.pack._drive import Trial, alone, assert_same, together
+from thrifty.core import derive_seed, step_seed
+from thrifty.pack import BlockOptions, FusedBackend, HyperParameters
+from thrifty.pack._state import unpack_state
+from thrifty.pack.task._data import epoch_order
+
+
+pytestmark = [
+    pytest.mark.slow,
+    # peft 0.21 asks transformers 5.23 for an attribute by its old name
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+
+VOCABULARY = 30
+SMALL = LlamaConfig(
+    vocab_size=VOCABULARY,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=32,
+)
+SMALL_BERT = BertConfig(
+    vocab_size=VOCABULARY,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    max_position_embeddings=32,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+LORA = th.LoRA(r="rank", alpha="alpha", targets=("q_proj", "v_proj"), layers=(1,))
+
+
+def tokens(num, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCABULARY, (num, 8), generator=generator)
+
+
+def sentences(hp):
+    return th.ArrayData(train=(tokens(20, 0),), valid=(tokens(6, 1),))
+
+
+class InDouble(th.FineTune):
+    def model(self, hp):
+        return super().model(hp).double()
+
+
+def llama(**changes):
+    options = {"adapter": LORA, "data": sentences, "optimizer": th.AdamW(lr="lr"), "batch_size": 8}
+    return InDouble(SMALL, **{**options, **changes})
+
+
+def trials(*configs, epochs=2):
+    return [
+        Trial(config={"lr": 0.02 / (k + 1), "rank": 2, "alpha": 8, **config}, epochs=epochs)
+        for k, config in enumerate(configs)
+    ]
+
+
+def packed(task, of):
+    backend = FusedBackend(task, block=BlockOptions(size=8))
+    found = together(backend, of)
+    for result in found:
+        assert result.error is None
+        for metrics in result.metrics:
+            metrics.pop("train_loss")  # it is summed in the precision of the block
+    return found
+
+
+def by_peft(config, *, epochs, seed=0):
+    """Train an adapter by peft and plain PyTorch; return its weights after each epoch."""
+    torch.manual_seed(0)
+    base = LlamaForCausalLM(SMALL)
+    torch.manual_seed(derive_seed(seed, "model"))
+    model = peft.get_peft_model(
+        base,
+        peft.LoraConfig(
+            r=config["rank"],
+            lora_alpha=config["alpha"],
+            target_modules=["q_proj", "v_proj"],
+            layers_to_transform=[1],
+            lora_dropout=config.get("drop", 0.0),
+            task_type="CAUSAL_LM",
+        ),
+    ).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"])
+    ids = tokens(20, 0)
+    for epoch in range(epochs):
+        model.train()
+        order = epoch_order(20, seed=seed, epoch=epoch)
+        for step, rows in enumerate(order.split(8)):
+            torch.manual_seed(step_seed(derive_seed(seed, "epoch", epoch), step))
+            batch = ids[rows]
+            optimizer.zero_grad()
+            logits = model(input_ids=batch, use_cache=False).logits[:, :-1]
+            F.cross_entropy(logits.reshape(-1, VOCABULARY), batch[:, 1:].reshape(-1)).backward()
+            optimizer.step()
+    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+
+
+def test_packed_adapters_equal_those_of_peft():
+    of = trials({}, {"alpha": 2}, {"rank": 4, "alpha": 4})
+    for trial, result in zip(of, packed(llama(), of), strict=True):
+        wanted = by_peft(trial.config, epochs=2)
+        held = unpack_state(result.state)["model"]
+        assert wanted.keys() <= held.keys()
+        for name, tensor in wanted.items():
+            assert torch.allclose(held[name], tensor, rtol=0, atol=1e-10), name
+
+
+def test_factors_of_adapters_are_packed_together():
+    task = llama()
+    backend = FusedBackend(task, block=BlockOptions(size=8))
+    of = trials({}, {"alpha": 2}, {"rank": 2, "alpha": 32})
+    for slot, trial in enumerate(of):
+        backend.stack(slot, trial.member)
+    (block,) = {id(each): each for each in backend._home.values()}.values()
+    assert len(block.structure.numbers) == 2, "one for each adapter of a trial"
+    assert not {name for name in block.structure.frozen if name not in block.structure.held}
+
+
+def test_dropout_before_an_adapter():
+    lora = th.LoRA(r=2, alpha="alpha", targets=("q_proj", "v_proj"), layers=(1,), dropout="drop")
+    task = llama(adapter=lora)
+    of = trials({"drop": 0.1}, {"drop": 0.3, "alpha": 1})
+    found, wanted = packed(task, of), alone(task, of)
+    for result in wanted:
+        for metrics in result.metrics:
+            metrics.pop("train_loss")
+    assert_same(found, wanted, tolerance=1e-10)
+
+
+def test_classification_of_padded_sequences():
+    def padded(hp):
+        ids = tokens(20, 0)
+        mask = (torch.arange(8) < 3 + ids[:, :1] % 6).long()
+        return th.ArrayData(
+            train=(ids, mask, ids[:, 0] % 3), valid=(ids[:6], mask[:6], ids[:6, 0] % 3)
+        )
+
+    task = InDouble(
+        SMALL_BERT,
+        adapter=th.LoRA(r=2, alpha="alpha", targets=("query", "value")),
+        data=padded,
+        optimizer=th.AdamW(lr="lr"),
+        kind="classification",
+        num_labels=3,
+    )
+    of = trials({}, {"alpha": 2})
+    found, wanted = packed(task, of), alone(task, of)
+    for result in wanted:
+        for metrics in result.metrics:
+            metrics.pop("train_loss")
+    assert_same(found, wanted, tolerance=1e-10)
+
+
+def test_padding_does_not_count():
+    ids = tokens(4, 0)
+    labels = ids.clone()
+    labels[:, 5:] = -100
+    task = llama()
+    model = task.model(HyperParameters({"rank": 2, "alpha": 8}))
+    other = ids.clone()
+    other[:, 5:] = 0
+    found = [task.metrics(model, (each, labels)) for each in (ids, other)]
+    assert torch.allclose(found[0]["loss"], found[1]["loss"])
+    assert found[0]["accuracy"] == found[1]["accuracy"]
+
+
+def test_the_base_is_the_same_for_all_seeds():
+    task = llama()
+    models = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        models.append(task.model(HyperParameters({"rank": 2, "alpha": 8})))
+    one, other = (dict(m.named_parameters()) for m in models)
+    same = {name for name in one if torch.equal(one[name], other[name])}
+    assert {name for name in one if not one[name].requires_grad} <= same
+    assert {name for name in one if "lora_A" in name}.isdisjoint(same)
+
+
+def test_a_study_and_its_adapter(tmp_path):
+    folder = tmp_path / "base"
+    LlamaForCausalLM(SMALL).save_pretrained(folder)
+    task = th.FineTune(folder, adapter=LORA, data=sentences, optimizer=th.AdamW(lr="lr"))
+    study = th.Study(
+        task,
+        th.Space(
+            lr=th.Choice([th.Step(0.02, [1]), th.Constant(0.02)]), rank=2, alpha=th.Choice([2, 8])
+        ),
+        algorithm=th.GridSearch(max_epochs=2),
+        metric="loss",
+        mode="min",
+        storage=f"sqlite:///{tmp_path / 'studies.db'}",
+        name="adapters",
+    )
+    study.run(progress=False, executor=th.Local(threads=1))
+    assert study.savings.unique_epochs == 6
+    model = study.best_trial.load_model()
+    assert isinstance(model, peft.PeftModel)
+    model.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(
+        LlamaForCausalLM.from_pretrained(folder), tmp_path / "adapter"
+    )
+    ids = tokens(2, 5)
+    with torch.no_grad():
+        assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_a_base_that_changes_on_disk_is_another_task(tmp_path):
+    folder = tmp_path / "base"
+    LlamaForCausalLM(SMALL).save_pretrained(folder)
+    task = th.FineTune(folder, adapter=LORA, data=sentences, optimizer=th.AdamW(lr="lr"))
+    before = task.identity()
+    torch.manual_seed(1)
+    LlamaForCausalLM(SMALL).save_pretrained(folder)
+    assert task.identity() != before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "seq2seq"}, 'kind must be "causal" or "classification", got \'seq2seq\''),
+        ({"adapter": {"r": 8}}, r"adapter must be a thrifty\.LoRA\(\.\.\.\), got dict"),
+    ],
+)
+def test_invalid_arguments(change, said):
+    with pytest.raises(th.TaskError, match=said):
+        llama(**change)
+
+
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [
+        (th.LoRA(r=0), "r must be a whole number of at least 1, got 0"),
+        (th.LoRA(dropout=1.0), r"dropout must be in \[0, 1\), got 1.0"),
+        (th.LoRA(targets=()), "targets is empty"),
+        (th.LoRA(targets=("c_attn",)), "the adapters do not fit the model"),
+    ],
+)
+def test_invalid_adapters(lora, said):
+    with pytest.raises(th.TaskError, match=said):
+        llama(adapter=lora).model(HyperParameters({}))
+
+
+def test_a_folder_without_a_model(tmp_path):
+    with pytest.raises(th.TaskError, match=r"there is no model in .* \(no config.json\)"):
+        th.FineTune(tmp_path, adapter=LORA, data=sentences, optimizer=None)
+
+
+def test_a_batch_of_four_parts():
+    task = llama()
+    with pytest.raises(th.TaskError, match="a batch has 4 parts"):
+        task.loss(None, (1, 2, 3, 4))
