@@ -92,7 +92,7 @@ class FrozenTensors:
         Returns:
             What the model shares now, by name; tied tensors have several names.
         """
-        named = dict(model.named_parameters(remove_duplicate=False))
+        named: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
         if not _CAN_SHARE or all(p.requires_grad for p in named.values()):
             return {}
         frozen = {name: p for name, p in named.items() if not p.requires_grad}
@@ -138,19 +138,20 @@ def address(tensor: torch.Tensor) -> int:
 
     Unlike ``data_ptr``, it does not give a shared tensor memory of its own.
     """
-    return storage_address(tensor) + tensor.storage_offset() * tensor.element_size()
+    return storage_address(tensor) + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def storage_address(tensor: torch.Tensor) -> int:
     """Return where the memory that a dense tensor is a part of begins."""
     if not _CAN_SHARE:
         return tensor.untyped_storage().data_ptr()
-    return int(torch._C._data_address(tensor))  # it leaves out the offset, unlike ``data_ptr``
+    # it leaves out the offset, unlike ``data_ptr``
+    return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's memory is copied as soon as one writes into it."""
-    return _CAN_SHARE and bool(torch._C._is_cow_tensor(tensor))
+    return _CAN_SHARE and bool(torch._C._is_cow_tensor(tensor))  # type: ignore[attr-defined]
 
 
 def cheap_copy(tensor: torch.Tensor) -> torch.Tensor:
