@@ -16,7 +16,7 @@ TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 LETTERS = sorted(set(TEXT))
 
 
-def letters(hp: th.HyperParameters) -> th.ArrayData:
+def letters(_: th.HyperParameters) -> th.ArrayData:
     """Return the text in pieces of 32 characters."""
     ids = torch.tensor([LETTERS.index(letter) for letter in TEXT])
     rows = ids[: len(ids) // 32 * 32].view(-1, 32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -210,7 +211,11 @@ class FineTune(Task):
         base = self._base_model(hp)
         config = self._adapter.config(hp, kind=self.kind)
         try:
-            model: torch.nn.Module = _peft().get_peft_model(base, config)
+            with warnings.catch_warnings():
+                # peft asks transformers for an attribute by the name that it had before
+                old_name = "`is_gradient_checkpointing` is deprecated"
+                warnings.filterwarnings("ignore", message=old_name, category=FutureWarning)
+                model: torch.nn.Module = _peft().get_peft_model(base, config)
         except ValueError as error:
             raise TaskError(f"FineTune: the adapters do not fit the model: {error}") from error
         return model
