@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import thrifty as th
-from tests.study.helpers import StopAfter, make_study, trained
+from tests.study.helpers import StopAfter, make_study, records, trained
+from tests.study.processes import At, die, exit_code, started
 from thrifty.cli import main
 from thrifty.core import AlgorithmError, StudyMismatchError, TaskError
 from thrifty.search import History, Proposal
@@ -82,6 +84,33 @@ def test_a_ladder_that_was_stopped_goes_on_where_it_was(tmp_path):
     whole = ladder_study(tmp_path, storage=f"sqlite:///{tmp_path}/whole.db")
     trained(whole)
     assert [t.curve for t in again.trials] == [t.curve for t in whole.trials]
+
+
+class Counting:
+    """An observer that counts events."""
+
+    events = 0
+
+    def on_event(self, event) -> None:
+        self.events += 1
+
+
+def run_ladder(folder, observer) -> None:
+    ladder_study(folder).run(progress=False, observers=[observer])
+
+
+@pytest.mark.parametrize("share", [0.6, 0.8])
+def test_a_ladder_that_was_killed_leaves_the_same_records(tmp_path, share):
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    count = Counting()
+    run_ladder(tmp_path / "whole", count)
+    child = started(run_ladder, tmp_path / "killed", At(int(share * count.events), die))
+    assert exit_code(child) == -signal.SIGKILL
+    again = trained(ladder_study(tmp_path / "killed"))
+    assert 0 < again < 22
+    expected = records(ladder_study(tmp_path / "whole"))
+    assert records(ladder_study(tmp_path / "killed")) == expected
 
 
 class Stepped(LineTask):

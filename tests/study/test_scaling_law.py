@@ -13,6 +13,7 @@ from tests.study.helpers import make_study, trained
 from thrifty.core import UsageError
 from thrifty.study import TrialResult
 from thrifty.study._scaling_law import HUBER, _Law, fit_scaling_law, fitted, huber_loss
+from thrifty.testing import LineTask
 
 
 HORIZONS = [5 * unit for unit in range(1, 11)]
@@ -192,3 +193,35 @@ def test_a_ladder_has_a_law_and_its_picture(tmp_path):
     assert figure.axes[0].get_xscale() == "log"
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert labels == ["law, 95% intervals"]
+
+
+class Stepped(LineTask):
+    """A task whose epochs have two steps."""
+
+    steps_per_epoch = 2
+
+
+def test_a_law_counts_in_the_unit_of_the_study(tmp_path):
+    study, other = (
+        make_study(
+            tmp_path,
+            task=Stepped(),
+            space=th.Ladder(horizons=[unit(n) for n in (1, 2, 3, 4, 6)], rates=[0.01], cooldown=1),
+            algorithm=th.GridSearch(max_epochs=unit(6)),
+            name=name,
+        )
+        for name, unit in (("steps", lambda n: th.steps(2 * n)), ("epochs", int))
+    )
+    trained(study)
+    law = study.fit_scaling_law(num_bootstraps=20)
+    assert law.horizons == (2, 4, 6, 8, 12)
+    assert str(law).splitlines()[0].endswith("with D in steps")
+    assert "(2 to 12 steps)" in str(law)
+    assert law.predict(th.steps(24)) == law.predict(th.epochs(12)) == law.predict(24)
+    assert study.plot_scaling_law(law).axes[0].get_xlabel() == "steps at the end of training"
+    trained(other)
+    in_epochs = other.fit_scaling_law(num_bootstraps=20)
+    assert in_epochs.horizons == (1, 2, 3, 4, 6)
+    assert in_epochs.predict(12).value == pytest.approx(law.predict(24).value, rel=1e-6)
+    with pytest.raises(UsageError, match=r"counts epochs; give thrifty.epochs"):
+        in_epochs.predict(th.steps(24))

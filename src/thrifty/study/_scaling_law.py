@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from thrifty.core import UsageError, derive_seed, require
-from thrifty.space import Config
+from thrifty.space import Amount, Config, TimeUnit
 from thrifty.space._ladder import averaged_by
+from thrifty.space._units import EPOCHS
 
 from ._results import TrialResult, lines
 
@@ -55,11 +56,12 @@ class ScalingLaw:
             horizon, ``A`` and ``a`` to the size; a broken law has ``b``, ``c``, ``d`` and ``f``.
         intervals: The confidence interval of each parameter.
         level: The probability that intervals have.
-        horizons: The horizons of the points, in epochs.
+        horizons: The horizons of the points, in ``unit``.
         values: The metric of each point.
         sizes: The model size of each point; empty for a law in the horizon alone.
         trials: The trial of each point.
         residual_sd: The standard deviation of the residuals of the logarithms: a share.
+        unit: The unit of horizons, which is the study's: epochs, steps or tokens.
     """
 
     form: Form
@@ -72,6 +74,7 @@ class ScalingLaw:
     sizes: tuple[float, ...]
     trials: tuple[int, ...]
     residual_sd: float
+    unit: TimeUnit = EPOCHS
     _fit: _Fit = field(repr=False, compare=False)
 
     @property
@@ -83,18 +86,34 @@ class ScalingLaw:
         return f"{self.metric} = E{size} + B / D^b"
 
     def predict(self, horizon: float, *, size: float | None = None) -> Prediction:
-        """Return the metric at a horizon in epochs, and at a model size if the law has one.
+        """Return the metric at a horizon, and at a model size if the law has one.
+
+        Args:
+            horizon: A number of ``unit``, or an amount such as ``th.steps(50_000)``.
+            size: The size of the model.
 
         Raises:
-            UsageError: The horizon or the size is not above 0, or a size is missing or not part of
-                the law.
+            UsageError: The horizon or the size is not above 0, the horizon has a unit that is
+                neither the law's nor epochs, or a size is missing or not part of the law.
         """
-        if not horizon > 0 or (size is not None and not size > 0):
+        at = self._number(horizon) if isinstance(horizon, Amount) else horizon
+        if not at > 0 or (size is not None and not size > 0):
             raise UsageError(f"predict({horizon!r}, size={size!r}): both must be above 0")
         if (size is None) != (not self.sizes):
             wanted = "give predict(size=...)" if self.sizes else "leave size out"
             raise UsageError(f"predict(size={size!r}): the law is {self.formula}; {wanted}")
-        return self._fit.predict(horizon, size, level=self.level)
+        return self._fit.predict(at, size, level=self.level)
+
+    def _number(self, horizon: Amount) -> float:
+        """Return an amount as a number of the law's unit."""
+        if horizon.unit == self.unit.name:
+            return float(horizon.number)
+        if horizon.unit == "epochs":
+            return float(horizon.number * self.unit.per_epoch)
+        raise UsageError(
+            f"predict({horizon!r}): the law counts {self.unit.name}; give thrifty."
+            f"{self.unit.name}(...) or a number of {self.unit.name}"
+        )
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -104,9 +123,9 @@ class ScalingLaw:
 
     def _lines(self) -> list[str]:
         first, last = min(self.horizons), max(self.horizons)
-        span = f"{first:g} to {last:g} epochs"
+        span = f"{first:,.0f} to {last:,.0f} {self.unit.name}"
         out = [
-            f"{self.formula}, with D in epochs",
+            f"{self.formula}, with D in {self.unit.name}",
             f"fitted to {len(self.values)} trials at the ends of their horizons ({span})",
             f"standard deviation of residuals: {self.residual_sd:.2%}",
         ]
@@ -160,6 +179,7 @@ def fit_scaling_law(  # noqa: PLR0913 (the options of Study.fit_scaling_law, and
         sizes=tuple(point.size for point in points) if size is not None else (),
         trials=tuple(point.trial for point in points),
         residual_sd=fit.residual_sd,
+        unit=trials[0].unit if trials else EPOCHS,
         _fit=fit,
     )
 
@@ -183,7 +203,7 @@ def _points(
     """Return the points to fit: trials at the ends of their horizons, in a fixed order."""
     out = [
         _Point(
-            horizon=float(trial.epochs),
+            horizon=float(trial.unit.count(trial.epochs)),
             size=_size_of(trial, size),
             value=trial.value,
             trial=trial.number,

@@ -146,7 +146,7 @@ def scaling_law(law: ScalingLaw, trials: Sequence[TrialResult]) -> Figure:
     used = set(law.trials)
     others = [t for t in trials if t.state == "done" and t.value and t.number not in used]
     axes.plot(
-        [t.epochs for t in others],
+        [t.unit.count(t.epochs) for t in others],
         [t.value for t in others if t.value],
         ".",
         color="0.6",
@@ -171,7 +171,7 @@ def scaling_law(law: ScalingLaw, trials: Sequence[TrialResult]) -> Figure:
             axes.fill_between(across, low, high, color=colour, alpha=alpha, linewidth=0)
     axes.axvline(last, color="0.6", linewidth=0.8, linestyle="--")
     axes.set_xscale("log")
-    axes.set_xlabel("epochs at the end of training")
+    axes.set_xlabel(f"{law.unit.name} at the end of training")
     axes.set_ylabel(escaped(law.metric))
     axes.legend(frameon=False)
     tidy(axes)
