@@ -1,23 +1,27 @@
 """A ladder of horizons with shared trunks, against separate runs, Optuna and Ray Tune.
 
-    python -m bench.bench_ladder [--quick] [--text FILE]
+    python -m bench.bench_ladder [--quick] [--repeats 1] [--only PART] [--text FILE]
 
 A character GPT of about one million parameters, ten horizons of 1 to 10 units, cooldowns of 20 %,
 two learning rates, one and three shapes of cooldowns. Each horizon, rate and shape is one run. The
 peers and the plain loop train each run from its beginning; thrifty trains one trunk for each rate.
 All train the same thing: the losses must be equal to the last bit. Each method has a process of its
-own with one thread, and trains one run at a time. Imports are not counted; thrifty's worker
-process, evaluation after each epoch, checkpoints and checks are.
+own with one thread, and trains one run at a time. The separate runs are timed in two halves, one
+before ours and one after it, so that both see the same machine. Imports are not counted; thrifty's
+evaluation after each epoch, its checkpoints, checks and database are.
 
-Without ``--text``, the text is tinyshakespeare from the data folder, or one that the benchmark
-makes up.
+Parts are ``three shapes`` and ``one shape``; the peers train the ladder of one shape. Without
+``--text``, the text is tinyshakespeare from the data folder, or one that the benchmark makes up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
 from typing import Any
 
-from bench.common.harness import Goal, at_least, equal, finish, parser, table
+from bench.common.harness import Goal, Part, at_least, equal, finish, parser, run_parts, table
 from bench.common.processes import in_fresh_process
 from bench.ladder.methods import law_of_losses
 from bench.ladder.setting import GPT, UNIT, Setting, default_text, windows
@@ -26,75 +30,136 @@ from bench.ladder.setting import GPT, UNIT, Setting, default_text, windows
 GOALS = {1: 2.5, 3: 3.5}
 """How many times less time a ladder takes than separate runs, by the number of shapes."""
 
+Results = dict[str, list[dict[str, Any]]]
+"""Results of each method, a round each."""
+
 
 def main() -> None:
+    parts: dict[str, Callable[..., Part]] = {
+        "three shapes": partial(ladder, shapes=3),
+        "one shape": partial(ladder, shapes=1, peers=("optuna", "ray")),
+    }
     options = parser(__doc__)
+    options.set_defaults(repeats=1)
     options.add_argument("--text", default=default_text(), help="a text file to train on")
+    options.add_argument("--only", choices=parts, help="run one part")
     args = options.parse_args()
-    quick = ["--quick"] if args.quick else []
-
-    def run(method: str, shapes: int) -> dict[str, Any]:
-        found = in_fresh_process(
-            "bench.ladder.methods", method, "--text", args.text, "--shapes", str(shapes), *quick
-        )
-        print(f"{method}, {shapes} shapes: {found['seconds']:.1f} s", flush=True)
-        return found
-
-    figures: dict[str, Any] = {"text": "made up" if not args.text else args.text.split("/")[-1]}
-    goals: list[Goal] = []
-    for shapes in GOALS:
-        setting = Setting.of(quick=args.quick, text=args.text, shapes=shapes)
-        # Ours runs between the others, so that all see the machine at its slowest and fastest.
-        order = ["plain", "thrifty"] if shapes == 1 else ["optuna", "plain", "thrifty", "ray"]
-        results = {method: run(method, shapes) for method in order}
-        print(f"\n{len(setting.schedules())} runs, {shapes} shapes\n")
-        rows = [row(setting, method, result, results) for method, result in results.items()]
-        table(rows)
-        print()
-        figures[f"{shapes} shapes"] = {
-            "rows": rows,
-            "law": results["thrifty"]["law"],
-            "losses": results["plain"]["losses"],
-            "checks_s": results["thrifty"]["checks_s"],
-        }
-        goals += goals_of(setting, results)
-    _, _, vocabulary = windows(args.text)
-    model = GPT(vocabulary, width=setting.width, layers=setting.layers)
-    num_parameters: int = sum(int(each.numel()) for each in model.parameters())
-    figures["parameters"] = num_parameters
+    figures, goals = run_parts(
+        parts, only=args.only, text=args.text, quick=args.quick, rounds=args.repeats
+    )
+    setting = Setting.of(quick=args.quick, text=args.text, shapes=1)
+    model = GPT(windows(args.text)[2], width=setting.width, layers=setting.layers)
+    figures["text"] = args.text.split("/")[-1] or "made up"
+    figures["parameters"] = sum(each.numel() for each in model.parameters())
     figures["steps of a unit"] = UNIT * setting.steps
     finish("ladder", figures, goals)
 
 
-def row(
-    setting: Setting, method: str, result: dict[str, Any], results: dict[str, dict[str, Any]]
+def ladder(*, text: str, quick: bool, rounds: int, shapes: int, peers: Sequence[str] = ()) -> Part:
+    """Train a ladder by thrifty and by peers, and each of its runs separately."""
+    setting = Setting.of(quick=quick, text=text, shapes=shapes)
+    run = partial(in_turn, text=text, quick=quick, shapes=shapes)
+    results: Results = {method: [] for method in ("plain", "thrifty", *peers)}
+    for _ in range(rounds):
+        before = run("plain", half=0)
+        results["thrifty"].append(run("thrifty"))
+        results["plain"].append(joined(before, run("plain", half=1)))
+        for method in peers:
+            results[method].append(run(method))
+    rows = report(setting, results)
+    return {"rows": rows, "runs": results}, goals_of(setting, results)
+
+
+def in_turn(
+    method: str, *, text: str, quick: bool, shapes: int, half: int | None = None
 ) -> dict[str, Any]:
-    lengths = [int(schedule.epochs) for schedule in setting.schedules()]
-    whole = sum(lengths)
-    epochs = result.get("unique", whole)
-    same = sum(a == b for a, b in zip(result["losses"], results["plain"]["losses"], strict=True))
+    """Run a method in a fresh process and say how long it took."""
+    more = [*(["--quick"] if quick else []), *([] if half is None else ["--half", str(half)])]
+    found = in_fresh_process(
+        "bench.ladder.methods", method, "--text", text, "--shapes", str(shapes), *more
+    )
+    part = "" if half is None else f", half {half + 1}"
+    print(
+        f"{method}{part}: {found['seconds']:.1f} s, CPU {found.get('cpu_s', 0):.1f} s", flush=True
+    )
+    return found
+
+
+def joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of two halves of the separate runs."""
+    losses = [0.0] * (len(one["losses"]) + len(other["losses"]))
+    losses[0::2], losses[1::2] = one["losses"], other["losses"]
     return {
-        "method": method,
-        "units trained": epochs / UNIT,
-        "seconds": result["seconds"],
-        "times less than separate runs": results["plain"]["seconds"] / result["seconds"],
-        "losses equal to separate runs'": same,
-        "peak MB": result["peak_mb"],
+        "seconds": one["seconds"] + other["seconds"],
+        "cpu_s": one["cpu_s"] + other["cpu_s"],
+        "losses": losses,
+        "peak_mb": max(one["peak_mb"], other["peak_mb"]),
     }
 
 
-def goals_of(setting: Setting, results: dict[str, dict[str, Any]]) -> list[Goal]:
-    shapes, ours, separate = len(setting.shapes), results["thrifty"], results["plain"]
-    same = sum(a == b for a, b in zip(ours["losses"], separate["losses"], strict=True))
-    law = law_of_losses(setting, separate["losses"])
+def report(setting: Setting, results: Results) -> list[dict[str, Any]]:
+    """Print a table of the methods, medians over the rounds; return its rows."""
+    lengths = [int(schedule.epochs) for schedule in setting.schedules()]
+    whole = sum(lengths)
+    rows = []
+    for method, found in results.items():
+        times = ratios(results, method)
+        cpu = [result["cpu_s"] for result in found if "cpu_s" in result]
+        rows.append({
+            "method": method,
+            "units trained": found[0].get("unique", whole) / UNIT,
+            "seconds": median(result["seconds"] for result in found),
+            "CPU seconds": median(cpu) if cpu else None,
+            "times less time": median(times),
+            **({"least": min(times), "most": max(times)} if len(found) > 1 else {}),
+            "losses equal": same(results, method),
+            "peak MB": median(result["peak_mb"] for result in found),
+        })
+    print(f"\n{len(setting.schedules())} runs\n")
+    table(rows)
+    print()
+    return rows
+
+
+def ratios(results: Results, method: str, *, of: str = "seconds") -> list[float]:
+    """Return how many times less a method takes than separate runs, for each round."""
+    pairs = zip(results["plain"], results[method], strict=True)
+    return [plain[of] / result[of] for plain, result in pairs]
+
+
+def same(results: Results, method: str) -> int:
+    """Count the losses that equal a separate run's in all rounds."""
+    wanted = results["plain"][0]["losses"]
+    rounds = [result["losses"] for result in results[method]]
+    return sum(all(losses[index] == loss for losses in rounds) for index, loss in enumerate(wanted))
+
+
+def goals_of(setting: Setting, results: Results) -> list[Goal]:
+    ours, losses = results["thrifty"][0], results["plain"][0]["losses"]
+    shapes, least = len(setting.shapes), setting.least_epochs
+    part = "one shape" if shapes == 1 else "three shapes"
+    law = law_of_losses(setting, losses)
     return [
-        equal(f"unique epochs, {shapes} shapes", ours["unique"], setting.least_epochs),
-        equal(f"planned epochs, {shapes} shapes", ours["planned"], setting.least_epochs),
-        equal(f"equal losses, {shapes} shapes", same, len(separate["losses"])),
-        equal(f"the same law, {shapes} shapes", float(law == ours["law"]), 1),
+        equal(f"{part}: unique epochs against the exact minimum", ours["unique"], least),
+        equal(f"{part}: planned epochs against the exact minimum", ours["planned"], least),
+        *(
+            equal(
+                f"{part}, {method}: losses equal to separate runs'",
+                same(results, method),
+                len(losses),
+            )
+            for method in results
+            if method != "plain"
+        ),
+        equal(f"{part}: the law of separate runs is the same", float(law == ours["law"]), 1),
         at_least(
-            f"times less than separate runs, {shapes} shapes",
-            separate["seconds"] / ours["seconds"],
+            f"{part}: separate runs / thrifty, seconds",
+            median(ratios(results, "thrifty")),
+            GOALS[shapes],
+        ),
+        at_least(
+            f"{part}: separate runs / thrifty, CPU seconds",
+            median(ratios(results, "thrifty", of="cpu_s")),
             GOALS[shapes],
         ),
     ]

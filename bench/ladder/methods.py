@@ -1,6 +1,7 @@
 """The methods of ``bench_ladder``: ``python -m bench.ladder.methods METHOD``.
 
-Each runs in a process of its own, with one thread and one run at a time.
+Each runs in a process of its own, with one thread and one run at a time. A short run beforehand
+loads what torch loads late.
 """
 
 from __future__ import annotations
@@ -9,29 +10,43 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from bench.common.processes import say_result
-from bench.ladder.setting import SEED, Characters, Setting, train_plainly, windows
+from bench.ladder.setting import SEED, Characters, Setting, train_plainly
 
 
-def plain(setting: Setting) -> dict[str, Any]:
-    """Train each run separately in a plain PyTorch loop, one after the other."""
-    losses, seconds = [], []
-    for schedule in setting.schedules():
-        began = time.perf_counter()
-        losses.append(train_plainly(setting, schedule))
-        seconds.append(time.perf_counter() - began)
-    return {"seconds": sum(seconds), "each_s": seconds, "losses": losses}
+@contextmanager
+def timed(result: dict[str, Any]) -> Iterator[None]:
+    """Add the seconds and the CPU seconds of the context to a result."""
+    began, cpu = time.perf_counter(), time.process_time()
+    yield
+    result["seconds"] = time.perf_counter() - began
+    result["cpu_s"] = time.process_time() - cpu
+
+
+def plain(setting: Setting, *, half: int | None = None) -> dict[str, Any]:
+    """Train each run separately in a plain PyTorch loop, one after the other.
+
+    With ``half``, only every other run is trained, from the first or from the second on.
+    """
+    out: dict[str, Any] = {}
+    schedules = setting.schedules()
+    with timed(out):
+        chosen = schedules if half is None else schedules[half::2]
+        out["losses"] = [train_plainly(setting, schedule) for schedule in chosen]
+    return out
 
 
 def thrifty(setting: Setting) -> dict[str, Any]:
     """Train the ladder by thrifty: SQLite, checkpoints on disk, one worker."""
     import thrifty as th  # noqa: PLC0415 (the peers do not need it)
 
+    out: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         study = th.Study(
             Characters(setting),
@@ -43,17 +58,16 @@ def thrifty(setting: Setting) -> dict[str, Any]:
             name="ladder",
             seed=SEED,
         )
-        began = time.perf_counter()
-        forecast = study.plan()
-        study.run(executor=th.Local(workers=1, threads=1, pack="solo"), progress=False)
-        seconds = time.perf_counter() - began
+        with timed(out):
+            forecast = study.plan()
+            study.run(executor=th.Local(workers=1, threads=1, pack="solo"), progress=False)
         schedules = setting.schedules()
         losses: list[float | None] = [None] * len(schedules)
         for trial in study.trials:
             losses[schedules.index(trial.config["lr"])] = trial.value
         savings = study.savings
         return {
-            "seconds": seconds,
+            **out,
             "losses": losses,
             "planned": forecast.unique_epochs,
             "unique": savings.unique_epochs,
@@ -93,6 +107,7 @@ def optuna(setting: Setting) -> dict[str, Any]:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     schedules = setting.schedules()
+    out: dict[str, Any] = {}
     losses: list[float | None] = [None] * len(schedules)
 
     def objective(trial: optuna.Trial) -> float:
@@ -100,19 +115,20 @@ def optuna(setting: Setting) -> dict[str, Any]:
         losses[index] = found = train_plainly(setting, schedules[index])
         return found
 
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, timed(out):
         study = optuna.create_study(
             storage=f"sqlite:///{folder}/optuna.db",
             sampler=optuna.samplers.GridSampler({"run": list(range(len(schedules)))}, seed=0),
         )
         study.optimize(objective, n_trials=len(schedules))
-        seconds = time.perf_counter() - began
-    return {"seconds": seconds, "losses": losses}
+    return {**out, "losses": losses}
 
 
 def ray(setting: Setting) -> dict[str, Any]:
-    """Train by Ray Tune: each run is a trial, one at a time; starting Ray is not counted."""
+    """Train by Ray Tune: each run is a trial, one at a time, in one process that trials reuse.
+
+    Starting Ray is not counted. Its processes are not this one's, so there are no CPU seconds.
+    """
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     import ray  # noqa: PLC0415
     from ray import tune  # noqa: PLC0415
@@ -129,7 +145,9 @@ def ray(setting: Setting) -> dict[str, Any]:
         tuner = tune.Tuner(
             tune.with_resources(trainable, {"cpu": 1}),
             param_space={"run": tune.grid_search(list(range(len(schedules))))},
-            tune_config=tune.TuneConfig(metric="loss", mode="min", max_concurrent_trials=1),
+            tune_config=tune.TuneConfig(
+                metric="loss", mode="min", max_concurrent_trials=1, reuse_actors=True
+            ),
             run_config=tune.RunConfig(storage_path=folder, verbose=0),
         )
         results = tuner.fit()
@@ -142,7 +160,7 @@ def ray(setting: Setting) -> dict[str, Any]:
     return {"seconds": seconds, "losses": losses}
 
 
-METHODS: dict[str, Callable[[Setting], dict[str, Any]]] = {
+METHODS: dict[str, Callable[..., dict[str, Any]]] = {
     "plain": plain,
     "thrifty": thrifty,
     "optuna": optuna,
@@ -155,12 +173,15 @@ def main() -> None:
     parser.add_argument("method", choices=METHODS)
     parser.add_argument("--text", default="")
     parser.add_argument("--shapes", type=int, default=3)
+    parser.add_argument("--half", type=int, choices=(0, 1))
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    small = Setting.of(quick=True, text=args.text, shapes=1)
+    train_plainly(small, small.schedules()[0])
     setting = Setting.of(quick=args.quick, text=args.text, shapes=args.shapes)
-    windows(setting.text)
-    say_result(METHODS[args.method](setting))
+    method = METHODS[args.method]
+    say_result(method(setting) if args.half is None else method(setting, half=args.half))
 
 
 if __name__ == "__main__":
