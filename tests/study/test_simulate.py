@@ -325,7 +325,8 @@ def test_populations_beside_each_other():
 
 
 def test_a_joint_history_keeps_one_for_each_study():
-    history, twins = JointHistory(2, max_epochs=9), [History(), History()]
+    history = JointHistory(2, max_epochs=9)
+    twins = [History(max_epochs=9) for _ in range(2)]
     new = Proposal(target=1, config={"lr": 0.1}, group="a")
     script = [(0, new), (1, new), (1, replace(new, group="b")), (0, replace(new, group="b"))]
     for study, decision in script:

@@ -46,7 +46,7 @@ COMMANDS = {
     "plot": _Command("_outputs", "Draw a plot of study NAME."),
     "resume": _Command("_train", "Resume study NAME, from the file that defined it."),
     "export": _Command(
-        "_outputs", "Export study NAME: its trials as a table, or the whole study for Optuna."
+        "_outputs", "Export study NAME: trials as a table, the study for Optuna, or an adapter."
     ),
     "rent": _Command("_rent", "Show which machines to rent for the study or the task in FILE."),
     "catalogue": _Command(

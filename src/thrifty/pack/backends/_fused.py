@@ -225,9 +225,15 @@ class FusedBackend(Backend):
 
         Each would be in a block of its own if the block held these tensors for all of its trials.
         """
-        known = {**self._contents.get(key, {}), trial: trial.frozen_content()}
+        content = trial.frozen_content()
+        known = {**self._contents.get(key, {}), trial: content}
         different = len(set(known.values()))
-        return different > 1 and 2 * different > len(known)
+        if different > 1 and 2 * different > len(known):
+            return True
+        home = self._home.get(trial)
+        is_apart = home is not None and not home.structure.held
+        # a trial does not move into a block that it would have for itself
+        return is_apart and list(known.values()).count(content) < 2
 
     def trial(self, slot: int) -> FusedTrial:
         """Return the trial in a slot."""
@@ -520,7 +526,7 @@ class FusedBackend(Backend):
             self._ready_optimizer(trial, values)
             block.remove(trial)
             trial.adopt_frozen()
-            if not block.trials:
+            if block.structure.held and not block.trials:  # a base that nobody may need again
                 for blocks in self._blocks.values():
                     if block in blocks:
                         blocks.remove(block)
