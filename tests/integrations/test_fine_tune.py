@@ -10,10 +10,12 @@ from transformers import BertConfig, LlamaConfig, LlamaForCausalLM
 
 import thrifty as th
 from tests.pack._drive import Trial, alone, assert_same, together
+from thrifty.cli._outputs import _write_adapter
 from thrifty.core import derive_seed, step_seed
 from thrifty.pack import BlockOptions, FusedBackend, HyperParameters
 from thrifty.pack._state import unpack_state
 from thrifty.pack.task._data import epoch_order
+from thrifty.testing import LineTask
 
 
 pytestmark = [
@@ -266,3 +268,37 @@ def test_a_batch_of_four_parts():
     task = llama()
     with pytest.raises(th.TaskError, match="a batch has 4 parts"):
         task.loss(None, (1, 2, 3, 4))
+
+
+def test_writing_an_adapter(tmp_path):
+    study = th.Study(
+        th.FineTune(SMALL, adapter=LORA, data=sentences, optimizer=th.AdamW(lr="lr")),
+        th.Space(lr=th.Choice([0.01, 0.02]), rank=2, alpha=8),
+        algorithm=th.GridSearch(max_epochs=1),
+        metric="loss",
+        mode="min",
+        storage=f"sqlite:///{tmp_path / 'studies.db'}",
+        name="adapters",
+    ).run(progress=False, executor=th.Local(threads=1))
+    _write_adapter(study, 1, tmp_path / "adapter")
+    names = {file.name for file in (tmp_path / "adapter").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= names
+    with pytest.raises(th.UsageError, match="exists already; name a new folder"):
+        _write_adapter(study, None, tmp_path / "adapter")
+    with pytest.raises(th.UsageError, match="has no trial 7; it has 2"):
+        _write_adapter(study, 7, tmp_path / "other")
+
+
+def test_a_model_without_an_adapter(tmp_path):
+    study = th.Study(
+        LineTask(),
+        th.Space(lr=0.1),
+        algorithm=th.GridSearch(max_epochs=1),
+        metric="mse",
+        mode="min",
+        storage="sqlite://",
+        name="line",
+    ).run(progress=False)
+    with pytest.raises(th.UsageError, match="is a Linear, not a PeftModel, so it has no adapter"):
+        _write_adapter(study, None, tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()

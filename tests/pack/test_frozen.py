@@ -372,3 +372,13 @@ def test_memory_that_cannot_be_shared_is_copied_once(tmp_path):
     shared = [frozen.adopt(each)["trunk.0.weight"] for each in (model, other)]
     assert shared[0] is shared[1]
     assert torch.equal(model.trunk[0].weight, other.trunk[0].weight)
+
+
+def test_without_lazy_clones_each_model_keeps_its_own(monkeypatch):
+    monkeypatch.setattr("thrifty.pack._frozen._CAN_SHARE", False)
+    frozen, models = FrozenTensors(), [Net() for _ in range(2)]
+    assert [frozen.adopt(model) for model in models] == [{}, {}]
+    weights = [model.trunk[0].weight for model in models]
+    assert address(weights[0]) == weights[0].data_ptr() != address(weights[1])
+    assert not is_shared(weights[0])
+    check(Headed(), [{}] * 2)
