@@ -382,3 +382,16 @@ def test_without_lazy_clones_each_model_keeps_its_own(monkeypatch):
     assert address(weights[0]) == weights[0].data_ptr() != address(weights[1])
     assert not is_shared(weights[0])
     check(Headed(), [{}] * 2)
+
+
+@pytest.mark.parametrize(
+    "view", [lambda p: p.detach()[:2], lambda p: p.numpy()[:2]], ids=["tensor", "array"]
+)
+def test_a_view_that_the_model_keeps_goes_on_seeing_its_parameter(view):
+    frozen, models, views = FrozenTensors(), [Net() for _ in range(2)], []
+    for model in models:
+        views.append(view(model.trunk[0].weight))
+        frozen.adopt(model)
+    for k, (model, kept) in enumerate(zip(models, views, strict=True)):
+        kept[:] = k + 7
+        assert (model.trunk[0].weight[:2] == k + 7).all()

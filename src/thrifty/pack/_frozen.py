@@ -10,7 +10,6 @@ address, without reading it.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
 from functools import cached_property
 from itertools import count
@@ -23,7 +22,7 @@ _CHUNK = 2**24
 _NUM_SAMPLES = 16
 
 _CAN_SHARE = hasattr(torch, "_lazy_clone") and all(
-    hasattr(torch._C, name) for name in ("_is_cow_tensor", "_data_address")
+    hasattr(torch._C, name) for name in ("_is_cow_tensor", "_data_address", "_storage_Use_Count")
 )
 """Whether this version of PyTorch has tensors that are copied when they are written to."""
 
@@ -97,7 +96,6 @@ class FrozenTensors:
             return {}
         frozen = {name: p for name, p in named.items() if not p.requires_grad}
         frozen |= dict(model.named_buffers(remove_duplicate=False))
-        owners = Counter(storage_address(t) for t in _each_once(model) if t.numel())
         first: dict[int, FrozenTensor] = {}
         out: dict[str, FrozenTensor] = {}
         for name, tensor in frozen.items():
@@ -106,8 +104,8 @@ class FrozenTensors:
             if id(tensor) not in first:
                 if not _is_plain(tensor):
                     continue
-                if owners[storage_address(tensor)] > 1 and not is_shared(tensor):
-                    continue  # a view of another one, which sees what is written here
+                if not is_shared(tensor) and _has_views(tensor):
+                    continue  # they have to see what is written here, and the other way round
                 first[id(tensor)] = shared = self._shared(tensor.detach())
                 if not shared.is_in(tensor):
                     tensor.data = shared.lend()
@@ -174,9 +172,11 @@ def digest_of(tensor: torch.Tensor) -> str:
     return out.hexdigest()
 
 
-def _each_once(model: torch.nn.Module) -> list[torch.Tensor]:
-    tensors = (*model.parameters(), *model.buffers())
-    return [t for t in tensors if t.layout is torch.strided and not t.is_meta]
+def _has_views(tensor: torch.Tensor) -> bool:
+    """Return whether other tensors or arrays, wherever they are, have the same memory."""
+    storage = tensor.untyped_storage()
+    # the tensor holds it, and so does the variable here
+    return bool(torch._C._storage_Use_Count(storage._cdata) > 2)  # type: ignore[attr-defined]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
