@@ -230,7 +230,11 @@ class FineTune(Task):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.base_seed)
             if isinstance(self._base, str | Path):
-                return auto.from_pretrained(self._base, local_files_only=True, **options)
+                loaded = auto.from_pretrained(self._base, local_files_only=True, **options)
+                for parameter in loaded.parameters():
+                    # mapped memory cannot be shared by trials
+                    parameter.data = parameter.detach().clone()
+                return loaded
             config = deepcopy(self._base)
             for name, value in options.items():
                 setattr(config, name, value)

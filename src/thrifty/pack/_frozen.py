@@ -39,10 +39,7 @@ class FrozenTensor:
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        try:
-            self.tensor = torch._lazy_clone(tensor)
-        except RuntimeError:  # its memory belongs to something else, such as a mapped file
-            self.tensor = torch._lazy_clone(tensor.clone())
+        self.tensor = torch._lazy_clone(tensor)
         self.number = next(_NUMBERS)
 
     def lend(self) -> torch.Tensor:
@@ -106,7 +103,11 @@ class FrozenTensors:
                     continue
                 if not is_shared(tensor) and _has_views(tensor):
                     continue  # they have to see what is written here, and the other way round
-                first[id(tensor)] = shared = self._shared(tensor.detach())
+                try:
+                    shared = self._shared(tensor.detach())
+                except RuntimeError:  # PyTorch does not own its memory, as of a mapped file
+                    continue
+                first[id(tensor)] = shared
                 if not shared.is_in(tensor):
                     tensor.data = shared.lend()
             out[name] = first[id(tensor)]
@@ -173,8 +174,10 @@ def digest_of(tensor: torch.Tensor) -> str:
 
 
 def _has_views(tensor: torch.Tensor) -> bool:
-    """Return whether other tensors or arrays, wherever they are, have the same memory."""
+    """Return whether other tensors or arrays, wherever they are, may have the same memory."""
     storage = tensor.untyped_storage()
+    if not storage.resizable():  # an array gave it the memory, or was given it
+        return True
     # the tensor holds it, and so does the variable here
     return bool(torch._C._storage_Use_Count(storage._cdata) > 2)  # type: ignore[attr-defined]
 
