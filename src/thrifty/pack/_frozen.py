@@ -179,7 +179,7 @@ def _has_views(tensor: torch.Tensor) -> bool:
     if not storage.resizable():  # an array gave it the memory, or was given it
         return True
     # the tensor holds it, and so does the variable here
-    return bool(torch._C._storage_Use_Count(storage._cdata) > 2)  # type: ignore[attr-defined]
+    return bool(torch._C._storage_Use_Count(storage._cdata) > 2)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
