@@ -8,7 +8,7 @@ import pytest
 
 import thrifty as th
 from tests.integrations._drive import assert_a_resumed_trial_is_the_same, train
-from tests.integrations.test_frozen import IGNORED, adapted, bert, lora, text_task
+from tests.integrations.test_fresh_parameters import IGNORED, adapted, bert, lora, text_task
 from thrifty.integrations import _model_copies
 
 

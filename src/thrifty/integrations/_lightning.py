@@ -30,7 +30,7 @@ from ._adapters import (
     options_of,
     to_plain,
 )
-from ._frozen import Digests, fill_in, frozen_digests, leave_out
+from ._fresh_parameters import Digests, fill_in, frozen_digests, leave_out
 from ._step_batches import StepBatches, reseed
 
 

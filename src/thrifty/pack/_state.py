@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from thrifty.core import TaskError
+from thrifty.core import StateError, TaskError
 
 from .identity import parts_of
 
@@ -92,6 +92,44 @@ def with_versions(
     made = OrderedDict(state)
     made._metadata = OrderedDict(versions)  # type: ignore[attr-defined]
     return made
+
+
+def leave_out(state: Mapping[str, Any], names: Container[str]) -> Mapping[str, Any]:
+    """Return a module's state without what a fresh module has, too."""
+    held = {name: value for name, value in state.items() if name not in names}
+    return with_versions(held, state_versions(state))
+
+
+def fill_in(
+    state: Mapping[str, Any],
+    digests: Mapping[str, str],
+    *,
+    fresh: Mapping[str, torch.Tensor],
+    digest_of: Callable[[str], str],
+) -> Mapping[str, Any]:
+    """Return a module's state with what ``leave_out`` has left out.
+
+    Args:
+        state: The state.
+        digests: The digests of what was left out, by name.
+        fresh: The tensors of a fresh module.
+        digest_of: Returns the digest of one of them.
+
+    Raises:
+        StateError: The fresh module has not what was left out.
+    """
+    if not digests:
+        return state
+    for name, digest in digests.items():
+        if name not in fresh or digest_of(name) != digest:
+            raise StateError(
+                f"the frozen parameter {name!r} is not what it was when the checkpoint was "
+                "written, so the checkpoint does not have it; let the function that makes the "
+                "model return the same frozen parameters each time: pin the revision that you "
+                "download, and let them follow from no hyper-parameter that changes"
+            )
+    held = {**state, **{name: fresh[name] for name in digests}}
+    return with_versions(held, state_versions(state))
 
 
 def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> Any:

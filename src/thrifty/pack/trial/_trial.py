@@ -16,13 +16,13 @@ from thrifty.pack._backend import EpochPlan, Member
 from thrifty.pack._frozen import FrozenTensor, frozen_of
 from thrifty.pack._state import (
     State,
+    fill_in,
+    leave_out,
     pack_state,
     seed_everything,
     seed_step,
-    state_versions,
     step_counters,
     unpack_state,
-    with_versions,
 )
 from thrifty.pack.task._data import Batch, Source, valid_batches
 from thrifty.pack.task._epochs import epoch_batches, epoch_length
@@ -139,9 +139,20 @@ class TaskTrial:
             self.load(member.state)
 
     def load(self, state: State) -> None:
-        """Load a state into model and optimizer."""
+        """Load a state into model and optimizer.
+
+        Raises:
+            StateError: A frozen parameter is not what it was when the state was saved.
+        """
         held = unpack_state(state)
-        self.model.load_state_dict(self._filled(held["model"], held.get("frozen", {})))
+        fresh = self._fresh
+        filled = fill_in(
+            held["model"],
+            held.get("frozen", {}),
+            fresh={name: each.tensor for name, each in fresh.items()},
+            digest_of=lambda name: fresh[name].digest,
+        )
+        self.model.load_state_dict(filled)
         self.adopt_frozen()  # loading copies values, the frozen ones included
         self.optimizers.load(held["optimizer"])
         self._update.load(held)
@@ -280,30 +291,10 @@ class TaskTrial:
         }
         if sum(each.tensor.nbytes for each in same.values()) < MIN_LEFT_OUT_BYTES:
             return {"model": state}
-        held = {name: value for name, value in state.items() if name not in same}
         return {
-            "model": with_versions(held, state_versions(state)),
+            "model": leave_out(state, same),
             "frozen": {name: each.digest for name, each in same.items()},
         }
-
-    def _filled(self, state: Mapping[str, Any], frozen: Mapping[str, str]) -> Mapping[str, Any]:
-        """Return a model's state with the frozen parameters that the checkpoint has not.
-
-        Raises:
-            StateError: The fresh model has other ones.
-        """
-        if not frozen:
-            return state
-        for name, digest in frozen.items():
-            if name not in self._fresh or self._fresh[name].digest != digest:
-                raise StateError(
-                    f"{type(self._owner).__name__}: the frozen parameter {name!r} is not what it "
-                    "was when the checkpoint was written, so the checkpoint does not fit; let "
-                    "model(hp) make the same frozen parameters each time (the same file, the same "
-                    "revision), or give the study another name to begin anew"
-                )
-        filled = {**state, **{name: self._fresh[name].lend() for name in frozen}}
-        return with_versions(filled, state_versions(state))
 
     def batches(self, plan: EpochPlan) -> Iterator[Batch]:
         """Return the batches of an epoch.

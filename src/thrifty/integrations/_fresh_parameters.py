@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from thrifty.core import StateError
 from thrifty.pack import borrowed_streams
 from thrifty.pack._frozen import digest_of
-from thrifty.pack._state import state_versions, with_versions
+from thrifty.pack._state import fill_in as filled_state, leave_out as state_without
 
 
 Digests = Mapping[str, str]
@@ -51,8 +50,7 @@ def leave_out(state: Mapping[str, Any], digests: Digests) -> tuple[Mapping[str, 
     }
     if not left_out:
         return state, {}
-    held = {name: value for name, value in state.items() if name not in left_out}
-    return with_versions(held, state_versions(state)), left_out
+    return state_without(state, left_out), left_out
 
 
 def fill_in(
@@ -68,19 +66,8 @@ def fill_in(
     Raises:
         StateError: The fresh model has not what was left out.
     """
-    if not digests:
-        return state
-    fresh = model.state_dict()
-    for name, digest in digests.items():
-        if name not in fresh or digest_of(fresh[name]) != digest:
-            raise StateError(
-                f"the frozen parameter {name!r} is not what it was when the checkpoint was "
-                "written, so the checkpoint does not have it; let the function that makes the "
-                "model return the same frozen parameters each time: pin the revision that you "
-                "download, and let them follow from no hyper-parameter that changes"
-            )
-    held = {**state, **{name: fresh[name] for name in digests}}
-    return with_versions(held, state_versions(state))
+    fresh = model.state_dict() if digests else {}
+    return filled_state(state, digests, fresh=fresh, digest_of=lambda name: digest_of(fresh[name]))
 
 
 def _digests(model: torch.nn.Module) -> Digests:
