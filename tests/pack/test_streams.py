@@ -257,7 +257,7 @@ def test_an_epoch_that_is_begun_again_has_the_same_batches():
     second = x_of(stream.epoch(1, batch_size=SIZE, num=3))
     again = x_of(stream.epoch(1, batch_size=SIZE, num=3))
     assert second == again != first
-    with pytest.raises(StateError, match="is at epoch 1, and epoch 5 is to be trained"):
+    with pytest.raises(StateError, match="is at epoch 1, but the trial trains epoch 5"):
         stream.epoch(5, batch_size=SIZE, num=3)
 
 

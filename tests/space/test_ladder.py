@@ -76,7 +76,7 @@ def test_a_plain_space_has_no_horizons():
         ({"horizons": [5, 5]}, SpaceError, "later than the one before"),
         ({"horizons": [2.5]}, SpaceError, "2.5 is no whole number"),
         ({"rates": []}, SpaceError, "at least one rate"),
-        ({"rates": [0.1, "0.2"]}, SpaceError, "no number above 0"),
+        ({"rates": [0.1, "0.2"]}, SpaceError, "a rate must be above 0"),
         ({"cooldown": 0}, SpaceError, "a share of the horizon"),
         ({"cooldown": 1.5}, SpaceError, "a share of the horizon"),
         ({"cooldown": 6}, ScheduleError, "does not fit into the horizon of 5"),

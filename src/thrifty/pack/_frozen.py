@@ -124,6 +124,30 @@ class FrozenTensors:
         return fresh
 
 
+class FrozenContents:
+    """What the trials in training have frozen, by a key of what they have in common."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, WeakKeyDictionary[object, Hashable]] = {}
+
+    def note(self, key: Hashable, trial: object, content: Hashable) -> None:
+        """Record the content of a trial, until the trial is gone."""
+        self._known.setdefault(key, WeakKeyDictionary())[trial] = content
+
+    def num_equal(self, key: Hashable, trial: object, content: Hashable) -> int:
+        """Return how many trials have this content, the given one included."""
+        return list(self._with(key, trial, content).values()).count(content)
+
+    def mostly_differ(self, key: Hashable, trial: object, content: Hashable) -> bool:
+        """Return whether more than half of the contents would be those of a single trial."""
+        known = self._with(key, trial, content)
+        different = len(set(known.values()))
+        return different > 1 and 2 * different > len(known)
+
+    def _with(self, key: Hashable, trial: object, content: Hashable) -> dict[object, Hashable]:
+        return {**self._known.get(key, {}), trial: content}
+
+
 def frozen_of(task: object, device: torch.device) -> FrozenTensors:
     """Return the frozen tensors of a task's models on a device."""
     return _FROZEN.setdefault(task, {}).setdefault(device, FrozenTensors())

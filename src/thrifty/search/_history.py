@@ -415,6 +415,6 @@ class History:
 def _check_target(row: _Row, decision: Proposal) -> None:
     if row.horizon is not None and decision.target > row.horizon:
         raise AlgorithmError(
-            f"trial {row.number} is to be trained for {decision.target} epochs, but its training "
-            f"ends at {row.horizon}; lower the target"
+            f"the algorithm asks for {decision.target} epochs of trial {row.number}, whose "
+            f"training ends at {row.horizon}; lower the target"
         )

@@ -204,7 +204,7 @@ def _rates(rates: Sequence[float]) -> tuple[float, ...]:
     for rate in found:
         number = isinstance(rate, int | float) and not isinstance(rate, bool)
         if not number or not 0 < rate < math.inf:
-            raise SpaceError(f"Ladder(rates={list(found)!r}): {rate!r} is no number above 0")
+            raise SpaceError(f"Ladder(rates={list(found)!r}): a rate must be above 0, got {rate!r}")
     if not found or len(set(found)) < len(found):
         raise SpaceError(f"Ladder(rates={list(found)!r}): give at least one rate, each once")
     return found

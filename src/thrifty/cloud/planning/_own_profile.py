@@ -49,10 +49,10 @@ def by_profile(workload: Workload, offers: Sequence[Offer]) -> list[tuple[str, l
 
 
 def one_profile_only(workload: Workload, what: str) -> None:
-    """Check that there is one profile.
+    """Refuse a workload with several profiles.
 
     Raises:
-        CloudError: there are several.
+        CloudError: The workload has several.
     """
     if workload.other_profiles:
         raise CloudError(

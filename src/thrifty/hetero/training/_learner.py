@@ -115,8 +115,8 @@ class Learner:
         micro_batch: Most samples of one forward and backward pass; None: the whole share.
 
     Raises:
-        HeteroError: The optimiser trains tensors that are not part of the model, or batch
-            normalisation over the global batch is to be trained in micro-batches.
+        HeteroError: The optimiser trains tensors that are not part of the model, or the options
+            combine micro-batches with batch normalisation over the global batch.
     """
 
     def __init__(

@@ -8,7 +8,6 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -23,6 +22,7 @@ from thrifty.pack._backend import (
     no_exits,
     out_of_memory,
 )
+from thrifty.pack._frozen import FrozenContents
 from thrifty.pack._state import State, seed_everything
 from thrifty.pack.fused._block import Block
 from thrifty.pack.fused._dry_run import NUM_ROWS, dry_run, fits_inside
@@ -121,8 +121,8 @@ class FusedBackend(Backend):
         self.budget = CheckBudget()
         self.solo_times = SoloTimes()
         self._refusal_keys: dict[Hashable, str] = {}
-        self._contents: dict[Hashable, WeakKeyDictionary[FusedTrial, Hashable]] = {}
-        """What the trials in training have frozen, by the key of their structure."""
+        self._contents = FrozenContents()
+        """By the key of a structure."""
 
     def stack(self, slot: int, member: Member) -> None:
         """Put a trial into a slot.
@@ -226,14 +226,12 @@ class FusedBackend(Backend):
         Each would be in a block of its own if the block held these tensors for all of its trials.
         """
         content = trial.frozen_content()
-        known = {**self._contents.get(key, {}), trial: content}
-        different = len(set(known.values()))
-        if different > 1 and 2 * different > len(known):
+        if self._contents.mostly_differ(key, trial, content):
             return True
         home = self._home.get(trial)
         is_apart = home is not None and not home.structure.held
         # a trial does not move into a block that it would have for itself
-        return is_apart and list(known.values()).count(content) < 2
+        return is_apart and self._contents.num_equal(key, trial, content) < 2
 
     def trial(self, slot: int) -> FusedTrial:
         """Return the trial in a slot."""
@@ -447,8 +445,7 @@ class FusedBackend(Backend):
             blocks.append(block)
         block.add(trial)
         if trial.frozen:
-            contents = self._contents.setdefault(self._structure_key(trial), WeakKeyDictionary())
-            contents[trial] = trial.frozen_content()
+            self._contents.note(self._structure_key(trial), trial, trial.frozen_content())
         trial.refusal_key = self.refusal_key(trial)
         self._home[trial], self._keys[trial] = block, key
 

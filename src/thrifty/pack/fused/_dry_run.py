@@ -65,7 +65,7 @@ def dry_run(
     with as_it_was({"task": task, "model": model}) as caches:
         if caches:
             _check_caches(caches, task=task, model=model, batch=batch)
-        return _dry_run(task, model, batch, frozen)
+        return _dry_run(task, model, batch, frozen=frozen)
 
 
 def _check_caches(caches: Sequence[Any], *, task: Task, model: torch.nn.Module, batch: Any) -> None:
@@ -92,7 +92,9 @@ def _copied(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _dry_run(task: Task, model: torch.nn.Module, batch: Any, frozen: Collection[str]) -> Structure:
+def _dry_run(
+    task: Task, model: torch.nn.Module, batch: Any, *, frozen: Collection[str]
+) -> Structure:
     leaves, spec = pytree.tree_flatten(batch)
     if isinstance(batch, WholeBatch) and not isinstance(batch, torch.Tensor):
         return _tested_whole(task, model, batch)
@@ -100,16 +102,17 @@ def _dry_run(task: Task, model: torch.nn.Module, batch: Any, frozen: Collection[
         raise UnfusableError("its batches hold something that is not a tensor of rows")
     if len({len(leaf) for leaf in leaves}) > 1:
         raise UnfusableError("the tensors of its batches differ in length")
-    apart, numbers = tuple(frozen), tuple(numbers_of(model))
-    for held in dict.fromkeys([(apart, numbers), (apart, ()), ((), numbers)]):
-        if held != ((), ()):
-            try:
-                return _tested_as_it_runs(task, model, leaves, spec, *held)
-            except _StepError:
-                raise
-            except UnfusableError:
-                continue
-    return _tested_as_it_runs(task, model, leaves, spec, (), ())
+    names, numbers = tuple(frozen), tuple(numbers_of(model))
+    refused = UnfusableError()
+    # first with everything that may be shared or be an input, at last with nothing of it
+    for held, inputs in dict.fromkeys([(names, numbers), (names, ()), ((), numbers), ((), ())]):
+        try:
+            return _tested_as_it_runs(task, model, leaves, spec, frozen=held, numbers=inputs)
+        except _StepError:
+            raise
+        except UnfusableError as error:
+            refused = error
+    raise refused
 
 
 def _tested_as_it_runs(
@@ -117,6 +120,7 @@ def _tested_as_it_runs(
     model: torch.nn.Module,
     leaves: Sequence[torch.Tensor],
     spec: Any,
+    *,
     frozen: Collection[str],
     numbers: Collection[str],
 ) -> Structure:

@@ -69,9 +69,8 @@ class Structure:
         layout: Layout of the trained parameters in a row.
         frozen: Names of the parameters that are not trained.
         buffers: Names of the buffers.
-        held: Names of frozen parameters and buffers that are the same for all trials of a block,
-            so that there is one tensor for all of them. What a program computes from these and a
-            shared batch alone is computed once for all trials.
+        held: Names of frozen parameters and buffers that all trials of a block share. A program
+            computes once for all trials what depends on these and on a shared batch alone.
         numbers: Paths of the numbers that the model keeps outside of tensors, and in which trials
             may differ (``numbers_of``); in a program they are tensors.
         counters: Names of the buffers that count optimizer steps.

@@ -19,7 +19,7 @@ WHOLE_BYTES = 2**28
 """Up to this size in bytes, the digest of a file covers all of it."""
 NUM_CHUNKS = 1024
 CHUNK_BYTES = 2**16
-"""Of a larger file, the digest covers so many pieces of this size, spread evenly."""
+"""Of a larger file, the digest covers ``NUM_CHUNKS`` pieces of this size, spread evenly."""
 
 _IDENTIFIED: set[tuple[str, str]] = set()
 """Path and digest of the files that the identity of a task has covered in this process."""

@@ -110,8 +110,8 @@ class TrialStream:
             epoch = self._begin["epoch"]
         if self._begin["epoch"] != epoch:
             raise StateError(
-                f"the stream of a trial is at epoch {self._begin['epoch']}, and epoch {epoch} is "
-                "to be trained; its checkpoint is not the one before this epoch"
+                f"the stream of a trial is at epoch {self._begin['epoch']}, but the trial trains "
+                f"epoch {epoch}; restore it from the checkpoint before this epoch"
             )
         return self._batches(epoch, batch_size=batch_size, num=num)
 
