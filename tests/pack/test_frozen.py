@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy, normal
 from thrifty.core import StateError
-from thrifty.pack import BlockOptions, FusedBackend, SoloBackend
+from thrifty.pack import BlockOptions, FusedBackend, SoloBackend, UnfusableError
 from thrifty.pack._frozen import FrozenTensors, address, cheap_copy, digest_of, is_shared
 from thrifty.pack.fused._fusable import signature
 from thrifty.pack.identity import content_digest
@@ -173,9 +175,17 @@ def test_equal_frozen_tensors_have_one_memory():
         lambda p: p.numpy().fill(3.0),
         lambda p: nn.init.zeros_(p),
         lambda p: p.detach()[0].copy_(torch.ones(6)),
+        lambda p: torch.from_dlpack(p.detach()).zero_(),
+        lambda p: p.untyped_storage().fill_(0),
+        lambda p: p.data.share_memory_().zero_(),
+        lambda p: torch.mul(p.data, 2, out=p.data),
+        lambda p: stepped(p, fused=True),
+        lambda p: stepped(p, foreach=True),
     ],
-    ids=["data", "numpy", "init", "view"],
-)
+    ids=[
+        "data", "numpy", "init", "view", "dlpack", "storage", "shared", "out", "fused", "foreach",
+    ],
+)  # fmt: skip
 def test_writing_gives_a_model_memory_of_its_own(write):
     frozen, models = FrozenTensors(), [Net() for _ in range(2)]
     shared = [frozen.adopt(model)["trunk.0.weight"] for model in models]
@@ -183,6 +193,11 @@ def test_writing_gives_a_model_memory_of_its_own(write):
     assert torch.equal(models[1].trunk[0].weight, Net().trunk[0].weight)
     assert not torch.equal(models[0].trunk[0].weight, Net().trunk[0].weight)
     assert [shared[k].is_in(models[k].trunk[0].weight) for k in range(2)] == [False, True]
+
+
+def stepped(parameter, **options):
+    parameter.requires_grad_().grad = torch.ones_like(parameter)
+    torch.optim.AdamW([parameter], **options).step()
 
 
 def test_tensors_of_equal_numbers_and_other_bits_stay_apart():
@@ -273,6 +288,23 @@ def test_packed_trials_equal_trials_alone(task):
 
 def test_dropout_rates_of_a_trunk_may_differ():
     check(DroppingTrunk(), [{"dropout": 0.1}, {"dropout": 0.4}, {}])
+
+
+class ReadAsArray(Headed):
+    """``adapt`` reads a frozen layer as an array, which PyTorch takes for writing."""
+
+    def adapt(self, model, hp):
+        model.trunk[0].weight.numpy().mean()
+
+
+def test_reading_a_base_as_an_array():
+    trials = [Trial(config={"lr": 0.05 / (k + 1)}) for k in range(3)]
+    backend = fused(ReadAsArray())
+    with contextlib.suppress(UnfusableError):  # such trials may be trained alone
+        for slot, trial in enumerate(trials):
+            backend.stack(slot, trial.member)
+    found, wanted = alone(ReadAsArray(), trials), alone(Headed(), trials)
+    assert_same(found, wanted)
 
 
 def test_two_bases_of_equal_shape_stay_apart():

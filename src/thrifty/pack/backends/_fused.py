@@ -423,6 +423,8 @@ class FusedBackend(Backend):
             UnfusableError: It cannot be fused, or shares tensors with another trial.
         """
         self._check_tensors(trial)
+        if not trial.is_frozen_intact():  # something has read them as an array, as before writing
+            trial.adopt_frozen()
         key = self.key(trial, values)
         host = self.host(trial, values)
         optimizer = self._ready_optimizer(trial, values)

@@ -158,20 +158,25 @@ class RowState:
         """Give a trial a row and copy its values and moments there.
 
         The tensors of its module become views of the row.
+
+        Raises:
+            UnfusableError: What the block holds for all trials is not what this trial has.
         """
         own = self._structure.state_of(trial.model)
+        lent = self._lent or {name: trial.frozen[name] for name in self._structure.held}
+        if not are_intact(lent, own):
+            raise UnfusableError("its frozen tensors are not those of the trials in its block")
         trial.layouts = {name: _layout(tensor) for name, tensor in own.items()}
         trial.held = self._structure.held
         untrained = self._structure.untrained
         if not self._others:
-            self._lent = {name: trial.frozen[name] for name in self._structure.held}
+            self._lent = lent
             self._others = [
                 self._lent[name].tensor
                 if name in self._lent
                 else own[name].detach().new_zeros((self._capacity, *own[name].shape))
                 for name in untrained
             ]
-        assert are_intact(self._lent, own), "trials of a block share what it holds"
         with torch.no_grad():
             self._parameters[row].zero_()
             self._note_width(trial, row)
