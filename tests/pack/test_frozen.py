@@ -175,7 +175,7 @@ def test_equal_frozen_tensors_have_one_memory():
         lambda p: p.numpy().fill(3.0),
         lambda p: nn.init.zeros_(p),
         lambda p: p.detach()[0].copy_(torch.ones(6)),
-        lambda p: torch.from_dlpack(p.detach()).zero_(),
+        lambda p: torch.utils.dlpack.from_dlpack(p.detach()).zero_(),
         lambda p: p.untyped_storage().fill_(0),
         lambda p: p.data.share_memory_().zero_(),
         lambda p: torch.mul(p.data, 2, out=p.data),
