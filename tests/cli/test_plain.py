@@ -220,10 +220,16 @@ def test_our_errors(odd):
     assert_plain(str(ThriftyError(odd)))
 
 
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_the_progress_display(odd, tmp_path):
-    study = make_study(tmp_path)
+@pytest.fixture(scope="module")
+def trained_study(tmp_path_factory):
+    study = make_study(tmp_path_factory.mktemp("study"))
     study.run(progress=False)
+    return study
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_the_progress_display(odd, trained_study):
+    study = trained_study
     ledger = study._reader.current(study._repository())
     ledger.goals = type(study.goals)(metrics=(odd,), modes=("min",), constraints=())
     bar = Progress(odd, ledger, clock=study._clock)

@@ -21,6 +21,7 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
+from tests.depth import draws
 from thrifty.cloud import FleetOptions, HardwareEstimates, Interval, StepTiming
 from thrifty.cloud._probe import ProbeResult, Probes
 from thrifty.cloud._probe_gain import measured_interval, outcomes
@@ -486,7 +487,7 @@ def slow_gain(probe, workload, catalogue, *, goal, seed, draws, **options):
     st.booleans(),
     st.sampled_from([None, History(v1=(0.5, 0.2), t4=(0.1, 1.5), big=(2.0, 0.0))]),
 )
-@settings(drawn, max_examples=60)
+@settings(drawn, max_examples=draws(20, 60))
 def test_gains_are_those_of_whole_plans(
     workload, catalogue, room, which, spot, conservative, market
 ):

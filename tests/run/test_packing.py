@@ -190,10 +190,7 @@ def memory(monkeypatch):
     return limit
 
 
-@pytest.mark.parametrize(
-    ("room", "where"),
-    [*[(room, "step") for room in (1, 2, 4)], *[(room, "stack") for room in (1, 2, 4)]],
-)
+@pytest.mark.parametrize(("room", "where"), [(1, "step"), (4, "step"), (2, "stack")])
 @pytest.mark.parametrize("pack", ["fused", "concatenated"])
 def test_out_of_memory_shrinks_the_pack(tmp_path, memory, pack, room, where):
     memory(room, where=where)

@@ -16,6 +16,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import make_url
 
 from bench.common.postgresql import PrivatePostgreSQL
+from tests.depth import draws
 from tests.servers import FlakyProxy, needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
 from tests.study.helpers import make_study, records
 from tests.study.processes import At, die, exit_code, started
@@ -29,7 +30,7 @@ from thrifty.study import Storage
 pytestmark = [needs_postgresql, pytest.mark.slow]
 
 KINDS = ("worker", "driver", "database", "full disk", "slow disk", "network", "clock")
-NUM_SCHEDULES = 50
+NUM_SCHEDULES = draws(14, 50)
 ALGORITHM = SuccessiveHalving(max_epochs=6, num_trials=12, eta=2)
 IN_PROCESS = Local(pack="concatenated", pack_size=3)
 PROCESSES = Local(workers=2, threads=1, pack="solo")

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from tests.depth import draws
 from tests.study.helpers import make_study, records
 from tests.study.processes import At, die, exit_code, started
 from thrifty.core import EpochDone
@@ -68,7 +69,7 @@ def undisturbed(request, tmp_path_factory):
     return ALGORITHMS[request.param], records(make_study(folder)), count.events
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(draws(2, 5)))
 def test_killed_at_a_random_event(tmp_path, undisturbed, seed):
     algorithm, expected, num_events = undisturbed
     rng = np.random.default_rng(seed)
@@ -78,7 +79,7 @@ def test_killed_at_a_random_event(tmp_path, undisturbed, seed):
     assert records(make_study(tmp_path)) == expected
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(draws(4, 10)))
 def test_killed_at_a_random_moment(tmp_path, undisturbed, seed):
     algorithm, expected, _ = undisturbed
     killed_after(tmp_path, algorithm, np.random.default_rng(seed).uniform(0.0, 0.8))

@@ -184,7 +184,10 @@ def test_algorithms_with_rungs_refuse_a_ladder(tmp_path, algorithm):
 
 def test_a_target_beyond_the_horizon_is_refused():
     history = History(max_epochs=9)
-    with pytest.raises(AlgorithmError, match="asks for 5 epochs of trial 0, whose training ends at 4; lower the target"):
+    with pytest.raises(
+        AlgorithmError,
+        match="asks for 5 epochs of trial 0, whose training ends at 4; lower the target",
+    ):
         history.record_decision(Proposal(target=5, config={"lr": 0.1}, horizon=4))
     assert len(history) == history.num_decisions == 0
 
