@@ -6,13 +6,17 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # Compiled files are kept, whatever the shell says: tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick check coverage wheel oldest format bench docs clean
+.PHONY: demo test thorough quick check coverage wheel oldest format bench docs clean
 
 demo: .venv/ready-demo
 	$(BIN)/thrifty demo
 
 test: .venv/ready-test
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# The whole suite with many more random cases, twice the time.
+thorough: export THRIFTY_THOROUGH := 1
+thorough: test
 
 # The files whose tests are all fast, a quarter of the cases, without the doctests.
 quick: .venv/ready-test

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bench.cloud.prediction import placement_of
-from bench.common.harness import data_folder
+from bench.common.harness import data_file
 from thrifty.cloud import (
     ACCELERATORS,
     HardwareEstimates,
@@ -77,7 +77,7 @@ class Row:
 def measured() -> list[Row]:
     """Return all measurements, without setups whose batch was not measured on one device."""
     found: dict[tuple[str, str, Placement, int], list[float]] = defaultdict(list)
-    path = data_folder() / "systems" / "sia_pollux" / "measurements.csv"
+    path = data_file("systems", "sia_pollux", "measurements.csv")
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             key = row["gpu"], row["app"], placement_of(row), int(float(row["local_bsz"]))

@@ -17,7 +17,7 @@ import numpy as np
 from bench.cloud.clusters import CLUSTERS, measured
 from bench.cloud.profet_vtrain import profet_times
 from bench.cloud.step_time_models import Ernest
-from bench.common.harness import data_folder
+from bench.common.harness import data_file
 from thrifty.cloud import ACCELERATORS, Accelerator, HardwareEstimates, Interval, Offer
 from thrifty.perf.steptime import Setup
 
@@ -59,7 +59,7 @@ def keyed_steps(*, sia: bool = True) -> dict[tuple[Hashable, int], dict[str, flo
     for (gpu, network), by_setup in times.items():
         for (batch, pixels), seconds in by_setup.items():
             found[("profet", network, pixels), batch][gpu] = seconds
-    path = data_folder() / "systems" / "gavel" / "isolated.csv"
+    path = data_file("systems", "gavel", "isolated.csv")
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             rate = float(row["steps_per_s"])

@@ -18,7 +18,7 @@ import numpy as np
 from bench.cloud.clusters import CLUSTERS, measured
 from bench.cloud.devices import GAVEL_GPUS, HOST_BOUND, sheet
 from bench.cloud.profet_vtrain import profet_times
-from bench.common.harness import data_folder
+from bench.common.harness import data_file
 from thrifty.perf import StepCurve
 
 
@@ -106,7 +106,7 @@ def _curves() -> list[Mapping[str, Mapping[int, float]]]:
     for (gpu, network), by_setup in times.items():
         for (batch, pixels), seconds in by_setup.items():
             found["profet", network, pixels][gpu][batch] = seconds
-    path = data_folder() / "systems" / "gavel" / "isolated.csv"
+    path = data_file("systems", "gavel", "isolated.csv")
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             rate, of_gavel = float(row["steps_per_s"]), GAVEL_GPUS.get(row["worker"])

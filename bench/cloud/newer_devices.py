@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.cloud.devices import offer_of
-from bench.common.harness import data_folder
+from bench.common.harness import data_file
 from thrifty.cloud import HardwareEstimates
 
 
@@ -57,7 +57,7 @@ def forecasts(*, quick: bool) -> list[dict[str, Any]]:
 def _sailor() -> Times:
     """Return seconds of all layers of a network on one GPU, forward and backward."""
     found: Times = defaultdict(dict)
-    folder = data_folder() / "systems" / "sailor" / "profiles"
+    folder = data_file("systems", "sailor", "profiles")
     for path in sorted(folder.glob("*/*/profile.json")):
         network, gpu = path.parts[-3:-1]
         for batch, profile in json.loads(path.read_text()).items():
@@ -73,7 +73,7 @@ def _zeus() -> Times:
     found: Times = defaultdict(dict)
     limits: dict[tuple[Hashable, str], float] = defaultdict(float)
     for name, gpu in _ZEUS.items():
-        path = data_folder() / "systems" / "zeus" / f"summary_power_{name}.csv"
+        path = data_file("systems", "zeus", f"summary_power_{name}.csv")
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
                 key = row["dataset"], row["network"], row["batch_size"], row["optimizer"]

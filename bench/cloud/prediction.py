@@ -18,7 +18,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from bench.cloud.step_time_models import Boosting, Ernest, Paleo, Pollux
-from bench.common.harness import data_folder
+from bench.common.harness import data_file
 from thrifty.perf.steptime import (
     Hybrid,
     Intervals,
@@ -75,7 +75,7 @@ def one_thread() -> None:
 def tables() -> list[Table]:
     """Return the tables of all GPU types and applications."""
     found: dict[Key, dict[Setup, list[float]]] = defaultdict(lambda: defaultdict(list))
-    path = data_folder() / "systems" / "sia_pollux" / "measurements.csv"
+    path = data_file("systems", "sia_pollux", "measurements.csv")
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             setup = Setup(placement=placement_of(row), batch=float(row["local_bsz"]))

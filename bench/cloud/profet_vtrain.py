@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.cloud.prediction import OURS, one_thread, percentage
 from bench.cloud.step_time_models import Ernest, Pollux
-from bench.common.harness import data_folder
+from bench.common.harness import data_file
 from thrifty.cloud import ACCELERATORS
 from thrifty.perf.steptime import OtherDevice, PairedSteps, Setup, StepTimeModel
 from thrifty.perf.steptime._model import relative_fit
@@ -66,7 +66,7 @@ def profet_times() -> tuple[Times, dict[str, float]]:
     runs: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    path = data_folder() / "systems" / "profet" / "profet_target_latency.csv"
+    path = data_file("systems", "profet", "profet_target_latency.csv")
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             setup = int(row["batchsize"]), int(row["pixels"].removesuffix("dataset"))
@@ -276,7 +276,7 @@ class Plans:
     @classmethod
     def read(cls, name: str) -> Plans:
         """Read one of the files."""
-        path = data_folder() / "systems" / "vtrain" / f"ground_truth_{name}.csv"
+        path = data_file("systems", "vtrain", f"ground_truth_{name}.csv")
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
 

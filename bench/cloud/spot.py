@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bench.cloud.spot_replay import ByExpectedCost, Cheapest, Replayed, SpotJob, SpotPlace, replay
-from bench.common.harness import data_folder, table
+from bench.common.harness import data_file, table
 from thrifty.cloud._market import ObservedLifetime, PriceSeries, SpotMarket
 from thrifty.cloud._offer import Offer
 
@@ -120,7 +120,7 @@ GCP_LOGS = {
 
 
 def path(name: str) -> Path:
-    return data_folder() / "systems" / "prices" / name
+    return data_file("systems", "prices", name)
 
 
 # -- the logs --------------------------------------------------------------------------------

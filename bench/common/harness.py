@@ -163,3 +163,18 @@ def data_folder() -> Path:
     """Return the folder that ``THRIFTY_DATA`` names, or ``shared/data`` beside the repository."""
     default = Path(__file__).resolve().parents[3] / "shared" / "data"
     return Path(os.environ.get("THRIFTY_DATA", default))
+
+
+def data_file(*parts: str) -> Path:
+    """Return the path of a public data set's file or folder.
+
+    Raises:
+        SystemExit: It is not there.
+    """
+    path = data_folder().joinpath(*parts)
+    if not path.exists():
+        raise SystemExit(
+            f"this part of the benchmark reads {'/'.join(parts)}, which is not in the data folder "
+            f"{data_folder()}; set THRIFTY_DATA to a folder that has it"
+        )
+    return path

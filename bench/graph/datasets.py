@@ -10,7 +10,7 @@ import torch
 from scipy.sparse import csr_matrix
 from sklearn.decomposition import TruncatedSVD
 
-from bench.common.harness import data_folder
+from bench.common.harness import data_file
 from thrifty.graph import Graph, from_edge_index
 
 
@@ -69,7 +69,7 @@ def connected(graph: Graph) -> np.ndarray:
 @cache
 def real(name: str, *, num_components: int = 0) -> Graph:
     """Load ``amazon_cs``, ``coauthor_cs``, ... with all features or their first components."""
-    with np.load(data_folder() / "graphs" / f"{name}.npz") as file:
+    with np.load(data_file("graphs", f"{name}.npz")) as file:
         parts = dict(file)
     values = parts.get("x_data", np.ones(len(parts["x_indices"]), dtype=np.float32))
     features = csr_matrix(

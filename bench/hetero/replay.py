@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common.harness import data_folder
+from bench.common.harness import data_file
 from thrifty.hetero import SimulatedWorker, simulate_job
 from thrifty.perf import Balancer, SplitChange, StepCurve, split_batch
 
@@ -22,7 +22,7 @@ _MEASURED = 5
 
 
 def path(job: int) -> Path:
-    return data_folder() / "systems" / "alibaba_minibatch" / f"job_{job}_norm.csv"
+    return data_file("systems", "alibaba_minibatch", f"job_{job}_norm.csv")
 
 
 def times(job: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.common.harness import data_folder
+from bench.common.harness import data_file
 from thrifty.core import derive_seed
 from thrifty.space import Float, Int, Space
 
@@ -134,7 +134,7 @@ def taskset() -> list[Task]:
 
     The score is minus the validation loss.
     """
-    return [_taskset(path) for path in sorted((data_folder() / "curves" / "taskset").glob("*.npz"))]
+    return [_taskset(path) for path in sorted(data_file("curves", "taskset").glob("*.npz"))]
 
 
 def _taskset(path: Path) -> Task:
@@ -166,7 +166,7 @@ def deepobs() -> list[Task]:
     """
     return [
         _deepobs(path, optimizer)
-        for path in sorted((data_folder() / "curves" / "deepobs_baselines").glob("*.npz"))
+        for path in sorted(data_file("curves", "deepobs_baselines").glob("*.npz"))
         for optimizer in ("GradientDescentOptimizer", "MomentumOptimizer", "AdamOptimizer")
     ]
 
@@ -206,7 +206,7 @@ def lcbench() -> list[Task]:
 
     The score is the validation accuracy.
     """
-    folder = data_folder() / "curves" / "yahpo_lcbench_onnx"
+    folder = data_file("curves", "yahpo_lcbench_onnx")
     codes = json.loads((folder / "encoding.json").read_text())["OpenML_task_id"]
     space = json.loads((folder / "config_space.json").read_text())
     ids = next(h["choices"] for h in space["hyperparameters"] if h["name"] == "OpenML_task_id")

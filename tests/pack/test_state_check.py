@@ -421,6 +421,13 @@ class Breaking(Periodic):
         return super(Periodic, self).loss(model, batch)
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Take all further steps, however slow the machine is."""
+    monkeypatch.setattr("thrifty.pack.trial._state_check.SHORT_S", 600.0)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("task", "what"),
     [
@@ -439,11 +446,13 @@ def test_state_that_acts_later_than_in_the_next_step(task, what):
     assert what in str(caught.value)
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_error_of_one_trial_only_in_a_later_step():
     with pytest.raises(StateError, match="only one of them raises ValueError: too many calls"):
         run_check(Breaking())
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_error_of_both_trials_in_a_later_step_says_nothing(monkeypatch, caplog):
     def fails(*_, **__):
         raise ValueError("too many calls")

@@ -68,11 +68,16 @@ def history(
         axes.set_ylim(low - room, high + room)
         axes.set_title(f"{num_outside} outside of the picture", fontsize=9, loc="left")
     if shown:
-        axes.legend(facecolor="white", edgecolor="none", framealpha=0.8)
+        axes.legend(facecolor="white", edgecolor="none", framealpha=0.8, loc=_corner(mode))
     axes.set_xlabel(f"{unit.name} trained, shared ones once" if unique_epochs else "trials")
     axes.set_ylabel(escaped(metric))
     tidy(axes)
     return figure
+
+
+def _corner(mode: str) -> str:
+    """Return the corner that curves leave free; Matplotlib's own search is slow with many."""
+    return "lower right" if mode == "max" else "upper right"
 
 
 def _draw_best(
@@ -117,7 +122,7 @@ def learning_curves(trials: Sequence[TrialResult], *, metric: str, mode: str) ->
         if best.num_seeds > 1:
             seeds = np.array(best.curves)
             axes.fill_between(
-                range(1, best.epochs + 1),
+                _times(best),
                 seeds.min(axis=0),
                 seeds.max(axis=0),
                 color="C0",
@@ -125,7 +130,7 @@ def learning_curves(trials: Sequence[TrialResult], *, metric: str, mode: str) ->
                 linewidth=0,
                 label=f"its {best.num_seeds} seeds",
             )
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc=_corner(mode))
     axes.set_xlabel(unit.name[:-1])
     axes.set_ylabel(metric)
     axes.spines[["top", "right"]].set_visible(False)
@@ -173,7 +178,7 @@ def scaling_law(law: ScalingLaw, trials: Sequence[TrialResult]) -> Figure:
     axes.set_xscale("log")
     axes.set_xlabel(f"{law.unit.name} at the end of training")
     axes.set_ylabel(escaped(law.metric))
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")
     tidy(axes)
     return figure
 
