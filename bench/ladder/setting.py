@@ -47,7 +47,7 @@ class Setting:
         chosen = SHAPES[:shapes]
         if quick:
             return cls(text=text, steps=2, units=5, shapes=chosen, width=16, layers=1)
-        return cls(text=text, steps=5, shapes=chosen)
+        return cls(text=text, steps=10, shapes=chosen)
 
     @property
     def horizons(self) -> list[int]:
