@@ -26,10 +26,14 @@ check: .venv/ready-test
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 
 # Branch coverage of all processes; scripts/measured keeps what workers that are killed have measured.
+# Measuring doubles the time of a test, so tests that run what others run, too, are left out.
+coverage: REPEATING := tests/docs tests/examples tests/graph/test_uncompiled.py \
+	tests/pack/identity/test_mutations.py tests/test_how_to.py tests/test_typing.py
 coverage: export PYTHONPATH := $(CURDIR)/scripts/measured
 coverage: .venv/ready-test
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -p save_at_end --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/coverage run -m pytest -p save_at_end --numprocesses 4 --dist loadfile --no-loadscope-reorder \
+		--hypothesis-profile few $(addprefix --ignore=,$(REPEATING))
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

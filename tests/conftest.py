@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 # The time of an example says more about the machine than about the code.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", settings.get_profile("busy"), max_examples=20)
 settings.load_profile("busy")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.depth import IS_THOROUGH
 from thrifty.graph.kernels import COMPILED
 
 
@@ -18,8 +19,7 @@ SUITE = [
     "test_kernels.py",
     "test_relabel.py",
     "test_sampler.py",
-    "test_sampler_input.py",
-    "test_uniformity.py",
+    *(["test_sampler_input.py", "test_uniformity.py"] if IS_THOROUGH else []),
 ]
 
 

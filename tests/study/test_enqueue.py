@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests import alone
+from tests.depth import draws
 from tests.study.helpers import SOLO, SPACE, StopAfter, make_study, records, trained
 from tests.study.processes import At, die, exit_code, started
 from thrifty.core import SpaceError, StudyMismatchError
@@ -196,7 +197,7 @@ def killed(folder, count) -> None:
     assert exit_code(child) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(draws(2, 3)))
 def test_a_kill_loses_none_and_tries_none_twice(tmp_path, seed):
     (tmp_path / "whole").mkdir()
     run(tmp_path / "whole")
@@ -227,7 +228,7 @@ def test_a_study_that_takes_more_after_its_end_can_be_killed_too(tmp_path):
 
 
 @given(st.integers(0, 1000), st.lists(st.integers(0, 17), max_size=4), st.integers(1, 12))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=draws(4, 8), deadline=None)
 def test_wherever_it_is_interrupted_the_trials_are_the_same(tmp_path_factory, seed, picks, stop):
     grid = list(SPACE.grid())
     wanted = [grid[pick] for pick in picks]
