@@ -136,7 +136,7 @@ class _Binder:
             return
         if static and (function in VIEWS or function.is_view):
             self._evaluate(call)
-        elif _writes(call) or not (static and self._into_buffers(index, call)):
+        elif writes(call) or not (static and self._into_buffers(index, call)):
             self._dynamic(call)
 
     def _evaluate(self, call: Call) -> None:
@@ -188,7 +188,7 @@ class _Binder:
             return False
         (number,) = call.outputs
         shape, _, dtype = self._program.meta[number]
-        if _writes(call) or shape.numel() * dtype.itemsize > MAX_COPIED_BYTES:
+        if writes(call) or shape.numel() * dtype.itemsize > MAX_COPIED_BYTES:
             return False
         arguments = self._arguments(call)
         target = self._to.get(number)
@@ -345,7 +345,7 @@ def _tensors(out: Any) -> list[torch.Tensor]:
     return [t for t in found if isinstance(t, torch.Tensor)]
 
 
-def _writes(call: Call) -> list[int]:
+def writes(call: Call) -> list[int]:
     """Return the values that a call writes into."""
     out = []
     for argument, value in zip(call.function._schema.arguments, call.args, strict=False):
@@ -356,7 +356,7 @@ def _writes(call: Call) -> list[int]:
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = call.kwargs.get(argument.name)
             out += [value.value] if isinstance(value, Ref) else []
-    if call.function in MUTATING:
+    if call.function in MUTATING and call.args[_TRAINING]:
         out += [
             call.args[i].value for i in MUTATING[call.function] if isinstance(call.args[i], Ref)
         ]
@@ -369,15 +369,17 @@ MUTATING = {
     torch.ops.aten.miopen_batch_norm.default: (3, 4),
 }
 """Functions that write into arguments (running statistics) although their schema is silent."""
+_TRAINING = 5
+"""The place of the argument without which they only read the statistics."""
 
 
 def written_inputs(program: Program) -> set[int]:
     """Return the inputs that a program writes into."""
-    root = _roots(program.calls)
+    root = roots(program.calls)
     return {n for n in _changed(program.calls, root) if n < program.num_inputs}
 
 
-def _roots(calls: Sequence[Call]) -> dict[int, int]:
+def roots(calls: Sequence[Call]) -> dict[int, int]:
     """Return, for each value that is a view, the value that owns its memory."""
     root: dict[int, int] = {}
     for call in calls:
@@ -389,7 +391,7 @@ def _roots(calls: Sequence[Call]) -> dict[int, int]:
 
 
 def _changed(calls: Sequence[Call], root: Mapping[int, int]) -> set[int]:
-    return {root.get(number, number) for call in calls for number in _writes(call)}
+    return {root.get(number, number) for call in calls for number in writes(call)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,8 +423,8 @@ def _analysed(program: Program) -> _Analysis:
 
 
 def _analyse(program: Program) -> _Analysis:
-    calls = _alive(program)
-    root = _roots(calls)
+    calls = alive(program)
+    root = roots(calls)
     last: dict[int, int] = {}
     for index, call in enumerate(calls):
         for number in (*call.refs, *call.outputs):
@@ -433,17 +435,17 @@ def _analyse(program: Program) -> _Analysis:
     return _Analysis(calls=calls, root=root, changed=_changed(calls, root), last_use=last)
 
 
-def _alive(program: Program) -> tuple[Call, ...]:
+def alive(program: Program) -> tuple[Call, ...]:
     """Return the calls that matter: those behind outputs, and those that write into live memory.
 
     Live memory belongs to inputs, constants and values that kept calls use.
     """
-    root = _roots(program.calls)
+    root = roots(program.calls)
     outside = set(range(program.num_inputs)) | set(program.constants)
     needed = {root.get(v, v) for v in program.outputs if v is not None}
     kept: list[Call] = []
     for call in reversed(program.calls):
-        written = {root.get(n, n) for n in _writes(call)}
+        written = {root.get(n, n) for n in writes(call)}
         produced = {root.get(n, n) for n in call.outputs}
         if written & outside or (written | produced) & needed:
             kept.append(call)
