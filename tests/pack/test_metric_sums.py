@@ -58,6 +58,7 @@ def packed():
             tape.outputs[0].copy_(torch.from_numpy(VALUES[int(batch)]))
 
     bound.tape = Tape()
+    bound.run = bound.tape
     programs = SimpleNamespace(
         evaluation=lambda size, shapes: bound, prepare=lambda bound: bound.tape
     )

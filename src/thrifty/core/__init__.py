@@ -39,6 +39,7 @@ from ._errors import (
     require,
 )
 from ._events import (
+    ActivationsKept,
     Calibrated,
     CheckpointLost,
     CheckpointRef,
@@ -54,6 +55,7 @@ from ._prefetcher import OrderedPrefetcher
 
 
 __all__ = [
+    "ActivationsKept",
     "AlgorithmError",
     "Calibrated",
     "CheckpointError",

@@ -162,6 +162,34 @@ class PackShrunk:
     worker: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationsKept:
+    """Activations of frozen layers will be kept, from the first pass over some samples on.
+
+    Attributes:
+        num_samples: Number of samples.
+        num_bytes: Bytes of memory that this takes.
+        saved: The share of multiplications that each later pass does not compute again, of those
+            that a trial alone computes; by count, not measured.
+        is_training: Whether these are training samples; otherwise they are for validation.
+        worker: The worker that keeps them.
+    """
+
+    num_samples: int
+    num_bytes: int
+    saved: float
+    is_training: bool
+    worker: str
+
+    def __str__(self) -> str:
+        what = "training" if self.is_training else "validation"
+        return (
+            f"activations of frozen layers are kept for {self.num_samples:,} {what} samples, "
+            f"{self.num_bytes / 1e6:,.1f} MB: each later pass computes {1 - self.saved:.0%} of a "
+            "trial's multiplications"
+        )
+
+
 Event = (
     StageStarted
     | EpochDone
@@ -171,4 +199,5 @@ Event = (
     | Calibrated
     | PackShrunk
     | Refused
+    | ActivationsKept
 )

@@ -16,6 +16,7 @@ from .backends._fused import FusedBackend
 from .backends._fusion_policy import Calibration
 from .backends._plain import ConcatenatedBackend, SoloBackend
 from .fused import BlockOptions, Group, Packed, UnfusableError, register_rule
+from .fused._activations import ACTIVATION_DISK, ActivationStore, keep_activations
 from .identity import TaskIdentity
 from .task._data import ArrayData, DatasetPair, Source, SourceData, epoch_order, open_source
 from .task._optimizer import SGD, Adagrad, Adam, AdamW, Optimizer, Optimizers, RMSprop, times
@@ -37,10 +38,12 @@ from .trial._trial import TRAIN_LOSS, evaluate, evaluate_state
 
 
 __all__ = [
+    "ACTIVATION_DISK",
     "EMA",
     "SGD",
     "SWA",
     "TRAIN_LOSS",
+    "ActivationStore",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -86,6 +89,7 @@ __all__ = [
     "evaluate",
     "evaluate_state",
     "inspect_task",
+    "keep_activations",
     "measure_data",
     "open_source",
     "optimizer_of",

@@ -15,7 +15,7 @@ import torch
 
 from thrifty.core import StoreWriteError, UsageError
 from thrifty.core._child import Child, ChildEndedError, wait_for
-from thrifty.pack import Prefer, Task, Trainable
+from thrifty.pack import ACTIVATION_DISK, Prefer, Task, Trainable
 
 from ._executor import (
     Assignment,
@@ -262,14 +262,20 @@ class Local(ExecutorConfig):
     trained several trials, each of them is trained again, alone, to find out which one hangs. With
     a limit even a single worker is a process of its own, because a thread cannot be killed.
 
+    ``activation_memory`` is the number of bytes in which a worker keeps activations of frozen
+    layers, so that they are computed once for each sample (default: a quarter of the memory that
+    is free; 0 keeps none). ``activation_disk`` is the number of bytes of files with activations
+    beside the checkpoints, which later runs read (0 writes none).
+
     >>> Local(workers=2, threads=1, pack_size=8)
     Local(workers=2, devices=(), threads=1, pack='auto', pack_size=8, memory_margin=0.9,
-        epoch_timeout=None)
+        epoch_timeout=None, activation_memory=None, activation_disk=2147483648)
 
     Raises:
         UsageError: An option is invalid: fewer than one worker, thread or trial per pack, an
             unknown ``pack``, a ``memory_margin`` outside (0, 1], an ``epoch_timeout`` that is not
-            a positive number, or ``devices`` that are not a list of names.
+            a positive number, ``devices`` that are not a list of names, or a negative
+            ``activation_memory`` or ``activation_disk``.
     """
 
     workers: int | None = None
@@ -279,9 +285,17 @@ class Local(ExecutorConfig):
     pack_size: int | None = None
     memory_margin: float = 0.9
     epoch_timeout: float | None = None
+    activation_memory: int | None = None
+    activation_disk: int = ACTIVATION_DISK
 
     def __post_init__(self) -> None:
         check_options(self)
+        for option in ("activation_memory", "activation_disk"):
+            value = getattr(self, option)
+            if value is None and option == "activation_memory":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise UsageError(f"Local({option}={value!r}): give a number of bytes, 0 or more")
         names = self.devices
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise UsageError(
@@ -311,6 +325,8 @@ class Local(ExecutorConfig):
                 pack=self.pack,
                 curves=curves or {},
                 refused=refused or {},
+                activation_memory=self.activation_memory,
+                activation_disk=self.activation_disk,
             )
             for i in range(workers)
         ]

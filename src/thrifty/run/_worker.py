@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from thrifty.core import (
+    ActivationsKept,
     Calibrated,
     CheckpointError,
     CheckpointLost,
@@ -31,6 +33,7 @@ from thrifty.core import (
     plain_text,
 )
 from thrifty.pack import (
+    ACTIVATION_DISK,
     AutoBackend,
     Calibration,
     EpochPlan,
@@ -43,6 +46,7 @@ from thrifty.pack import (
     Trainable,
     UnverifiedError,
     borrowed_streams,
+    keep_activations,
     out_of_memory,
 )
 from thrifty.pack._backend import no_exits
@@ -70,7 +74,7 @@ class WorkerSpec:
 
     ``pack`` says how several trials are trained jointly, as in ``Local``. ``curves`` are the known
     pack curves, by key. ``refused`` maps the keys of structures that must not be fused, because a
-    check failed, to the reasons.
+    check failed, to the reasons. ``activation_memory`` and ``activation_disk`` are as in ``Local``.
     """
 
     name: str
@@ -81,6 +85,8 @@ class WorkerSpec:
     pack: Prefer = "auto"
     curves: Mapping[str, Sequence[Mapping[str, Any]]]
     refused: Mapping[str, str] = field(default_factory=dict)
+    activation_memory: int | None = None
+    activation_disk: int = ACTIVATION_DISK
 
 
 class Worker:
@@ -109,6 +115,13 @@ class Worker:
         self._calibrated: list[Calibration] = []
         self._refused = dict(spec.refused)
         self._newly_refused: list[tuple[str, str]] = []
+        self._activations = keep_activations(
+            spec.device,
+            memory_bytes=spec.activation_memory,
+            folder=_activation_folder(spec.checkpoints),
+            disk_bytes=spec.activation_disk,
+        )
+        self._activations.take_news()  # that of earlier studies in this process
         self._backend = self._new_backend()
         self._complete = Completeness(task, device=torch.device(spec.device))
         self._waiting: deque[RunningChain] = deque()
@@ -181,6 +194,7 @@ class Worker:
                 continue
             self._courses[course.number] = course
             self._report_calibrations(course, out)
+            self._report_activations(course, out)
             if course.epoch == course.stage.start and not course.is_again:
                 out.append(course.report(self._started(course)))
 
@@ -256,6 +270,7 @@ class Worker:
             course.spent = course.spent.plus(share)
         self._report_calibrations(next(iter(self._courses.values())), out)
         self._report_refused(next(iter(self._courses.values())), out)
+        self._report_activations(next(iter(self._courses.values())), out)
         for number, outcome in outcomes.items():
             self._take(self._courses[number], outcome, out)
         self._proven = max(self._proven, len(self._courses))
@@ -473,6 +488,7 @@ class Worker:
 
     def _limit_to(self, size: int, error: Exception, out: list[Report]) -> None:
         self._limit = size
+        self._activations.shrink()
         reason = plain_text(error, lines=True).split("\n")[0]
         logger.warning(
             "%s: out of memory; at most %d trials at a time from now on (%s)",
@@ -493,6 +509,7 @@ class Worker:
             patient=True,
             refused=self._refused,
             on_refused=self._note_refused,
+            activations=self._activations,
         )
 
     def _note_refused(self, key: str, reason: str) -> None:
@@ -506,6 +523,18 @@ class Worker:
             )
             out.append(course.report(event))
         self._newly_refused.clear()
+
+    def _report_activations(self, course: RunningChain, out: list[Report]) -> None:
+        for kept in self._activations.take_news():
+            event = ActivationsKept(
+                num_samples=kept.num_samples,
+                num_bytes=kept.num_bytes,
+                saved=kept.saved,
+                is_training=kept.is_training,
+                worker=self.name,
+            )
+            logger.info("%s: %s", self.name, event)
+            out.append(course.report(event))
 
     def _report_calibrations(self, course: RunningChain, out: list[Report]) -> None:
         for calibration in self._calibrated:
@@ -581,6 +610,11 @@ class Worker:
 
     def _own_process_state(self) -> _ProcessState:
         return _ProcessState(self._spec.threads)
+
+
+def _activation_folder(checkpoints: str) -> Path | None:
+    """Return where activations are kept beside checkpoints; None if that is no local folder."""
+    return Path(checkpoints) / "activations" if checkpoints and "://" not in checkpoints else None
 
 
 def _plus(done: EpochDone, more: TimeShare) -> EpochDone:

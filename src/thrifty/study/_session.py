@@ -19,7 +19,15 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from thrifty.core import Clock, EpochDone, StateError, fingerprint, plain_logger, plain_text
+from thrifty.core import (
+    ActivationsKept,
+    Clock,
+    EpochDone,
+    StateError,
+    fingerprint,
+    plain_logger,
+    plain_text,
+)
 from thrifty.run import ExecutorConfig
 from thrifty.store import Heartbeat, Lease, PlanInfo, Store, StudyInfo, StudyMoved, failure_groups
 from thrifty.store._reports import error_key
@@ -327,8 +335,13 @@ class Progress:
         self._bar.stop()
 
     def on_event(self, event: object) -> None:
-        """Redraw after an epoch, at most every ``REDRAW_S`` seconds, and at the end."""
+        """Redraw after an epoch, at most every ``REDRAW_S`` seconds, and at the end.
+
+        What keeping activations takes and saves is a line of its own.
+        """
         now, ledger = self._clock.monotonic(), self._ledger
+        if isinstance(event, ActivationsKept):
+            self._bar.console.print(str(event), markup=False, highlight=False)
         if not isinstance(event, EpochDone):
             return
         if self._done_before is None:

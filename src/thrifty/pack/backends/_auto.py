@@ -22,6 +22,7 @@ from thrifty.pack._backend import (
     out_of_memory,
 )
 from thrifty.pack._state import State
+from thrifty.pack.fused._activations import ActivationStore
 from thrifty.pack.fused._fusable import UnfusableError
 from thrifty.pack.fused._member import FusedTrial
 from thrifty.pack.task._task import Task, Trainable
@@ -53,12 +54,13 @@ class AutoBackend(Backend):
         refused: Why some structures are not fused, by a key that is the same in every process.
         on_refused: Called with the key and the reason of each structure whose check fails.
             Without it the reason is logged.
+        activations: Where activations of frozen trunks are kept, as in ``FusedBackend``.
 
     Attributes:
         shares: The share of each slot in the time of the last ``step``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- the options of a worker; all but the task are keywords
         self,
         task: Task | Trainable,
         *,
@@ -69,13 +71,16 @@ class AutoBackend(Backend):
         patient: bool = False,
         refused: Mapping[str, str] | None = None,
         on_refused: Callable[[str, str], None] | None = None,
+        activations: ActivationStore | None = None,
     ) -> None:
         self._task = task
         self._prefer: Prefer = prefer
         self._plain = _Plain(task, torch.device(device))
         self._fused: FusedBackend | None = None
         if isinstance(task, Task) and prefer in ("auto", "fused"):
-            self._fused = FusedBackend(task, device=device, refused=refused)
+            self._fused = FusedBackend(
+                task, device=device, refused=refused, activations=activations
+            )
         self._judge = FusionPolicy(
             task,
             torch.device(device),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from thrifty.pack._backend import EpochPlan, Member, UnverifiedError, out_of_memory
+from thrifty.pack.fused._activations import ActivationStore
 from thrifty.pack.fused._fusable import UnfusableError
 from thrifty.pack.fused._step import BlockOptions
 from thrifty.pack.task._task import Task
@@ -36,6 +37,8 @@ MAX_STEP_S = 2.0
 """The seconds a joint step may take before larger packs are no longer tried."""
 EXPLORE_RATIO = 0.9
 """A larger pack is measured if its time per trial may shrink to this fraction."""
+NUM_KEPT_STEPS = 2
+"""The steps that are measured again and again where activations of a frozen trunk are kept."""
 GAIN = 0.97
 """A larger pack is worth using if its time per trial shrinks to this fraction."""
 
@@ -49,12 +52,15 @@ def calibrate(
     channels_last: bool,
     whole: bool = False,
     max_size: int = 256,
+    activations: ActivationStore | None = None,
 ) -> list[PackCurve]:
     """Measure curves of the solo and the fused back-end, in each memory format that applies.
 
     The measured trials are fresh copies of ``member``, discarded afterwards. On whole batches
     (``whole``) trials trained one by one also share what is prepared from a batch, so their steps
-    are measured on a batch that is ready. A size that runs out of memory ends its curve.
+    are measured on a batch that is ready. A size that runs out of memory ends its curve. Where
+    ``activations`` of a frozen trunk are kept, steps are measured that find them there, as all but
+    those of a first epoch do.
 
     Raises:
         UnfusableError: One of the copies changes what others read.
@@ -72,7 +78,13 @@ def calibrate(
         for size in order:
             try:
                 step_s[size], memory[size] = _measure_fused(
-                    task, member, size, device=device, structures=structures, channels_last=last
+                    task,
+                    member,
+                    size,
+                    device=device,
+                    structures=structures,
+                    channels_last=last,
+                    activations=activations,
                 )
             except Exception as error:
                 if not out_of_memory(error):
@@ -122,12 +134,14 @@ def _measure_fused(
     device: torch.device,
     structures: Structures,
     channels_last: bool,
+    activations: ActivationStore | None,
 ) -> tuple[float, float]:
     backend = FusedBackend(
         task,
         device=device,
         block=BlockOptions(size=size, channels_last=channels_last),
         structures=structures,
+        activations=activations,
     )
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -159,10 +173,12 @@ def _fused_steps(backend: FusedBackend, size: int, values: Mapping[str, Any]) ->
     epoch = 0
     while True:
         plan = EpochPlan(epoch=epoch, values=values)
-        for _ in range(backend.start(dict.fromkeys(range(size), plan))):
+        for step in range(backend.start(dict.fromkeys(range(size), plan))):
+            if step == NUM_KEPT_STEPS and backend.keeps_activations:
+                break
             backend.one_step()
             yield
-        epoch += 1
+        epoch += not backend.keeps_activations
 
 
 def _seconds(steps: Iterator[None], device: torch.device) -> float:

@@ -24,6 +24,7 @@ from thrifty.pack._backend import (
 )
 from thrifty.pack._frozen import FrozenContents
 from thrifty.pack._state import State, seed_everything
+from thrifty.pack.fused._activations import ActivationStore, activation_store
 from thrifty.pack.fused._block import Block
 from thrifty.pack.fused._dry_run import NUM_ROWS, dry_run, fits_inside
 from thrifty.pack.fused._fusable import (
@@ -41,8 +42,9 @@ from thrifty.pack.fused._step import BlockOptions, denormals_flushed
 from thrifty.pack.fused._structure import Structure
 from thrifty.pack.fused._tape import Arena
 from thrifty.pack.fused.optimizers import GroupedOptimizer, grouped_optimizer
-from thrifty.pack.task._data import LastingError, train_batches
+from thrifty.pack.task._data import LastingError, samples_of, train_batches
 from thrifty.pack.task._epochs import order_of_epoch
+from thrifty.pack.task._samples import Samples
 from thrifty.pack.task._task import Task
 from thrifty.pack.verify import AloneTime, CheckBudget, SoloTimes
 
@@ -82,6 +84,8 @@ class FusedBackend(Backend):
         block: How trials are fused, unless ``configure`` sets something else.
         structures: The results of earlier dry runs.
         refused: Why some structures are not fused, by ``refusal_key``.
+        activations: Where activations of frozen trunks are kept (default: those that all back-ends
+            of this process share).
 
     Attributes:
         structures: The results of dry runs so far.
@@ -98,12 +102,14 @@ class FusedBackend(Backend):
         block: BlockOptions = BlockOptions(),
         structures: Structures | None = None,
         refused: Mapping[str, str] | None = None,
+        activations: ActivationStore | None = None,
     ) -> None:
         self._default = block
         self._options: dict[Hashable, BlockOptions] = {}
         self._task = task
         self._device = torch.device(device)
         self._arena = Arena()
+        self.activations = activation_store(self._device) if activations is None else activations
         self._trials: dict[int, FusedTrial] = {}
         self._blocks: dict[Hashable, list[Block]] = {}
         self._retired: list[Block] = []
@@ -371,6 +377,11 @@ class FusedBackend(Backend):
             for block in self._all_blocks():
                 block.one_step()
 
+    @property
+    def keeps_activations(self) -> bool:
+        """Whether activations of a frozen trunk are kept for a block."""
+        return any(block.keeps_activations for block in self._all_blocks())
+
     def memory_bytes(self) -> int:
         """Return how many bytes all blocks hold."""
         return self._arena.num_bytes + sum(block.memory_bytes() for block in self._all_blocks())
@@ -441,6 +452,7 @@ class FusedBackend(Backend):
                 options=options,
                 device=self._device,
                 arena=self._arena,
+                activations=self.activations,
                 budget=self.budget,
                 solo_times=self.solo_times,
             )
@@ -550,7 +562,11 @@ class FusedBackend(Backend):
                     batch_size=batch_size,
                     num_steps=trial.step_options.steps_per_epoch,
                 )
-                self._feeds[key] = ArrayFeed(trial.source.arrays, order.to(self._device), sizes)
+                self._feeds[key] = ArrayFeed(
+                    samples_of(trial.source)[0] or Samples(trial.source.arrays),
+                    order.to(self._device),
+                    sizes,
+                )
         return self._feeds[key]
 
 

@@ -200,7 +200,8 @@ class FusionPolicy:
         own = self._calibrations.get(traits.identity)
         if own is not None:
             return own
-        name = self._name(traits.identity)
+        keeps = bool(trial.frozen) and fused.activations.is_on
+        name = self._name((traits.identity, "kept") if keeps else traits.identity)
         if name not in self._known:
             relative = self._relatives.get(traits.kin)
             if relative is not None and not 1 / TRUST_RATIO < relative.gain(num) < TRUST_RATIO:
@@ -238,6 +239,7 @@ class FusionPolicy:
                 structures=fused.structures,
                 channels_last=structure.has_images,
                 whole=structure.whole,
+                activations=fused.activations,
             )
         calibration = Calibration(
             key=name,

@@ -15,6 +15,7 @@ from thrifty.pack._state import State, pack_state
 from thrifty.pack.trial._trial import TRAIN_LOSS, check_finite
 from thrifty.pack.verify import CheckBudget, OwnState, SoloTimes
 
+from ._activations import ActivationStore
 from ._checking import StepCheck
 from ._evaluation import Evaluation, whole_step
 from ._member import ArrayFeed, FusedTrial
@@ -47,6 +48,7 @@ class Block:
         options: How the trials are fused.
         device: The device on which they train.
         arena: Memory for buffers, shared with other blocks.
+        activations: Where activations of a frozen trunk are kept (default: nowhere).
         budget: Time budget of checks.
         solo_times: Collects the times of steps and evaluations alone (default: a new collection).
         checks_all: Whether all trials also take the first step of a new program alone, rather than
@@ -58,7 +60,7 @@ class Block:
         check_s: Seconds that the last check took.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what blocks of a back-end share; these are keywords
         self,
         structure: Structure,
         optimizer: GroupedOptimizer,
@@ -69,6 +71,7 @@ class Block:
         budget: CheckBudget,
         solo_times: SoloTimes | None = None,
         checks_all: bool = False,
+        activations: ActivationStore | None = None,
     ) -> None:
         self.structure = structure
         self.capacity = max(options.size, WHOLE_CAPACITY) if structure.whole else options.size
@@ -76,7 +79,12 @@ class Block:
         self._options = options
         self._state = RowState(structure, optimizer, capacity=self.capacity, device=device)
         self._programs = Programs(
-            structure, self._state, options=options, device=device, arena=arena
+            structure,
+            self._state,
+            options=options,
+            device=device,
+            arena=arena,
+            activations=activations,
         )
         self._losses = LossHistory(self.capacity, dtype=structure.layout.dtype, device=device)
         self._budget = budget
@@ -109,8 +117,10 @@ class Block:
     def add(self, trial: FusedTrial) -> None:
         """Give a trial the next row; the tensors of its module become views of that row."""
         trial.is_step_verified = trial.is_evaluation_verified = False
+        trial.doubt = ""
         self._state.put(trial, len(self.trials))
         self.trials.append(trial)
+        self._programs.is_active = True
 
     def remove(self, trial: FusedTrial) -> None:
         """Remove a trial; its module keeps its values."""
@@ -118,6 +128,7 @@ class Block:
         self.checks = []  # checks hold references to trials
         self._state.release(trial)
         last = self.trials.pop()
+        self._programs.is_active = bool(self.trials)
         if last is not trial:
             self._state.move(last, len(self.trials), row)
             self._losses.move(len(self.trials), row)
@@ -142,6 +153,11 @@ class Block:
     def restore(self, trial: FusedTrial, state: OwnState) -> None:
         """Restore a trial to another state."""
         self._state.restore(trial, self.trials.index(trial), state)
+
+    @property
+    def keeps_activations(self) -> bool:
+        """Whether activations of its frozen trunk are kept."""
+        return self._programs.keeps_activations
 
     def memory_bytes(self) -> int:
         """Return the bytes of the block's state, batches and random numbers."""
@@ -178,15 +194,16 @@ class Block:
                     self._steps_together(num)
                 else:
                     self.one_step(checked=True)
-                if any(trial.difference is not None for trial in self.trials):
+                self._note_doubt()
+                if any(trial.is_suspect for trial in self.trials):
                     break
-        return [t for t in self.trials if not t.steps_left or t.difference is not None]
+        return [t for t in self.trials if not t.steps_left or t.is_suspect]
 
     @torch.no_grad()
     def one_step(self, *, checked: bool = False) -> None:
         """Take one step of all trials; if ``checked``, trials that are due also take it alone."""
         began = time.perf_counter()
-        bound = None if self.structure.whole else self._ready()
+        bound = None if self.structure.whole else self._ready(checked=checked)
         due = self._due(bound) if checked else []
         checks = [StepCheck(t, self._state, self.trials.index(t)) for t in due]
         self.checks = checks
@@ -237,11 +254,15 @@ class Block:
         """Compute the gradients of the step whose inputs are ready; return the losses, ``[K]``."""
         if bound is None:
             return whole_step(self.structure, self._state, self.trials, at_once=self._options.size)
-        self._programs.prepare(bound)()
+        self._programs.prepare(bound)
+        bound.run()
         return self._losses_of(bound)
 
-    def _ready(self) -> Bound:
-        """Return the program of the next step, with batches and masks copied to its inputs."""
+    def _ready(self, *, checked: bool) -> Bound:
+        """Return the program of the next step, with batches and masks copied to its inputs.
+
+        If a trial is checked in this step, kept activations are compared with new ones, too.
+        """
         shared = self._shares()
         reading = self.trials[:1] if shared else self.trials
         for trial in reading:
@@ -255,7 +276,8 @@ class Block:
         if padded:
             longest = max(longest, *(t.feed.rows_at_most for t in reading))
         bound = self._bound(shared=shared, padded=padded, num_rows=longest)
-        _put_batches(bound, reading, shared=shared, num_rows=num_rows)
+        verify = checked and any(trial.is_due for trial in self.trials)
+        _put_batches(bound, reading, shared=shared, num_rows=num_rows, verify=verify)
         self._programs.prepare(bound)
         if bound.draws:
             draw_masks(bound.draws, self.trials, num_rows=num_rows if padded else None)
@@ -302,8 +324,9 @@ class Block:
             if not bound.is_checked:
                 trials[0].check_at(step)
                 break
-            bound.gather(feed.arrays, orders[:, begin:end].reshape(-1))
-            self._programs.prepare(bound).run()
+            bound.gather(feed.samples, orders[:, begin:end].reshape(-1))
+            self._programs.prepare(bound)
+            bound.run()
             if not steady:
                 update = self._updater()
             update()
@@ -356,11 +379,26 @@ class Block:
         losses = {trial: guarded(partial(self._loss, trial)) for trial in trials}
         alive = [trial for trial in trials if isinstance(losses[trial], Mapping)]
         metrics = self._evaluation.evaluate(alive, self.trials) if alive else {}
-        return [_joined(losses[trial], metrics.get(trial)) for trial in trials]
+        self._programs.look_at_samples()
+        self._note_doubt()
+        return [
+            UnverifiedError(trial.doubt, mismatch=False)
+            if trial.doubt and not isinstance(losses[trial], Exception)
+            else _joined(losses[trial], metrics.get(trial))
+            for trial in trials
+        ]
+
+    def _note_doubt(self) -> None:
+        """Note for all trials if kept activations were wrong that they have been trained with."""
+        if doubt := self._programs.take_doubt():
+            for trial in self.trials:
+                trial.doubt = doubt
 
     def _loss(self, trial: FusedTrial) -> Mapping[str, float]:
         if trial.difference is not None:
             raise UnverifiedError(str(trial.difference), mismatch=True)
+        if trial.doubt:
+            raise UnverifiedError(trial.doubt, mismatch=False)
         loss = self._losses.mean(self.trials.index(trial), since=trial.first_tick)
         try:
             check_finite(loss, epoch=trial.plan.epoch)
@@ -371,14 +409,20 @@ class Block:
 
 
 def _put_batches(
-    bound: Bound, trials: Sequence[FusedTrial], *, shared: bool, num_rows: Sequence[int]
+    bound: Bound,
+    trials: Sequence[FusedTrial],
+    *,
+    shared: bool,
+    num_rows: Sequence[int],
+    verify: bool,
 ) -> None:
     """Copy this step's batches to where the tape reads them."""
     feed = trials[0].feed
     if isinstance(feed, ArrayFeed) and bound.rows is None:
         # one gather for all trials, as their rows lie one after the other
         parts = [t.feed.index(t.step_index) for t in trials]  # type: ignore[union-attr]
-        bound.gather(feed.arrays, parts[0] if shared else torch.cat(parts))
+        index = parts[0] if shared else torch.cat(parts)
+        bound.gather(feed.samples, index, verify=verify)
         return
     for k, trial in enumerate(trials):
         batch = trial.feed.batch(trial.step_index)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -12,8 +14,9 @@ from torch.utils import _pytree as pytree
 from thrifty.core import plain_logger
 from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._state import seed_everything
-from thrifty.pack.task._data import Source, valid_batches
+from thrifty.pack.task._data import Source, samples_of, valid_batches
 from thrifty.pack.task._metrics import MetricSums
+from thrifty.pack.task._samples import Samples
 from thrifty.pack.verify import (
     CheckBudget,
     SoloTimes,
@@ -101,6 +104,12 @@ MAX_ELEMENTS = 2**22
 Beyond this size, evaluating all at once gains nothing.
 """
 
+MAX_HEAD_ELEMENTS = 2**26
+"""Elements of the largest value behind a kept trunk beyond which trials are evaluated one by one.
+
+One by one, each trial computes the trunk again, so this pays up to a size that memory allows.
+"""
+
 
 class Evaluation:
     """Evaluation of the trials of a block.
@@ -141,13 +150,18 @@ class Evaluation:
         """
         found = None
         if self._structure.fused_metrics and 2 * len(trials) > len(block):
-            found = self._together(trials, block)
+            verify = any(self._is_due(trial) for trial in trials)
+            found = self._together(trials, block, verify=verify)
         if found is None:
             return {trial: self._alone(trial) for trial in trials}
         return {trial: self._checked(trial, found[block.index(trial)], block) for trial in trials}
 
+    def _is_due(self, trial: FusedTrial) -> bool:
+        """Return whether a trial's metrics are to be compared with those alone."""
+        return not trial.is_evaluation_verified or self._budget.allows(trial.solo_evaluation_s)
+
     def _together(
-        self, trials: Sequence[FusedTrial], block: Sequence[FusedTrial]
+        self, trials: Sequence[FusedTrial], block: Sequence[FusedTrial], *, verify: bool
     ) -> Sequence[Mapping[str, float]] | None:
         """Return the metrics of all rows of a block; None if they must be computed one by one."""
         one = trials[0]
@@ -164,7 +178,9 @@ class Evaluation:
                     self._structure, self._rows, source, size=size, at_once=self._at_once
                 )
             batch_size = self._structure.task.eval_batch_size
-            return evaluate_packed(self._programs, source, size=size, batch_size=batch_size)
+            return evaluate_packed(
+                self._programs, source, size=size, batch_size=batch_size, verify=verify
+            )
         except UnfusableError as error:
             self._give_up(str(error))
             return None
@@ -173,7 +189,7 @@ class Evaluation:
         self, trial: FusedTrial, found: Mapping[str, float], block: Sequence[FusedTrial]
     ) -> Outcome:
         """Return a trial's metrics in the block, compared with those alone if a check is due."""
-        if trial.is_evaluation_verified and not self._budget.allows(trial.solo_evaluation_s):
+        if not self._is_due(trial):
             return found
         began = time.perf_counter()
         alone = self._alone(trial)
@@ -239,24 +255,53 @@ class Evaluation:
 
 
 def evaluate_packed(
-    programs: Programs, source: Source, *, size: int, batch_size: int
+    programs: Programs, source: Source, *, size: int, batch_size: int, verify: bool = True
 ) -> Sequence[Mapping[str, float]] | None:
     """Return the metrics of the first ``size`` rows; None if batches are too large for this to pay.
+
+    Args:
+        programs: The programs of the block.
+        source: The data.
+        size: Number of rows.
+        batch_size: Number of samples in a validation batch.
+        verify: Whether to compare kept activations with new ones.
 
     Raises:
         UnfusableError: The metrics cannot be computed for all trials at once.
     """
     sums = MetricSums()
-    for batch, num in valid_batches(source, batch_size=batch_size):
-        leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        if size * sum(leaf.numel() for leaf in leaves) > MAX_ELEMENTS:
+    _, samples = samples_of(source)
+    for batch, num in _batches(source, samples, batch_size=batch_size):
+        arrays = batch if samples is None else samples.arrays
+        shapes = tuple(
+            (tuple(a.shape) if samples is None else (num, *a.shape[1:]), a.dtype) for a in arrays
+        )
+        is_large = size * sum(math.prod(shape) for shape, _ in shapes) > MAX_ELEMENTS
+        if is_large and programs.head_elements(size, num) > MAX_HEAD_ELEMENTS:
             return None
-        shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
         bound = programs.evaluation(size, shapes)
-        for leaf, target in zip(leaves, bound.batch, strict=True):
-            target.copy_(leaf)
+        if samples is None:
+            for leaf, target in zip(arrays, bound.batch, strict=True):
+                target.copy_(leaf)
+        else:
+            bound.gather(samples, batch, verify=verify)
         with torch.no_grad():
             tape = programs.prepare(bound)
-            tape()
+            if is_large and bound.trunk is None:
+                return None
+            bound.run()
         sums.add(dict(zip(bound.names, tape.outputs, strict=True)), num=num)
     return sums.rows(size)
+
+
+def _batches(source: Source, samples: Samples | None, *, batch_size: int) -> Iterator[Any]:
+    """Return the validation batches with their sizes; of samples in memory only which they are."""
+    if samples is None:
+        for batch, num in valid_batches(source, batch_size=batch_size):
+            leaves = pytree.tree_leaves(batch)
+            yield [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], num
+        return
+    all_rows = torch.arange(len(samples), device=samples.arrays[0].device)
+    for start in range(0, len(samples), batch_size):
+        index = all_rows[start : start + batch_size]
+        yield index, len(index)

@@ -15,6 +15,7 @@ from thrifty.pack._state import pack_state, seed_everything, seed_step, unpack_s
 from thrifty.pack.task._data import Batch
 from thrifty.pack.task._epochs import offsets_of
 from thrifty.pack.task._followed_optimizer import Options
+from thrifty.pack.task._samples import Samples
 from thrifty.pack.task._task import Task, adapts
 from thrifty.pack.trial._trial import TaskTrial, values_at_step
 from thrifty.pack.verify import Change, Difference, Watch
@@ -25,16 +26,14 @@ from ._fusable import UnfusableError, dropout_rates, rate_places, signature
 class ArrayFeed:
     """Batches by index into arrays on the device, for any step in any order."""
 
-    def __init__(
-        self, arrays: Sequence[torch.Tensor], order: torch.Tensor, sizes: Sequence[int]
-    ) -> None:
-        self.arrays = arrays
+    def __init__(self, samples: Samples, order: torch.Tensor, sizes: Sequence[int]) -> None:
+        self.samples = samples
         self._order = order
         self._offsets = offsets_of(sizes)
         self._parts: tuple[torch.Tensor, ...] = order.split(list(sizes))  # type: ignore[no-untyped-call]
         self.sizes = tuple(sizes)
         self.rows_at_most = max(self.sizes)
-        self._row_shapes = tuple((tuple(array.shape[1:]), array.dtype) for array in arrays)
+        self._row_shapes = tuple((tuple(array.shape[1:]), array.dtype) for array in samples.arrays)
 
     def num_rows(self, step: int) -> int:
         """Return the number of rows in the batch of a step."""
@@ -54,7 +53,7 @@ class ArrayFeed:
 
     def batch(self, step: int) -> list[torch.Tensor]:
         """Return the tensors of the batch of a step."""
-        return [array[self._parts[step]] for array in self.arrays]
+        return [array[self._parts[step]] for array in self.samples.arrays]
 
 
 class IteratorFeed:
@@ -132,6 +131,7 @@ class FusedTrial(TaskTrial):
         is_evaluation_verified: The same for its metrics.
         solo_evaluation_s: Seconds that its last evaluation alone took.
         difference: Difference that the last check found; None if it passed.
+        doubt: Why its steps in its block must not count; "" if they may.
         time_key: Key of everything that the trial's time alone depends on.
         refusal_key: Name of its structure when it joined its block, the same in every process.
         held: Names of the tensors that its block holds for all trials; None outside of a block.
@@ -154,6 +154,7 @@ class FusedTrial(TaskTrial):
         self.is_evaluation_verified = False
         self.solo_evaluation_s = 0.0
         self.difference: Difference | None = None
+        self.doubt = ""
         self.time_key: Hashable = None
         self.refusal_key = ""
         self.held: frozenset[str] | None = None
@@ -338,6 +339,11 @@ class FusedTrial(TaskTrial):
     def is_due(self) -> bool:
         """Whether the next step has to be checked."""
         return not self.is_step_verified or self.step_index in self._check_at
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether its results in the block must not count."""
+        return self.difference is not None or bool(self.doubt)
 
     @property
     def steps_to_check(self) -> int:

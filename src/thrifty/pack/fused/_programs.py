@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from thrifty.pack._frozen import cheap_copy, is_shared
+from thrifty.pack._frozen import FrozenTensor, cheap_copy, digest_of, is_shared
+from thrifty.pack.task._samples import Samples
 
+from ._activations import ActivationStore, KeptTrunk, User
 from ._fusable import UnfusableError
 from ._randomness import DropoutMask
 from ._record import Program, Ref
@@ -18,6 +21,7 @@ from ._row_state import RowState
 from ._step import BlockOptions
 from ._structure import Recorded, Structure, Variant, in_order
 from ._tape import Arena, Tape, bind, captured
+from ._trunk import Cut, cuts_of
 
 
 def compiled(
@@ -108,6 +112,7 @@ class Bound:
         draws: The random numbers that the program needs.
         names: Names of the outputs that come before any gradients.
         is_checked: Whether one trial's step with it has been compared with the step alone.
+        trunk: The part of the program whose results are kept by sample; the tape is the rest then.
     """
 
     variant: Variant
@@ -119,12 +124,33 @@ class Bound:
     draws: tuple[DropoutMask, ...] = ()
     names: tuple[str, ...] = ()
     is_checked: bool = False
+    trunk: KeptTrunk | None = None
+    samples: Samples | None = None
+    index: torch.Tensor | None = None
 
-    def gather(self, arrays: Sequence[torch.Tensor], index: torch.Tensor) -> None:
-        """Copy the batches of all trials in; ``index`` lists their rows one after the other."""
+    def gather(self, samples: Samples, index: torch.Tensor, *, verify: bool = False) -> None:
+        """Copy the batches of all trials in; ``index`` lists their rows one after the other.
+
+        What only the trunk reads is left out if its results are kept.
+
+        Args:
+            samples: The samples that the batches consist of.
+            index: Which of them.
+            verify: Whether to compare kept results of the trunk with new ones.
+        """
+        self.samples, self.index = samples, index
         num = len(index)
-        for array, target in zip(arrays, self.gathered, strict=True):
-            torch.index_select(array, 0, index, out=target[:num])
+        reads = None if self.trunk is None else self.trunk.begin(samples, index, verify=verify)
+        for place, (array, target) in enumerate(zip(samples.arrays, self.gathered, strict=True)):
+            if reads is None or place in reads:
+                torch.index_select(array, 0, index, out=target[:num])
+
+    def run(self) -> None:
+        """Run the program on the inputs that are in."""
+        assert self.tape is not None
+        if self.trunk is not None:
+            self.trunk.run()
+        self.tape.run()
 
     def weigh(self, num_rows: Sequence[int]) -> None:
         """Set the weights of the real rows of each trial's batch, if rows have weights."""
@@ -134,7 +160,7 @@ class Bound:
                 self.rows[k, :num] = 1.0 / num
 
 
-class Programs:
+class Programs(User):
     """The programs of one block, each recorded and bound when first needed.
 
     There are few of them, since steps differ little.
@@ -148,9 +174,11 @@ class Programs:
         options: BlockOptions,
         device: torch.device,
         arena: Arena,
+        activations: ActivationStore | None = None,
     ) -> None:
         self._structure = structure
         self._state = state
+        self._store = activations
         self._options = options
         self._device = device
         self._arena = arena
@@ -209,6 +237,9 @@ class Programs:
                 reason = f"recording it failed with {type(error).__name__}: {error}"
                 raise UnfusableError(reason) from error
             bound.tape = self._bind(bound, bound.recorded)
+            if bound.trunk is not None:
+                assert bound.samples is not None
+                bound.trunk.begin(bound.samples, bound.index, verify=False)
         return bound.tape
 
     def is_current(self, bound: Bound) -> bool:
@@ -224,6 +255,48 @@ class Programs:
             for bound in self._bound.values()
             if bound.recorded is not None and not bound.variant.training
         )
+
+    def look_at_samples(self) -> None:
+        """Find out whether samples have changed that kept activations belong to."""
+        for samples in {trunk.samples for trunk in self._trunks() if trunk.was_used}:
+            if samples.look():
+                for trunk in self._trunks():
+                    if trunk.samples is samples:
+                        trunk.activations.fail("the data have changed in place")
+
+    def take_doubt(self) -> str:
+        """Return why results must not count because of kept activations; "" if they may.
+
+        The reason is returned once, to be noted for all trials that are in training.
+        """
+        doubtful = [trunk for trunk in self._trunks() if trunk.is_doubtful]
+        for trunk in doubtful:
+            trunk.was_used = False
+        return doubtful[0].activations.failure if doubtful else ""
+
+    @property
+    def keeps_activations(self) -> bool:
+        """Whether the results of a trunk are kept."""
+        return any(not trunk.activations.is_dropped for trunk in self._trunks())
+
+    def head_elements(self, size: int, num_rows: int) -> float:
+        """Return how many elements the largest value of a head has; infinite if none is kept.
+
+        Args:
+            size: Number of trials.
+            num_rows: Number of samples in a batch.
+        """
+        return max(
+            (
+                bound.trunk.head_elements * size / bound.variant.size * num_rows
+                for bound in self._bound.values()
+                if bound.trunk is not None and not bound.trunk.activations.is_dropped
+            ),
+            default=math.inf,
+        )
+
+    def _trunks(self) -> list[KeptTrunk]:
+        return [bound.trunk for bound in self._bound.values() if bound.trunk is not None]
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors held for batches and random numbers."""
@@ -265,15 +338,55 @@ class Programs:
         inputs = in_order(bound.batch, bound.rows, [*trained, *untrained])
         noises = [d.noise for d in bound.draws]
         wanted = dict(enumerate(gradients, start=1))
+        program = self._without_trunk(bound, recorded.program, inputs)
         if self._options.compile and variant.training:
-            tape = compiled(recorded.program, inputs, draws=noises, destinations=wanted)
+            tape = compiled(program, inputs, draws=noises, destinations=wanted)
         else:
-            tape = bind(
-                recorded.program, inputs, draws=noises, destinations=wanted, arena=self._arena
-            )
+            tape = bind(program, inputs, draws=noises, destinations=wanted, arena=self._arena)
         if self._options.cuda_graphs and variant.training:
             tape = _captured(tape, [t for t in untrained if not is_shared(t)])
         return tape
+
+    def _without_trunk(
+        self, bound: Bound, program: Program, inputs: Sequence[torch.Tensor]
+    ) -> Program:
+        """Return the part of a program that runs at each step.
+
+        The rest becomes the trunk of ``bound`` if its results may be kept.
+        """
+        store, samples, structure = self._store, bound.samples, self._structure
+        is_known = bound.variant.shared and bound.rows is None and samples is not None
+        if store is None or not store.is_on or not is_known or not structure.held:
+            return program
+        assert samples is not None
+        if samples.has_changed:
+            return program
+        batch = range(len(bound.batch))
+        held = {
+            n: self._state.lent[name]
+            for n, name in enumerate(structure.state_names, start=len(batch))
+            if name in structure.held
+        }
+        num_rows = len(bound.batch[0])
+        for cut in cuts_of(program, batch=batch, shared=held, num_rows=num_rows):
+            key = (
+                *_content_key(cut, program, samples=samples, held=held),
+                f"{self._device} {torch.__version__}",
+            )
+            kept = store.open(
+                key, cut, variant=bound.variant, num=len(samples), device=self._device, user=self
+            )
+            if kept is None:
+                continue
+            values = {v.number: _empty(program, v.number, self._device) for v in cut.values}
+            tape = bind(
+                cut.trunk, inputs, destinations=dict(enumerate(values.values())), arena=self._arena
+            )
+            bound.trunk = KeptTrunk(
+                cut, tape, tuple(values.values()), activations=kept, samples=samples
+            )
+            return replace(cut.head, constants={**cut.head.constants, **values})
+        return program
 
     def _batch(self, variant: Variant) -> tuple[torch.Tensor, ...]:
         lead = () if variant.shared else (variant.size,)
@@ -294,6 +407,29 @@ class Programs:
         if self._structure.channels_last and tensor.dim() == 4:
             return tensor.contiguous(memory_format=torch.channels_last)
         return tensor
+
+
+def _content_key(
+    cut: Cut, program: Program, *, samples: Samples, held: Mapping[int, FrozenTensor]
+) -> tuple[str, ...]:
+    """Return the key of what a trunk computes of some samples."""
+    names: dict[int, str] = {}
+    data: list[str] = []
+    for number in sorted(cut.trunk_reads):
+        if number in held:
+            names[number] = held[number].digest
+        elif number in program.constants:
+            names[number] = digest_of(program.constants[number])
+        else:
+            shape, _, dtype = program.meta[number]
+            names[number] = f"batch {len(data)} {tuple(shape[1:])} {dtype}"
+            data.append(samples.digest(number))
+    return (cut.key(names), *data)
+
+
+def _empty(program: Program, number: int, device: torch.device) -> torch.Tensor:
+    shape, stride, dtype = program.meta[number]
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
 def _same_layout(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,9 @@ class RowState:
     parameters of one param group lie side by side, so that each group is a range of columns with
     its own optimizer. Tensors that the structure holds for all trials exist once, ``[*shape]``, and
     are lent to each module.
+
+    Attributes:
+        lent: What is held for all rows, by name.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class RowState:
         self._groups = [self._group(layout.range_of(names)) for names in optimizer.names]
         self._mask: torch.Tensor | None = None
         self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
-        self._lent: dict[str, FrozenTensor] = {}
+        self.lent: dict[str, FrozenTensor] = {}
         self._is_held = [name in structure.held for name in structure.untrained]
         self._addresses: dict[int, list[int]] = {}  # of the module's tensors, for each row
         self._counters = [
@@ -163,17 +166,17 @@ class RowState:
             UnfusableError: What the block holds for all trials is not what this trial has.
         """
         own = self._structure.state_of(trial.model)
-        lent = self._lent or {name: trial.frozen[name] for name in self._structure.held}
+        lent = self.lent or {name: trial.frozen[name] for name in self._structure.held}
         if not are_intact(lent, own):
             raise UnfusableError("its frozen tensors are not those of the trials in its block")
         trial.layouts = {name: _layout(tensor) for name, tensor in own.items()}
         trial.held = self._structure.held
         untrained = self._structure.untrained
         if not self._others:
-            self._lent = lent
+            self.lent = lent
             self._others = [
-                self._lent[name].tensor
-                if name in self._lent
+                self.lent[name].tensor
+                if name in self.lent
                 else own[name].detach().new_zeros((self._capacity, *own[name].shape))
                 for name in untrained
             ]
@@ -207,7 +210,7 @@ class RowState:
         own = {**dict(trial.model.named_parameters()), **dict(trial.model.named_buffers())}
         trial.held = None
         for name, tensor in own.items():
-            if name in self._lent and self._lent[name].is_in(tensor):
+            if name in self.lent and self.lent[name].is_in(tensor):
                 continue
             layout = trial.layouts.get(name)
             if layout is None or layout.shape != tensor.shape:
@@ -238,7 +241,7 @@ class RowState:
 
     def _addresses_of(self, trial: FusedTrial) -> list[int]:
         own = (*trial.model.named_parameters(), *trial.model.named_buffers())
-        return [address(tensor) for name, tensor in own if name not in self._lent]
+        return [address(tensor) for name, tensor in own if name not in self.lent]
 
     def _views(self, trial: FusedTrial, row: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the trial's part of each trained tensor of a row, by name.
@@ -312,7 +315,7 @@ class RowState:
         """Restore a trial to another state."""
         with torch.no_grad():
             for name, tensor in own_tensors(trial.model).items():
-                if name not in self._lent:
+                if name not in self.lent:
                     tensor.copy_(state.tensors[name])
             for rows in self._trained_groups():
                 rows.clear(row)

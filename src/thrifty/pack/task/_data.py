@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from thrifty.core import TaskError, derive_seed
 
+from ._samples import Samples
+
 
 Batch = Any
 
@@ -240,6 +242,13 @@ def steps_of(source: Source, batch_size: int) -> int:
     return source.num_train // batch_size
 
 
+def samples_of(source: Source) -> tuple[Samples | None, Samples | None]:
+    """Return the training and validation samples of data in memory; None for any other."""
+    if isinstance(source, _ArraySource):
+        return source.train_samples, source.valid_samples
+    return None, None
+
+
 def num_valid_of(source: Source) -> int | None:
     """Return how many validation samples there are; None for a user-defined source."""
     return source.num_valid if isinstance(source, _ArraySource | DatasetSource) else None
@@ -250,6 +259,7 @@ class _ArraySource:
         self._train = tuple(t.to(device) for t in data.train)
         self.arrays: tuple[torch.Tensor, ...] | None = self._train
         self._valid = tuple(t.to(device) for t in data.valid)
+        self.train_samples, self.valid_samples = Samples(self._train), Samples(self._valid)
         self._device = device
         self.num_train = len(self._train[0])
         self.num_valid = len(self._valid[0])
