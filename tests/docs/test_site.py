@@ -100,6 +100,12 @@ def test_styles_fetch_nothing_from_elsewhere(site):
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", text), sheet
 
 
+def test_included_scripts_are_shown(site):
+    text = (site / "how-to" / "port-your-script.html").read_text(encoding="utf-8")
+    assert "NanoGPT" in text
+    assert "--8" not in text
+
+
 def test_examples_of_docstrings_are_sessions(site):
     text = (site / "reference" / "space.html").read_text(encoding="utf-8")
     assert 'class="gp"' in text
