@@ -153,4 +153,4 @@ def test_what_is_no_file_is_said_to_be_none(scene, file):
     scene.names(file)
     result = scene.stored(*COMMANDS[0])
     assert isinstance(result.exception, UsageError), result.exception
-    assert "not known or gone" in str(result.exception)
+    assert "is unknown or gone" in str(result.exception)

@@ -193,9 +193,9 @@ def test_a_milestone_in_steps_takes_effect_at_that_step(per_epoch, milestone, wa
 
 
 def test_times_alone_may_be_amounts():
-    with pytest.raises(ScheduleError, match="value is no time"):
+    with pytest.raises(ScheduleError, match="value is not a time"):
         Step(steps(5), [3])
-    with pytest.raises(ScheduleError, match="gamma is no time"):
+    with pytest.raises(ScheduleError, match="gamma is not a time"):
         Step(0.1, [3], gamma=Choice([steps(5), 0.1]))
     with pytest.raises(SpaceError, match="'batch_size' is steps"):
         Space(batch_size=Choice([steps(5), 32]))

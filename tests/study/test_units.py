@@ -157,7 +157,7 @@ def test_horizons_and_rungs_are_whole_epochs(tmp_path):
             tmp_path,
             algorithm=th.ASHA(max_epochs=th.steps(24), min_epochs=th.steps(3), num_trials=2),
         )
-    with pytest.raises(AlgorithmError, match="num_trials is no time"):
+    with pytest.raises(AlgorithmError, match="num_trials is not a time"):
         th.RandomSearch(max_epochs=4, num_trials=th.steps(5))
     with pytest.raises(AlgorithmError, match="num_trials must be a whole number"):
         in_steps(tmp_path, algorithm=th.RandomSearch(max_epochs=th.steps(24), num_trials=0))

@@ -354,10 +354,10 @@ _COLOURS: dict[State, str] = {"ok": "green", "absent": "dim", "warning": "yellow
     help="A database address to look at, without changing anything in it.",
 )
 @click.option(
-    "--extra", "extras", multiple=True, help="An extra that has to be there; repeat for more."
+    "--extra", "extras", multiple=True, help="Fail if this extra is not installed; repeat for more."
 )
-@click.option("--device", help="Where training steps are tried  [default: a GPU, or cpu]")
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--device", help="Device on which training steps are tried  [default: a GPU, or cpu]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def doctor_command(
     ctx: click.Context,

@@ -59,7 +59,13 @@ def plot(study: Study, kind: str) -> Figure:
     type=click.Path(dir_okay=False, path_type=Path),
     help="File to write; its ending chooses the format  [default: KIND.png]",
 )
-@click.option("--dpi", type=click.IntRange(min=1), default=150, show_default=True)
+@click.option(
+    "--dpi",
+    type=click.IntRange(min=1),
+    default=150,
+    show_default=True,
+    help="Resolution of the figure, in dots per inch.",
+)
 def plot_command(
     *, name: str, kind: str, storage: str, trust_file: bool, out: Path | None, dpi: int
 ) -> None:
@@ -150,7 +156,9 @@ def importance_command(
     type=click.Path(file_okay=False, path_type=Path),
     help="Write a trial's adapter to a new folder, for peft, vLLM and the Hub.",
 )
-@click.option("--trial", "number", type=int, help="Which trial's  [default: the best one's]")
+@click.option(
+    "--trial", "number", type=int, help="Trial whose adapter is written  [default: the best one]"
+)
 @trust_option
 def export_command(  # noqa: PLR0913 (one argument for each option)
     *,
@@ -231,7 +239,7 @@ def _kind(kind: str | None, out: Path | None) -> str:
             f"{out}: its ending must be one of .{', .'.join(_WRITERS)}, or say --format"
         )
     if found == "parquet" and out is None:
-        raise UsageError("parquet is no text: say --out FILE")
+        raise UsageError("parquet is a binary format; name a file with --out FILE")
     return found
 
 

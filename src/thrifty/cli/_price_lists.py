@@ -82,9 +82,13 @@ def catalogue_command() -> None:
     multiple=True,
     help="Prices in SkyPilot's schema, or \"sky\"  [default: SkyPilot's own, or a small table].",
 )
-@click.option("--cloud", multiple=True, help="Only this cloud.")
-@click.option("--region", multiple=True, help="Only this region.")
-@click.option("--accelerator", multiple=True, help='Only this GPU; "" for none.')
+@click.option("--cloud", multiple=True, help="Show only this cloud; repeat for more.")
+@click.option("--region", multiple=True, help="Show only this region; repeat for more.")
+@click.option(
+    "--accelerator",
+    multiple=True,
+    help='Show only this GPU ("": machines without one); repeat for more.',
+)
 def show_command(
     *,
     catalogue: tuple[Path | str, ...],

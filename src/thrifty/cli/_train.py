@@ -106,8 +106,8 @@ def load_stored_study(name: str, *, storage: str, trust_file: bool = False) -> S
         file = store.studies.get(name).spec.get("file")
     if not _is_file(file):
         raise UsageError(
-            f"the file that defined study {name!r} is not known or gone ({file!r}); "
-            "go on with: thrifty run FILE"
+            f"the file that defined study {name!r} is unknown or gone ({file!r}); "
+            "resume the study with: thrifty run FILE"
         )
     path = Path(file)
     if path.resolve() != _DEMO:

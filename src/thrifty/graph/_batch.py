@@ -207,8 +207,8 @@ class Batch:
         """
         if self.mode != "frontier":
             raise GraphError(
-                f'a batch sampled with mode="{self.mode}" has other edges at each layer, and '
-                'PyG\'s data the same at all; sample with mode="frontier"'
+                f'a batch sampled with mode="{self.mode}" has different edges at each layer, but '
+                'PyG uses the same edges at every layer; sample with mode="frontier"'
             )
         return pyg_data(
             nodes=self.nodes,

@@ -55,7 +55,7 @@ class Algorithm(ABC):
             if not name.endswith(_TIMES):
                 raise option_error(
                     self,
-                    f"{name} is no time; give a plain value, not steps, tokens or epochs",
+                    f"{name} is not a time; give a plain value, not steps, tokens or epochs",
                     **{name: value},
                 )
         # The horizon is first: its unit is the one in which a study shows what it trains.

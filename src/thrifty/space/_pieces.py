@@ -185,8 +185,8 @@ def hold(value: Any) -> Hold:
         return _hold_number(value)  # the same few numbers occur again and again
     if _holds_schedule(value):
         raise ScheduleError(
-            f"{value!r} stands where a value has to that stays; give the schedule a "
-            f"hyper-parameter of its own"
+            f"{value!r} holds a schedule, but this place needs a fixed value; make the schedule a "
+            "hyper-parameter of its own"
         )
     return Hold(value, _kind(value))
 

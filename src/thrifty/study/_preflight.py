@@ -460,7 +460,8 @@ def check_goals(goals: Goals, *, source: str, theirs: Goals) -> None:
     if (goals.metrics, goals.modes) != (theirs.metrics, theirs.modes):
         raise StudyMismatchError(
             f"warm_start: study {source!r} optimised {_said(theirs)}, this one {_said(goals)}; "
-            "what one learnt says nothing to the other: leave it out, or optimise the same"
+            "results of one say nothing about the other; leave warm_start out, or optimise the "
+            "same metrics"
         )
 
 

@@ -127,7 +127,7 @@ def load_workload(file: Path, asked: RentOptions) -> tuple[Workload, Mapping[str
     subject = load_subject(file, name=asked.name, hp=dict(asked.hp))
     study, batch = subject.study, asked.batch or subject.batch_size
     if asked.study and study is None:
-        raise UsageError(f"{file} defines no study, which --study is about")
+        raise UsageError(f"{file} defines no study; define one, or leave --study out")
     epochs = asked.epochs or (study.algorithm.max_epochs if study else None)
     if epochs is None and asked.steps is None:
         raise UsageError("say how long the training is: --epochs or --steps")

@@ -206,8 +206,8 @@ def script_of(file: Path, given: str | None) -> str:
         )
     if not _does_something(script):
         raise UsageError(
-            f"{words[0]} only defines things, so the machines would train nothing: name the "
-            "script that trains with --script, as torchrun takes it, or call your training under "
+            f"{words[0]} only defines things, so the machines would train nothing: pass "
+            "--script with the script that trains, and its arguments, or call your training under "
             'if __name__ == "__main__"'
         )
     return given or file.name

@@ -127,81 +127,90 @@ _OPTIONS = (
         type=Pair(whole=False),
         multiple=True,
         help=(
-            "A hyper-parameter of the task, NAME=VALUE  [default: the first value of each domain]."
+            "Value of a hyper-parameter, NAME=VALUE; repeat for more  "
+            "[default: the first value of each domain]."
         ),
     ),
     click.option(
         "--profile",
         type=_file(exists=True),
-        help="A stored profile of a step (JSON); nothing is measured then.",
+        help="Use this stored profile of a step (JSON) instead of measuring one.",
     ),
     click.option(
         "--other-profile",
         type=_file(exists=True),
         multiple=True,
-        help="A stored profile of the same step on another GPU, which then needs no estimate.",
+        help="Use this stored profile of the same step on another GPU, instead of an estimate.",
     ),
     click.option(
         "--device",
-        help="Accelerator that the profile is of, by SkyPilot's name  [default: by the profile].",
+        help="Accelerator on which the profile was measured, by SkyPilot's name  "
+        "[default: the one that the profile names].",
     ),
     click.option(
         "--cache",
         type=click.Path(file_okay=False, path_type=Path),
         envvar="THRIFTY_CACHE",
-        help="Where profiles are kept  [default: the user's cache folder].",
+        help="Folder in which profiles are kept  [default: the user's cache folder].",
     ),
-    click.option("--steps", type=click.IntRange(min=1), help="Steps of the training."),
+    click.option("--steps", type=click.IntRange(min=1), help="Length of the training in steps."),
     click.option(
-        "--epochs", type=click.IntRange(min=1), help="The same in epochs  [default: the study's]."
+        "--epochs",
+        type=click.IntRange(min=1),
+        help="Length of the training in epochs  [default: the study's].",
     ),
     click.option(
         "--batch",
         type=click.IntRange(min=1),
-        help="Samples of a step, on all machines together  [default: the task's].",
+        help="Samples in one step, over all machines  [default: the task's batch size].",
     ),
     click.option(
-        "--study", is_flag=True, help="Train the whole study from its beginning, not one trial."
+        "--study", is_flag=True, help="Plan for the whole study from its beginning, not one trial."
     ),
     click.option(
         "--catalogue",
         type=PriceList(),
         multiple=True,
         help=(
-            "Prices in SkyPilot's schema, or \"sky\"  [default: SkyPilot's own, or a small table]."
+            "File of prices in SkyPilot's schema, or \"sky\" for SkyPilot's own lists  "
+            "[default: SkyPilot's own, or a small table]."
         ),
     ),
-    click.option("--cloud", multiple=True, help="Only this cloud."),
-    click.option("--region", multiple=True, help="Only this region."),
-    click.option("--accelerator", multiple=True, help='Only this GPU; "" for none.'),
+    click.option("--cloud", multiple=True, help="Consider only this cloud; repeat for more."),
+    click.option("--region", multiple=True, help="Consider only this region; repeat for more."),
+    click.option(
+        "--accelerator",
+        multiple=True,
+        help='Consider only this GPU ("": machines without one); repeat for more.',
+    ),
     click.option(
         "--max-nodes",
         type=click.IntRange(min=1),
         default=64,
         show_default=True,
-        help="Most machines.",
+        help="Rent at most this many machines.",
     ),
     click.option(
         "--quota",
         type=Pair(whole=True),
         multiple=True,
-        help="Most machines of a VM type or an accelerator, as in p3.2xlarge=4.",
+        help="Rent at most this many machines of a VM type or an accelerator: p3.2xlarge=4.",
     ),
-    click.option("--spot", is_flag=True, help="Spot machines may be taken, too."),
+    click.option("--spot", is_flag=True, help="Also consider spot machines."),
     click.option("--prices", type=_file(exists=True), help="History of AWS's spot prices (CSV)."),
     click.option(
         "--evictions",
         type=click.FloatRange(min=0),
         default=0.1,
         show_default=True,
-        help="Of a spot machine in an hour; with --prices.",
+        help="Assumed evictions of a spot machine per hour; needs --prices.",
     ),
-    click.option("--mixed", is_flag=True, help="Several VM types in one fleet may be taken, too."),
+    click.option("--mixed", is_flag=True, help="Also consider fleets of several VM types."),
     click.option(
         "--accumulation/--no-accumulation",
         default=True,
         show_default=True,
-        help="Micro-batches, where a device's samples do not fit together.",
+        help="Train in micro-batches where a device cannot hold its samples at once.",
     ),
     click.option(
         "--precision",
@@ -218,21 +227,30 @@ _OPTIONS = (
     click.option(
         "--median",
         is_flag=True,
-        help="The median has to meet the deadline or the budget, not the 90 % end.",
+        help="Compare the median with the deadline or the budget, not the 90 % end.",
     ),
     click.option(
-        "--probe", type=Dollars(), help="Suggest what to measure first, for at most this price."
+        "--probe",
+        type=Dollars(),
+        help="Suggest which measurements to pay for first, for at most this price.",
     ),
     click.option(
-        "--probe-time", type=Duration(), default="10m", show_default=True, help="The same in time."
+        "--probe-time",
+        type=Duration(),
+        default="10m",
+        show_default=True,
+        help="Longest time that these measurements may take.",
     ),
-    click.option("--plot", type=_file(), help="Draw time against cost."),
+    click.option("--plot", type=_file(), help="Draw time against cost into this file."),
     click.option("--export", type=_file(), help="Write a task for SkyPilot (YAML)."),
-    click.option("--script", help="What the machines run, as torchrun takes it  [default: FILE]."),
     click.option(
-        "--launch", is_flag=True, help="Let SkyPilot rent the machines, after a question."
+        "--script",
+        help="Script, with arguments, that torchrun starts on the machines  [default: FILE].",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Write plain data."),
+    click.option(
+        "--launch", is_flag=True, help="Let SkyPilot rent the machines, after you confirm."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
 )
 
 

@@ -270,8 +270,8 @@ class Trainable(_Identified, ABC):
 
 def _no_loss(task: Task, *_: Any) -> torch.Tensor:
     raise TaskError(
-        f"{type(task).__name__} has a step of its own and no loss; define loss(model, batch), too, "
-        "where something else needs it"
+        f"{type(task).__name__} has a step of its own and no loss, which is needed here; define "
+        "loss(model, batch), too"
     )
 
 

@@ -65,8 +65,8 @@ class Schedule(ABC):
             object.__setattr__(self, each.name, value)
             if str(each.type).split()[0] not in _MAY_HOLD_AMOUNTS and amounts_in(value):
                 raise ScheduleError(
-                    f"{self!r}: {each.name} is no time; give a plain value, not steps, tokens or "
-                    "epochs"
+                    f"{self!r}: {each.name} is not a time; give a plain value, not steps, tokens "
+                    "or epochs"
                 )
         if not self.is_template():
             self._check_kinds()
