@@ -125,7 +125,7 @@ def test_a_format_outvotes_an_ending(export):
     [
         ((), "say what to write"),
         (("--out", "t.doc"), "its ending must be one of .csv, .json, .parquet"),
-        (("--format", "parquet"), "say --out FILE"),
+        (("--format", "parquet"), "name a file with --out FILE"),
         (("--out", "none/t.csv"), "cannot write none/t.csv: No such file"),
         (("--optuna", "none/t.db"), "there is no folder none; make it first"),
     ],
