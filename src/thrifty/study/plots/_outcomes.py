@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -75,7 +75,7 @@ def history(
     return figure
 
 
-def _corner(mode: str) -> str:
+def _corner(mode: str) -> Literal["lower right", "upper right"]:
     """Return the corner that curves leave free; Matplotlib's own search is slow with many."""
     return "lower right" if mode == "max" else "upper right"
 
