@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -367,16 +368,37 @@ def test_a_trial_continues_from_a_checkpoint_without_the_base(backend):
     assert all(torch.equal(rest.state.tensors[n], t) for n, t in whole.state.tensors.items())
 
 
+class Changed(Headed):
+    def network(self, hp):
+        return Net(base=5)
+
+
 def test_a_checkpoint_does_not_fit_another_base():
     (first,) = alone(Headed(), [Trial(config={"lr": 0.05}, epochs=1)])
-
-    class Changed(Headed):
-        def network(self, hp):
-            return Net(base=5)
-
-    trial = Trial(config={"lr": 0.05}, start=1, state=first.state)
+    state = replace(first.state, base=None)  # of an earlier version
+    trial = Trial(config={"lr": 0.05}, start=1, state=state)
     with pytest.raises(StateError, match=r"frozen parameter 'trunk\.0\.weight' is not what it was"):
         SoloBackend(Changed()).stack(0, trial.member)
+
+
+def test_a_trial_that_was_loaded_shares_the_base_again():
+    (first,) = alone(Headed(), [Trial(config={"lr": 0.05}, epochs=1)])
+    backend = SoloBackend(Headed())
+    backend.stack(0, Trial(config={"lr": 0.05}, start=1, state=first.state).member)
+    assert is_shared(backend.model.trunk[0].weight)
+
+
+@pytest.mark.parametrize("backend", [SoloBackend, fused])
+def test_a_trial_keeps_the_base_of_its_checkpoint(backend):
+    config = {"lr": 0.05}
+    (whole,) = together(backend(Headed()), [Trial(config=config, epochs=4)])
+    (first,) = alone(Headed(), [Trial(config=config, epochs=2)])
+    (rest,) = together(
+        backend(Changed()), [Trial(config=config, epochs=4, start=2, state=first.state)]
+    )
+    assert rest.metrics == whole.metrics[2:]
+    assert not any("trunk" in name for name in rest.state.tensors)
+    assert rest.state.base.digest == whole.state.base.digest
 
 
 def test_a_layer_trained_before_it_was_frozen_is_in_the_checkpoint():

@@ -301,6 +301,8 @@ def _checkpoints(storage: str) -> tuple[State, str]:
     finally:
         engine.dispose()
     said = f"{found.num_kept:,} files, {found.kept_bytes / _MIB:,.1f} MiB in {folder.root}"
+    if found.num_bases:
+        said += f", and {found.num_bases:,} bases, {found.base_bytes / _MIB:,.1f} MiB"
     if not found.num_left:
         return "ok", said
     said += (

@@ -67,7 +67,10 @@ def fill_in(
         StateError: The fresh model has not what was left out.
     """
     fresh = model.state_dict() if digests else {}
-    return filled_state(state, digests, fresh=fresh, digest_of=lambda name: digest_of(fresh[name]))
+    filled, _ = filled_state(
+        state, digests, fresh=fresh, digest_of=lambda name: digest_of(fresh[name])
+    )
+    return filled
 
 
 def _digests(model: torch.nn.Module) -> Digests:

@@ -10,12 +10,15 @@ address, without reading it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Hashable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from functools import cached_property
 from itertools import count
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+
+from thrifty.core import CheckpointError
 
 
 _CHUNK = 2**24
@@ -73,6 +76,8 @@ class FrozenTensors:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, WeakSet[FrozenTensor]] = {}
+        self.restored: set[str] = set()
+        """Digests of bases that were stored, because the task makes others by now."""
 
     def adopt(
         self, model: torch.nn.Module, *, only: Collection[str] | None = None
@@ -122,6 +127,57 @@ class FrozenTensors:
         fresh = FrozenTensor(tensor)
         known.add(fresh)
         return fresh
+
+
+class Base(ABC):
+    """The frozen parameters of a fresh model, which states name and leave out."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """The digest of their names and contents."""
+
+    @abstractmethod
+    def tensor(self, name: str, *, digest: str) -> torch.Tensor:
+        """Return a parameter.
+
+        Args:
+            name: Its name.
+            digest: What ``digest_of`` returns for it.
+
+        Raises:
+            CheckpointError: It is not there, or has another digest.
+        """
+
+
+class LoadedBase(Base):
+    """A base in memory.
+
+    Attributes:
+        tensors: Its parameters by name; tied ones have several names.
+    """
+
+    def __init__(self, tensors: Mapping[str, FrozenTensor]) -> None:
+        self.tensors = dict(sorted(tensors.items()))
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of names and contents."""
+        out = hashlib.blake2b(digest_size=16)
+        for name, each in self.tensors.items():
+            out.update(f"{len(name)} {name} {each.digest}".encode())
+        return out.hexdigest()
+
+    def tensor(self, name: str, *, digest: str) -> torch.Tensor:
+        """Return a parameter.
+
+        Raises:
+            CheckpointError: It is not there, or has another digest.
+        """
+        found = self.tensors.get(name)
+        if found is None or found.digest != digest:
+            raise CheckpointError(f"the base in memory has another {name!r}")
+        return found.tensor
 
 
 class FrozenContents:
@@ -191,10 +247,16 @@ def digest_of(tensor: torch.Tensor) -> str:
     """Return the digest of a tensor's dtype, shape and values."""
     whole = tensor.detach()
     out = hashlib.blake2b(f"{whole.dtype} {tuple(whole.shape)}".encode(), digest_size=16)
-    # In bytes, because NumPy has no bfloat16; in parts, because each part is copied.
-    for part in torch.split(_bits(whole.contiguous()), _CHUNK):
-        out.update(part.clone().cpu().numpy().data)
+    for part in bytes_of(whole):
+        out.update(part)
     return out.hexdigest()
+
+
+def bytes_of(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """Return a tensor's values as bytes, in parts; a shared tensor stays shared."""
+    # In bytes, because NumPy has no bfloat16; in parts, because each part is copied.
+    for part in torch.split(_bits(tensor.detach().contiguous()), _CHUNK):
+        yield part.clone().cpu().numpy().data
 
 
 def _has_views(tensor: torch.Tensor) -> bool:

@@ -11,14 +11,15 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from thrifty.core import StateError, TaskError
+from thrifty.core import CheckpointError, StateError, TaskError
 
+from ._frozen import Base
 from .identity import parts_of
 
 
@@ -46,13 +47,16 @@ class State:
 
     ``tree`` is JSON in which ``{"tensor": key}`` stands for ``tensors[key]``, which is dense. A
     sparse tensor is stored as its layout, its shape and the keys of its indices and values.
+    ``base`` has the frozen parameters that the state leaves out; None if it leaves out none, or an
+    earlier version wrote it.
     """
 
     tensors: Mapping[str, torch.Tensor]
     tree: Any
+    base: Base | None = field(default=None, compare=False)
 
 
-def pack_state(value: Any) -> State:
+def pack_state(value: Any, *, base: Base | None = None) -> State:
     """Split nested dicts, lists, tensors and plain values into a state; tensors are copied.
 
     >>> state = pack_state({"w": torch.ones(2), "step": 3})
@@ -63,7 +67,7 @@ def pack_state(value: Any) -> State:
         TaskError: A value cannot be stored without pickle.
     """
     tensors: dict[str, torch.Tensor] = {}
-    return State(tree=_take_apart(value, tensors, path=""), tensors=tensors)
+    return State(tree=_take_apart(value, tensors, path=""), tensors=tensors, base=base)
 
 
 def unpack_state(state: State) -> Any:
@@ -106,7 +110,8 @@ def fill_in(
     *,
     fresh: Mapping[str, torch.Tensor],
     digest_of: Callable[[str], str],
-) -> Mapping[str, Any]:
+    base: Base | None = None,
+) -> tuple[Mapping[str, Any], frozenset[str]]:
     """Return a module's state with what ``leave_out`` has left out.
 
     Args:
@@ -114,22 +119,46 @@ def fill_in(
         digests: The digests of what was left out, by name.
         fresh: The tensors of a fresh module.
         digest_of: Returns the digest of one of them.
+        base: What was left out, for a fresh module that has something else.
+
+    Returns:
+        The state, and the names of what is from ``base``.
 
     Raises:
-        StateError: The fresh module has not what was left out.
+        StateError: Neither the fresh module nor ``base`` has what was left out.
     """
     if not digests:
-        return state
+        return state, frozenset()
+    held = dict(state)
+    restored = set()
     for name, digest in digests.items():
-        if name not in fresh or digest_of(name) != digest:
-            raise StateError(
-                f"the frozen parameter {name!r} is not what it was when the checkpoint was "
-                "written, so the checkpoint does not have it; let the function that makes the "
-                "model return the same frozen parameters each time: pin the revision that you "
-                "download, and let them follow from no hyper-parameter that changes"
-            )
-    held = {**state, **{name: fresh[name] for name in digests}}
-    return with_versions(held, state_versions(state))
+        if name in fresh and digest_of(name) == digest:
+            held[name] = fresh[name]
+        else:
+            held[name] = _from_base(name, digest, like=fresh.get(name), base=base)
+            restored.add(name)
+    return with_versions(held, state_versions(state)), frozenset(restored)
+
+
+def _from_base(
+    name: str, digest: str, *, like: torch.Tensor | None, base: Base | None
+) -> torch.Tensor:
+    why = "no copy of it was stored"
+    if base is not None:
+        try:
+            found = base.tensor(name, digest=digest)
+        except CheckpointError as error:
+            why = str(error)
+        else:
+            if like is not None and (found.shape, found.dtype) == (like.shape, like.dtype):
+                return found
+            why = "the model has no parameter of this name, shape and type now"
+    raise StateError(
+        f"the frozen parameter {name!r} is not what it was when the checkpoint was "
+        f"written, so the checkpoint does not have it, and {why}; let the function that makes the "
+        "model return the same frozen parameters each time: pin the revision that you "
+        "download, and let them follow from no hyper-parameter that changes"
+    )
 
 
 def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> Any:

@@ -4,7 +4,7 @@ from ._alone import model_of, train_alone
 from ._executor import Assignment, Executor, ExecutorConfig, Report
 from ._local import Local
 from ._ray import Ray
-from ._running_chain import state_from_arrays, state_to_arrays
+from ._running_chain import read_state, state_from_arrays, state_to_arrays
 from ._simulated import Faults
 from ._worker import Worker
 
@@ -19,6 +19,7 @@ __all__ = [
     "Report",
     "Worker",
     "model_of",
+    "read_state",
     "state_from_arrays",
     "state_to_arrays",
     "train_alone",

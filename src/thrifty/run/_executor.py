@@ -11,6 +11,7 @@ from typing import Any, get_args
 from thrifty.core import EpochDone, Event, StageDone, StageFailed, StageStarted, UsageError
 from thrifty.pack import Prefer, Task, Trainable
 from thrifty.plan import Chain, Stage
+from thrifty.store._bases import MAX_BASE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +151,13 @@ class ExecutorConfig(ABC):
         folder: str,
         curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
         refused: Mapping[str, str] | None = None,
+        max_base_bytes: float = MAX_BASE_BYTES,
     ) -> Executor:
         """Return the executor for a task; workers save states under ``checkpoints``/``folder``.
 
         ``curves`` are the known pack curves (times of joint steps), by the key of ``Calibrated``.
         ``refused`` maps the structures that must not be fused to the reasons, by the key of
-        ``Refused``.
+        ``Refused``. ``max_base_bytes`` is that of ``Storage``.
         """
 
 

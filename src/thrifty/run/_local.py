@@ -16,6 +16,7 @@ import torch
 from thrifty.core import StoreWriteError, UsageError
 from thrifty.core._child import Child, ChildEndedError, wait_for
 from thrifty.pack import ACTIVATION_DISK, Prefer, Task, Trainable
+from thrifty.store._bases import MAX_BASE_BYTES
 
 from ._executor import (
     Assignment,
@@ -310,6 +311,7 @@ class Local(ExecutorConfig):
         folder: str,
         curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
         refused: Mapping[str, str] | None = None,
+        max_base_bytes: float = MAX_BASE_BYTES,
     ) -> Executor:
         """Return the executor for a task."""
         devices = self.local_devices
@@ -327,6 +329,7 @@ class Local(ExecutorConfig):
                 refused=refused or {},
                 activation_memory=self.activation_memory,
                 activation_disk=self.activation_disk,
+                max_base_bytes=max_base_bytes,
             )
             for i in range(workers)
         ]

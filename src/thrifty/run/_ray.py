@@ -19,6 +19,7 @@ import cloudpickle
 from thrifty.core import UsageError, WorkerLostError, plain_logger, require
 from thrifty.pack import Prefer, Task, Trainable
 from thrifty.store._address import redact_root
+from thrifty.store._bases import MAX_BASE_BYTES
 
 from ._cluster import ClusterExecutor, WorkerEvictedError
 from ._executor import Assignment, Executor, ExecutorConfig, Refusal, check_options
@@ -110,6 +111,7 @@ class Ray(ExecutorConfig):
         folder: str,
         curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
         refused: Mapping[str, str] | None = None,
+        max_base_bytes: float = MAX_BASE_BYTES,
     ) -> Executor:
         """Connect to the cluster and return the executor for a task.
 
@@ -131,6 +133,7 @@ class Ray(ExecutorConfig):
                 pack=self.pack,
                 curves=curves or {},
                 refused=refused or {},
+                max_base_bytes=max_base_bytes,
             )
             for i in range(self.workers or max(1, room))
         ]

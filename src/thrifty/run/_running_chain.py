@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,10 @@ from thrifty.pack import (
 )
 from thrifty.plan import Stage
 from thrifty.store import CheckpointFolder
+from thrifty.store._bases import MAX_BASE_BYTES
 
 from ._alone import member_at, plan_of
+from ._bases import BaseFiles, StoredBase
 from ._executor import Assignment, ChainProgress, Report
 
 
@@ -206,7 +209,7 @@ class Completeness:
         course.passed = state
         arrays, meta = state_to_arrays(state)
         meta = json.loads(json.dumps(meta))  # what writing and reading a checkpoint does
-        state = state_from_arrays(arrays, meta)
+        state = replace(state_from_arrays(arrays, meta), base=state.base)
         # Compare at the values of epochs already trained: if the values of the next epoch make a
         # step hang or fail, this stage is not to blame. A change that ``adapt`` made only once, for
         # certain values, shows at other values, so compare at those of epoch 0, too.
@@ -251,17 +254,23 @@ class StateFiles:
         checkpoints: The checkpoint folder of the study.
         folder: The folder of the plan within it.
         name: The name of the worker.
+        max_base_bytes: How many bytes the bases of the plan may take.
     """
 
-    def __init__(self, checkpoints: str, *, folder: str, name: str) -> None:
+    def __init__(
+        self, checkpoints: str, *, folder: str, name: str, max_base_bytes: float = MAX_BASE_BYTES
+    ) -> None:
         self._checkpoints = CheckpointFolder(checkpoints)
         self._folder = folder
+        self._bases = BaseFiles(self._checkpoints, folder=folder, max_bytes=max_base_bytes)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-writer")
         self._recent = RecentStates(CACHE_BYTES)
 
     def write(self, node: int, epoch: int, state: State) -> Future[CheckpointRef]:
         """Start to write the state after an epoch of a node."""
-        self._recent.add((node, epoch), state)
+        # what waits in the cache keeps no base in memory
+        base = None if state.base is None else self._bases.stored(state.base)
+        self._recent.add((node, epoch), replace(state, base=base))
         return self._writer.submit(self._write, node, epoch, state)
 
     def read(self, ref: CheckpointRef) -> State:
@@ -273,11 +282,7 @@ class StateFiles:
         known = self._recent.get((ref.node, ref.epoch))
         if known is not None:
             return known
-        arrays, meta = self._checkpoints.read(ref)
-        try:
-            state = state_from_arrays(arrays, meta)
-        except CheckpointError as error:
-            raise CheckpointError(f"{ref.path}: {error}") from error
+        state = read_state(self._checkpoints, ref)
         self._recent.add((ref.node, ref.epoch), state)
         return state
 
@@ -286,10 +291,29 @@ class StateFiles:
         self._writer.shutdown()
 
     def _write(self, node: int, epoch: int, state: State) -> CheckpointRef:
+        self._bases.keep(state.base)
         arrays, meta = state_to_arrays(state)
         return self._checkpoints.write(
             self._folder, node=node, epoch=epoch, tensors=arrays, meta=meta
         )
+
+
+def read_state(checkpoints: CheckpointFolder, ref: CheckpointRef) -> State:
+    """Return the state in a checkpoint, with the base that it names.
+
+    Raises:
+        CheckpointError: The file is missing, damaged or not that of a state.
+    """
+    arrays, meta = checkpoints.read(ref)
+    try:
+        state = state_from_arrays(arrays, meta)
+        digest = meta.get("base")
+        if digest is None:
+            return state
+        folder, _, _ = ref.path.partition("/")
+        return replace(state, base=StoredBase(checkpoints, folder=folder, digest=digest))
+    except CheckpointError as error:
+        raise CheckpointError(f"{ref.path}: {error}") from error
 
 
 def state_to_arrays(state: State) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -307,7 +331,8 @@ def state_to_arrays(state: State) -> tuple[dict[str, np.ndarray], dict[str, Any]
             width = {1: torch.uint8, 2: torch.int16}[held.element_size()]
             arrays[key] = held.view(width).numpy()
             dtypes[key] = str(held.dtype).removeprefix("torch.")
-    return arrays, {"tree": state.tree, "dtypes": dtypes}
+    meta = {"tree": state.tree, "dtypes": dtypes}
+    return arrays, meta if state.base is None else {**meta, "base": state.base.digest}
 
 
 def state_from_arrays(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> State:

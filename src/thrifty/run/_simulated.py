@@ -25,6 +25,7 @@ from thrifty.core import (
 from thrifty.pack import Task, Trainable
 from thrifty.plan import Stage
 from thrifty.space import Timeline
+from thrifty.store._bases import MAX_BASE_BYTES
 
 from ._executor import Assignment, ChainProgress, Executor, ExecutorConfig, Report
 
@@ -317,6 +318,7 @@ class Simulated(ExecutorConfig):
         folder: str = "",
         curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
         refused: Mapping[str, str] | None = None,
+        max_base_bytes: float = MAX_BASE_BYTES,
     ) -> SimulatedExecutor:
         """Return the executor; its caller must use the executor's clock.
 

@@ -52,6 +52,7 @@ from thrifty.pack import (
 from thrifty.pack._backend import no_exits
 from thrifty.perf import PackCurve
 from thrifty.plan import Stage
+from thrifty.store._bases import MAX_BASE_BYTES
 
 from ._alone import epoch_plan
 from ._executor import Assignment, Report
@@ -75,6 +76,7 @@ class WorkerSpec:
     ``pack`` says how several trials are trained jointly, as in ``Local``. ``curves`` are the known
     pack curves, by key. ``refused`` maps the keys of structures that must not be fused, because a
     check failed, to the reasons. ``activation_memory`` and ``activation_disk`` are as in ``Local``.
+    ``max_base_bytes`` is that of ``Storage``.
     """
 
     name: str
@@ -87,6 +89,7 @@ class WorkerSpec:
     refused: Mapping[str, str] = field(default_factory=dict)
     activation_memory: int | None = None
     activation_disk: int = ACTIVATION_DISK
+    max_base_bytes: float = MAX_BASE_BYTES
 
 
 class Worker:
@@ -107,7 +110,9 @@ class Worker:
         self._task = task
         self._spec = spec
         self._should_stop = should_stop
-        self._states = StateFiles(spec.checkpoints, folder=spec.folder, name=spec.name)
+        self._states = StateFiles(
+            spec.checkpoints, folder=spec.folder, name=spec.name, max_base_bytes=spec.max_base_bytes
+        )
         self._known = {
             key: [PackCurve.from_json(curve) for curve in curves]
             for key, curves in spec.curves.items()

@@ -4,7 +4,8 @@ A checkpoint contains no pickle, and so nothing executable.
 
 Killed runs leave two kinds of files, which are found and deleted here. A *temporary* file is one
 that a writer did not finish. An *orphan* is a complete checkpoint without a row in the database:
-its run died before it wrote the row.
+its run died before it wrote the row. A *base* (see ``_bases``) that no checkpoint names is deleted,
+too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -38,8 +39,14 @@ logger = plain_logger(__name__)
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
+MAX_HEADER_BYTES = 100_000_000
+"""The limit of safetensors for a header."""
+
 TEMPORARY = ".tmp"
 """Suffix of the name of a file that is still being written."""
+
+BASE_NAME = re.compile(r"base-[0-9a-f]{32}\.safetensors", re.ASCII)
+"""Pattern of the names of the files that hold what checkpoints leave out."""
 
 _PATH = re.compile(r"[A-Za-z0-9_-]+/[0-9]+-[0-9]+\.safetensors", re.ASCII)
 """Pattern of the paths that ``write`` makes; no other path in a database row is trusted."""
@@ -94,8 +101,7 @@ class CheckpointFolder:
         data = save(contiguous, metadata={"thrifty": json.dumps(meta)})
         try:
             if self._local is not None:
-                self._check_links(path)
-                self._write_local(self._local / path, data)
+                self.write_file(path, [data])
             else:
                 # An object store makes a file visible only when it is complete.
                 self._fs.pipe_file(f"{self._path}/{path}", data)
@@ -128,6 +134,61 @@ class CheckpointFolder:
             return load(data), meta
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(f"checkpoint {where} is no checkpoint ({error})") from error
+
+    def write_file(self, path: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Write a file atomically.
+
+        Args:
+            path: Its place in this folder, ``PLAN/NAME``.
+            chunks: Its content, in parts.
+
+        Raises:
+            OSError: The disk is full, or the place is read-only.
+        """
+        if self._local is not None:
+            self._check_links(path)
+            self._write_local(self._local / path, chunks)
+            return
+        folder, _, _ = f"{self._path}/{path}".rpartition("/")
+        self._fs.makedirs(folder, exist_ok=True)
+        with self._fs.open(f"{self._path}/{path}", "wb") as out:
+            for chunk in chunks:
+                out.write(chunk)
+
+    def read_part(self, path: str, start: int, stop: int) -> bytes:
+        """Return some bytes of a file.
+
+        Raises:
+            OSError: The file is missing, or a symbolic link.
+        """
+        self._check_links(path)
+        return bytes(self._fs.cat_file(f"{self._path}/{path}", start=start, end=stop))
+
+    def base_named_in(self, path: str) -> str:
+        """Return the name of the file that has what a checkpoint leaves out; "" if there is none.
+
+        Reads the header of the checkpoint only.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is no checkpoint; or KeyError or TypeError.
+        """
+        length = int.from_bytes(self.read_part(path, 0, 8), "little")
+        header = json.loads(self.read_part(path, 8, 8 + min(length, MAX_HEADER_BYTES)))
+        base = json.loads(header["__metadata__"]["thrifty"]).get("base")
+        return f"base-{base}.safetensors" if base else ""
+
+    def path_of(self, folder: str, name: str) -> str:
+        """Return the path of a file of a plan's folder."""
+        return f"{_safe(folder)}/{name}"
+
+    def shown(self, path: str) -> str:
+        """Return the full path of a file as messages show it."""
+        return f"{self._shown}/{path}"
+
+    def refused(self, error: OSError, path: str, num_bytes: int) -> StoreWriteError:
+        """Return the error for a file that could not be written; raise it from None."""
+        return _refused(error, self.shown(path), num_bytes, said=self._said(error))
 
     def delete(self, ref: CheckpointRef) -> None:
         """Delete a state's file; ignore one that is gone already or lies outside this folder."""
@@ -212,7 +273,7 @@ class CheckpointFolder:
                     errno.ELOOP, f"{part} is a symbolic link, which may lead out of {self._shown}"
                 )
 
-    def _write_local(self, path: Path, data: bytes) -> None:
+    def _write_local(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         # The name contains the writing process, so that files left by killed processes can be
         # found. It contains the thread, too, because two writers of one state must not share a
         # temporary file.
@@ -226,12 +287,13 @@ class CheckpointFolder:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 out = temporary.open("wb")
             with out:
-                out.write(data)
+                for chunk in chunks:
+                    out.write(chunk)
                 if self._fsync:
                     out.flush()
                     os.fsync(out.fileno())
             temporary.replace(path)
-        except OSError:
+        except BaseException:
             if temporary.exists():
                 temporary.unlink()
             raise
@@ -257,7 +319,7 @@ def _header(data: bytes) -> Any:
 
 def _refused(error: OSError, path: str, num_bytes: int, *, said: str) -> StoreWriteError:
     mend = (
-        "free some disk space, or set Storage(disk_budget_bytes=...)"
+        "free some disk space, or set Storage(disk_budget_bytes=...) or Storage(max_base_bytes=...)"
         if error.errno in (errno.ENOSPC, errno.EDQUOT)
         else "choose a writable place with Storage(checkpoints=...)"
     )
@@ -280,10 +342,11 @@ _OWNER = ".owner-"
 _UNKNOWN = "unknown"
 _CHECKPOINT = re.compile(r"[0-9]+-[0-9]+\.safetensors", re.ASCII)
 _WRITER = re.compile(
-    rf"\.{_CHECKPOINT.pattern}\.(?P<tag>.+)-[0-9]+{re.escape(TEMPORARY)}", re.ASCII
+    rf"\.(?:{_CHECKPOINT.pattern}|{BASE_NAME.pattern})\.(?P<tag>.+)-[0-9]+{re.escape(TEMPORARY)}",
+    re.ASCII,
 )
 
-Kind = Literal["checkpoint", "orphan", "temporary", "other"]
+Kind = Literal["checkpoint", "orphan", "temporary", "base", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,10 +361,12 @@ class Leftovers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """Files in the folders of all plans: checkpoints with a row in the database, and leftovers."""
+    """Files of all plans: checkpoints with a row in the database, bases, and leftovers."""
 
     num_kept: int = 0
     kept_bytes: int = 0
+    num_bases: int = 0
+    base_bytes: int = 0
     num_left: int = 0
     left_bytes: int = 0
 
@@ -315,15 +380,17 @@ def survey(engine: Engine, checkpoints: CheckpointFolder) -> Survey:
     for path in paths:
         folder, _, name = path.partition("/")
         known.setdefault(folder, set()).add(name)
-    sizes: dict[str, list[int]] = {"kept": [], "left": []}
+    sizes: dict[str, list[int]] = {"checkpoint": [], "base": [], "left": []}
     for folder, names in known.items():
         for file in checkpoints.files(folder):
             kind = kind_of(file, known=names)
             if kind != "other":
-                sizes["kept" if kind == "checkpoint" else "left"].append(file.num_bytes)
+                sizes[kind if kind in sizes else "left"].append(file.num_bytes)
     return Survey(
-        num_kept=len(sizes["kept"]),
-        kept_bytes=sum(sizes["kept"]),
+        num_kept=len(sizes["checkpoint"]),
+        kept_bytes=sum(sizes["checkpoint"]),
+        num_bases=len(sizes["base"]),
+        base_bytes=sum(sizes["base"]),
         num_left=len(sizes["left"]),
         left_bytes=sum(sizes["left"]),
     )
@@ -334,9 +401,9 @@ def remove_leftovers(
 ) -> Leftovers:
     """Delete leftovers of killed runs from one plan's folder.
 
-    A temporary file is deleted if the process that wrote it is gone. An orphan is deleted if no
-    other process runs a study of this plan, and no other database keeps checkpoints in this
-    folder.
+    A temporary file is deleted if the process that wrote it is gone. An orphan, or a base that no
+    checkpoint names, is deleted if no other process runs a study of this plan, and no other
+    database keeps checkpoints in this folder.
     """
     try:
         found = checkpoints.files(folder)
@@ -349,11 +416,12 @@ def remove_leftovers(
     known = known_paths(engine, folder)
     removed: list[FoundFile] = []
     left: list[FoundFile] = []
+    unnamed = _unnamed_bases(checkpoints, folder, found, known=known) if may_go else set()
     for file in found:
         kind = kind_of(file, known=known)
-        if kind not in ("orphan", "temporary"):
+        if kind in ("checkpoint", "other") or (kind == "base" and file.name not in unnamed):
             continue
-        dead = may_go if kind == "orphan" else _is_abandoned(file, now=now)
+        dead = _is_abandoned(file, now=now) if kind == "temporary" else may_go
         gone = dead and _remove(checkpoints, folder, file)
         (removed if gone else left).append(file)
     result = Leftovers(
@@ -384,8 +452,31 @@ def kind_of(file: FoundFile, *, known: Collection[str]) -> Kind:
     """Return the kind of a file in a plan's folder."""
     if _CHECKPOINT.fullmatch(file.name):
         return "checkpoint" if file.name in known else "orphan"
+    if BASE_NAME.fullmatch(file.name):
+        return "base"
     ours = file.name.startswith(".") and file.name.endswith(TEMPORARY)
     return "temporary" if ours else "other"
+
+
+def _unnamed_bases(
+    checkpoints: CheckpointFolder,
+    folder: str,
+    found: Collection[FoundFile],
+    *,
+    known: Collection[str],
+) -> set[str]:
+    """Return the names of the bases in a folder that no checkpoint names."""
+    unnamed = {file.name for file in found if kind_of(file, known=known) == "base"}
+    for name in known:
+        if not unnamed:
+            break
+        try:
+            unnamed.discard(checkpoints.base_named_in(f"{_safe(folder)}/{name}"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError):
+            return set()  # what it names is not known
+    return unnamed
 
 
 def _is_abandoned(file: FoundFile, *, now: float) -> bool:

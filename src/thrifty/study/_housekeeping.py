@@ -23,6 +23,7 @@ from thrifty.plan import Chain, Measured, SearchPlan, evictable_checkpoints, pac
 from thrifty.run import ExecutorConfig, Local
 from thrifty.run._local import num_cores
 from thrifty.store import CheckpointRemoved, Driver, Store
+from thrifty.store._bases import base_bytes
 
 from ._ledger import Ledger
 from ._results import best_ones
@@ -36,11 +37,14 @@ class DiskBudget:
 
     Args:
         budget_bytes: How many bytes the checkpoints of the plan may take.
+        folder: The plan's folder, whose bases are within the budget, too.
         other_bytes: How many bytes other files in their folder take, which cannot be removed.
     """
 
-    def __init__(self, budget_bytes: float, *, other_bytes: int = 0) -> None:
+    def __init__(self, budget_bytes: float, *, folder: str = "", other_bytes: int = 0) -> None:
         self._bytes = budget_bytes
+        self._folder = folder
+        self._base_bytes: int | None = None
         self._other_bytes = other_bytes
         self._tried_at = math.nan
         """Bytes of checkpoints left when the last attempt could not get below the budget."""
@@ -55,8 +59,12 @@ class DiskBudget:
             store: Holds the checkpoint files.
             done: Whether the algorithm has nothing more to ask, so that no trial goes on.
         """
-        left = self._bytes - self._other_bytes
-        if ledger.kept_bytes <= left or (ledger.kept_bytes == self._tried_at and not done):
+        if self._bytes == math.inf or (ledger.kept_bytes == self._tried_at and not done):
+            return
+        left = self._bytes - self._other_bytes - self._bases(ledger, store, again=False)
+        if ledger.kept_bytes > left:
+            left = self._bytes - self._other_bytes - self._bases(ledger, store, again=True)
+        if ledger.kept_bytes <= left:
             return
         live = [] if done else [*ledger.live()]
         live += [
@@ -84,15 +92,22 @@ class DiskBudget:
             self._tried_at = ledger.kept_bytes
             self._warn(ledger)
 
+    def _bases(self, ledger: Ledger, store: Store, *, again: bool) -> int:
+        """Return the bytes of bases, which are there from the first checkpoint on."""
+        if (self._base_bytes is None or again) and self._folder and ledger.kept_bytes:
+            self._base_bytes = base_bytes(store.checkpoints, self._folder)
+        return self._base_bytes or 0
+
     def _warn(self, ledger: Ledger) -> None:
         if self._warned:
             return
         self._warned = True
-        other = (
-            f", besides {self._other_bytes:,} bytes that killed runs have left"
-            if self._other_bytes
-            else ""
-        )
+        others = [
+            (self._other_bytes, "that killed runs have left"),
+            (self._base_bytes or 0, "of bases (see Storage(max_base_bytes=...))"),
+        ]
+        said = " and ".join(f"{num:,} bytes {what}" for num, what in others if num)
+        other = f", besides {said}" if said else ""
         num = sum(1 for _ in ledger.plan.checkpoints())
         logger.warning(
             "disk_budget_bytes=%s cannot be held: %d checkpoints with %s bytes have to stay%s, "

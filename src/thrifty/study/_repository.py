@@ -20,7 +20,7 @@ from thrifty.core import (
 )
 from thrifty.pack import TRAIN_LOSS
 from thrifty.plan import SearchPlan
-from thrifty.run import model_of, state_from_arrays, train_alone
+from thrifty.run import model_of, read_state, train_alone
 from thrifty.space import TimeUnit, config_to_json
 from thrifty.store import (
     CheckpointAdded,
@@ -33,6 +33,7 @@ from thrifty.store import (
     redact_url,
 )
 from thrifty.store._address import redact_root, shell_command
+from thrifty.store._bases import MAX_BASE_BYTES
 from thrifty.store._reports import is_legacy
 
 from ._identity import Recipe, goals_of
@@ -55,12 +56,16 @@ class Storage:
             says so. ``load_model`` trains a deleted state again.
         shared: Whether several processes may run studies of one task and seed at the same time.
             Together they train each stage only once (default: True on PostgreSQL).
+        max_base_bytes: How much the frozen bases of a plan may take beside its checkpoints
+            (default: 2 GiB). A base is stored once; with it, a trial can go on and be loaded even
+            if the task makes another base by then. A larger base is not stored: 0 stores none.
     """
 
     url: str = "sqlite:///thrifty.db"
     checkpoints: str | None = None
     disk_budget_bytes: float = float("inf")
     shared: bool | None = None
+    max_base_bytes: float = MAX_BASE_BYTES
 
     def __repr__(self) -> str:
         parts = [f"url={redact_url(self.url)!r}"]
@@ -70,6 +75,8 @@ class Storage:
             parts.append(f"disk_budget_bytes={self.disk_budget_bytes!r}")
         if self.shared is not None:
             parts.append(f"shared={self.shared!r}")
+        if self.max_base_bytes != MAX_BASE_BYTES:
+            parts.append(f"max_base_bytes={self.max_base_bytes!r}")
         return f"Storage({', '.join(parts)})"
 
     @classmethod
@@ -368,7 +375,7 @@ class StudyRepository:
         if ref is not None:
             with self.open(create=False) as store:
                 try:
-                    state = (epochs, state_from_arrays(*store.checkpoints.read(ref)))
+                    state = (epochs, read_state(store.checkpoints, ref))
                 except CheckpointError as error:
                     logger.warning("%s; training trial %d again", error, number)
         backend, _ = train_alone(

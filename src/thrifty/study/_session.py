@@ -97,6 +97,7 @@ def train(
             folder=plan.identity,
             curves=curves,
             refused=ledger.refused,
+            max_base_bytes=repository.storage.max_base_bytes,
         )
         stack.callback(workers.close)
         parts = Parts(
@@ -111,7 +112,9 @@ def train(
             seed=recipe.seed,
             plan_id=ledger.plan_id,
             budget=DiskBudget(
-                repository.storage.disk_budget_bytes, other_bytes=leftovers.left_bytes
+                repository.storage.disk_budget_bytes,
+                folder=plan.identity,
+                other_bytes=leftovers.left_bytes,
             ),
             observers=watching,
             packing=Packing(

@@ -11,7 +11,7 @@ import torch
 
 from thrifty.core import DivergedError, derive_seed
 from thrifty.pack._backend import Outcome, UnverifiedError, guarded
-from thrifty.pack._state import State, pack_state
+from thrifty.pack._state import State
 from thrifty.pack.trial._trial import TRAIN_LOSS, check_finite
 from thrifty.pack.verify import CheckBudget, OwnState, SoloTimes
 
@@ -136,7 +136,7 @@ class Block:
 
     def state(self, trial: FusedTrial) -> State:
         """Return a copy of a trial's full state, in the form that the trial alone would give."""
-        return pack_state({
+        return trial.as_state({
             **trial.model_state(),
             "optimizer": trial.optimizer_state(self.moments(trial)),
             **trial.data_state(),

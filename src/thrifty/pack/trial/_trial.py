@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from thrifty.core import DivergedError, StateError, TaskError, derive_seed, step_seed
+from thrifty.core import DivergedError, StateError, TaskError, derive_seed, plain_logger, step_seed
 from thrifty.pack._backend import EpochPlan, Member
-from thrifty.pack._frozen import FrozenTensor, frozen_of
+from thrifty.pack._frozen import Base, FrozenTensor, LoadedBase, digest_of, frozen_of
 from thrifty.pack._state import (
     State,
     fill_in,
@@ -48,6 +48,8 @@ from thrifty.pack.verify import Watch
 
 from ._update import Update
 
+
+logger = plain_logger(__name__)
 
 TRAIN_LOSS = "train_loss"
 """The metric that every task has: the mean training loss of the epoch."""
@@ -141,22 +143,52 @@ class TaskTrial:
     def load(self, state: State) -> None:
         """Load a state into model and optimizer.
 
+        Frozen parameters of a fresh model that have changed since are taken from the state's base.
+
         Raises:
-            StateError: A frozen parameter is not what it was when the state was saved.
+            StateError: A frozen parameter is not what it was when the state was saved, and the base
+                cannot be read.
         """
         held = unpack_state(state)
-        fresh = self._fresh
-        filled = fill_in(
-            held["model"],
-            held.get("frozen", {}),
-            fresh={name: each.tensor for name, each in fresh.items()},
-            digest_of=lambda name: fresh[name].digest,
-        )
-        self.model.load_state_dict(filled)
+        restored = self._load_model(held["model"], held.get("frozen", {}), base=state.base)
+        if restored:
+            self._note_restored(restored, state)
         self.adopt_frozen()  # loading copies values, the frozen ones included
         self.optimizers.load(held["optimizer"])
         self._update.load(held)
         self._load_data_state(held)
+
+    def _load_model(
+        self, held: Mapping[str, Any], digests: Mapping[str, str], *, base: Base | None
+    ) -> frozenset[str]:
+        """Load the model's state, and return the names of what comes from ``base``."""
+        known, own = self._fresh, self.model.state_dict()
+        filled, restored = fill_in(
+            held,
+            digests,
+            fresh={**own, **{name: each.tensor for name, each in known.items()}},
+            digest_of=lambda name: known[name].digest if name in known else digest_of(own[name]),
+            base=base,
+        )
+        # references to the model's tensors end with this method, so they can be shared again
+        self.model.load_state_dict(filled)
+        return restored
+
+    def _note_restored(self, names: Collection[str], state: State) -> None:
+        """Take parameters that came from a base for those of a fresh model."""
+        assert state.base is not None
+        frozen = frozen_of(self._owner, self.device)
+        found = frozen.adopt(self.model, only=names)
+        self._fresh = {**self._fresh, **found}
+        if state.base.digest not in frozen.restored:
+            frozen.restored.add(state.base.digest)
+            logger.warning(
+                "the frozen parameters that %s.model makes have changed since a checkpoint was "
+                "written (%s, and perhaps others); trials that go on from it keep the stored ones, "
+                "and new trials begin with the changed ones",
+                type(self._owner).__name__,
+                min(names),
+            )
 
     def data_state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of the data: a stream's state, digests of token files."""
@@ -260,12 +292,20 @@ class TaskTrial:
 
     def state(self) -> State:
         """Return a copy of everything that is needed to continue."""
-        return pack_state({
+        return self.as_state({
             **self.model_state(),
             "optimizer": self.optimizers.state(),
             **self._update.state(),
             **self.data_state(),
         })
+
+    def as_state(self, parts: Mapping[str, Any]) -> State:
+        """Return a copy of parts as a state, with the base that ``model_state`` has left out."""
+        return pack_state(parts, base=self._base() if "frozen" in parts else None)
+
+    def _base(self) -> LoadedBase:
+        own = dict(self.model.named_parameters(remove_duplicate=False))
+        return LoadedBase({name: each for name, each in self._fresh.items() if name in own})
 
     def adopt_frozen(self, *, only: Collection[str] | None = None) -> None:
         """Let the model share again what a fresh model shares, where its values are still those.
