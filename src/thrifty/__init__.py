@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         LoRA as LoRA,
         LRScheduler as LRScheduler,
         optuna_storage as optuna_storage,
+        pack_tokens as pack_tokens,
     )
     from thrifty.pack import (
         EMA as EMA,
@@ -148,7 +149,7 @@ _HOMES = {
         "StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
         "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),
-    "integrations": "FineTune LRScheduler LoRA optuna_storage",
+    "integrations": "FineTune LRScheduler LoRA optuna_storage pack_tokens",
     "pack": (
         "Adagrad Adam AdamW ArrayData DatasetPair EMA HyperParameters Optimizer Optimizers RMSprop "
         "SGD SWA StreamData Task TokenFile Trainable times"

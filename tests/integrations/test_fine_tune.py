@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import peft
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import BertConfig, LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, BloomConfig, GPT2Config, LlamaConfig, LlamaForCausalLM
 
 import thrifty as th
 from tests.pack._drive import Trial, alone, assert_same, together
@@ -164,6 +166,210 @@ def test_classification_of_padded_sequences():
         num_labels=3,
     )
     check_packed(task, trials({}, {"alpha": 2}))
+
+
+GPT2 = GPT2Config(
+    vocab_size=VOCABULARY,
+    n_embd=16,
+    n_layer=2,
+    n_head=2,
+    n_positions=32,
+    resid_pdrop=0.0,
+    embd_pdrop=0.0,
+    attn_pdrop=0.0,
+)
+
+
+def texts(num, seed):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 9, (num,), generator=generator)
+    return [torch.randint(0, VOCABULARY, (int(n),), generator=generator) for n in sizes]
+
+
+def one_a_row(sequences, *, length):
+    """Pack each sequence into a row of its own, the slow twin of ``pack_tokens``."""
+    rows = [th.pack_tokens([each], length=length) for each in sequences]
+    return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("config", "targets"),
+    [(SMALL, ("q_proj", "v_proj")), (GPT2, ("c_attn",))],
+    ids=["llama", "gpt2"],
+)
+def test_sequences_in_one_row_equal_sequences_in_rows_of_their_own(config, targets, attention):
+    config = deepcopy(config)
+    config._attn_implementation = attention
+    lora = th.LoRA(r=2, alpha=8, targets=targets)
+    packed, padded = (
+        InDouble(config, adapter=lora, data=None, optimizer=None, packed=is_packed)
+        for is_packed in (True, False)
+    )
+    model = packed.model(HyperParameters({}))
+    with torch.no_grad():  # adapters begin with zeros
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(generator=torch.Generator().manual_seed(0))
+    sequences = texts(12, 3)
+    found, wanted = [], []
+    for task, batch in (
+        (packed, th.pack_tokens(sequences, length=16)),
+        (padded, one_a_row(sequences, length=8)),
+    ):
+        model.zero_grad()
+        metrics = task.metrics(model, batch)
+        task.loss(model, batch).backward()
+        out = found if task is packed else wanted
+        out += [metrics["loss"], metrics["accuracy"]]
+        out += [p.grad.clone() for p in model.parameters() if p.requires_grad]
+    assert len(found) > 4
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-10)
+
+
+def test_packed_trials_of_packed_sequences():
+    def rows(hp):
+        return th.ArrayData(
+            train=th.pack_tokens(texts(60, 0), length=16),
+            valid=th.pack_tokens(texts(20, 1), length=16),
+        )
+
+    check_packed(llama(packed=True, data=rows), trials({}, {"alpha": 2}))
+
+
+def test_packing_keeps_each_sequence_whole():
+    sequences = texts(30, 5)
+    ids, numbers, labels = th.pack_tokens(sequences, length=12)
+    found = [
+        row[number == k].tolist()
+        for row, number in zip(ids, numbers, strict=True)
+        for k in range(1, int(number.max()) + 1)
+    ]
+    assert sorted(found) == sorted(each.tolist() for each in sequences)
+    assert ((labels == -100) == (numbers == 0)).all()
+    assert len(ids) <= 1.3 * sum(map(len, sequences)) / 12
+    aims = [torch.full_like(each, -100) for each in sequences]
+    assert (th.pack_tokens(sequences, length=12, labels=aims)[2] == -100).all()
+
+
+@pytest.mark.parametrize(
+    ("sequences", "options", "said"),
+    [
+        ([[1, 2, 3]], {"length": 2}, "sequence 0 has 3 tokens; cut it"),
+        ([[1], []], {"length": 2}, "sequence 1 has 0 tokens"),
+        ([[1, 2]], {"length": 2, "labels": [[1]]}, "labels must have the lengths"),
+    ],
+)
+def test_sequences_that_cannot_be_packed(sequences, options, said):
+    with pytest.raises(th.TaskError, match=said):
+        th.pack_tokens(sequences, **options)
+
+
+def test_packed_sequences_need_their_numbers_and_positions():
+    task = llama(packed=True)
+    with pytest.raises(th.TaskError, match="a batch has 2 parts; give \\(ids, numbers, labels"):
+        task.loss(None, (1, 2))
+    with pytest.raises(th.TaskError, match="only tokens that predict the next one"):
+        llama(packed=True, kind="classification")
+    bloom = BloomConfig(vocab_size=30, hidden_size=16, n_layer=1, n_head=2)
+    with pytest.raises(th.TaskError, match="BloomForCausalLM takes no position_ids"):
+        InDouble(bloom, adapter=th.LoRA(), data=None, optimizer=None, packed=True).model(
+            HyperParameters({})
+        )
+
+
+def test_packing_is_part_of_the_identity_only_if_it_is_asked_for():
+    assert "packed" not in llama().__thrifty_identity__()
+    assert llama(packed=True).identity() != llama().identity()
+
+
+@pytest.mark.parametrize(
+    ("config", "targets"),
+    [(SMALL, ("q_proj", "v_proj")), (GPT2, ("c_attn",)), (SMALL_BERT, ("query", "value"))],
+    ids=["llama", "gpt2", "bert"],
+)
+def test_packed_classification(config, targets):
+    def padded(hp):
+        ids = tokens(20, 0) % (VOCABULARY - 1)
+        mask = (torch.arange(8) < 3 + ids[:, :1] % 6).long()
+        ids = torch.where(mask.bool(), ids, VOCABULARY - 1)
+        labels = ids[:, 0] % 3
+        return th.ArrayData(train=(ids, mask, labels), valid=(ids[:6], mask[:6], labels[:6]))
+
+    config = deepcopy(config)
+    config.pad_token_id = VOCABULARY - 1
+    task = InDouble(
+        config,
+        adapter=th.LoRA(r=2, alpha="alpha", targets=targets),
+        data=padded,
+        optimizer=th.AdamW(lr="lr"),
+        kind="classification",
+        num_labels=3,
+    )
+    check_packed(task, trials({}, {"alpha": 2}))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("config", [SMALL, SMALL_BERT], ids=["llama", "bert"])
+def test_a_classifier_sees_what_transformers_lets_it_see(config, attention):
+    config = deepcopy(config)
+    config.pad_token_id, config._attn_implementation = VOCABULARY - 1, attention
+    task = InDouble(config, adapter=th.LoRA(), data=None, optimizer=None, kind="classification")
+    model = task.model(HyperParameters({})).eval()
+    ids = tokens(4, 0) % (VOCABULARY - 1)
+    mask = (torch.arange(8) < torch.tensor([8, 5, 3, 1])[:, None]).long()
+    ids = torch.where(mask.bool(), ids, VOCABULARY - 1)
+    with torch.no_grad():
+        wanted = model(input_ids=ids, attention_mask=mask).logits
+        found = task._logits(model, ids, mask)
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-10)
+
+
+class Labelled(InDouble):
+    """Lets the model compute the loss, from which it finds out which loss that is."""
+
+    def loss(self, model, batch):
+        ids, labels = batch
+        return model(input_ids=ids, labels=labels).loss
+
+
+def test_a_model_that_finds_out_its_loss_is_packed():
+    def labelled(hp):
+        ids = tokens(20, 0)
+        return th.ArrayData(train=(ids, ids[:, 0] % 3), valid=(ids[:6], ids[:6, 0] % 3))
+
+    task = Labelled(
+        SMALL_BERT,
+        adapter=th.LoRA(r=2, alpha="alpha", targets=("query", "value")),
+        data=labelled,
+        optimizer=th.AdamW(lr="lr"),
+        kind="classification",
+        num_labels=3,
+    )
+    assert SMALL_BERT.problem_type is None
+    check_packed(task, trials({}, {"alpha": 2}))
+    backend = FusedBackend(task, block=BlockOptions(size=8))
+    for slot, trial in enumerate(trials({}, {"alpha": 2})):
+        backend.stack(slot, trial.member)
+    assert len({id(each) for each in backend._home.values()}) == 1
+
+
+def test_parts_of_a_batch_count_by_their_tokens():
+    ids = tokens(4, 0)
+    labels = ids.clone()
+    labels[:2, 3:] = -100
+
+    class InParts(InDouble):
+        accumulate = 2
+
+    options = {"adapter": LORA, "data": None, "optimizer": None}
+    task = InParts(SMALL, **options)
+    assert [task.loss_weight((ids[k : k + 2], labels[k : k + 2])) for k in (0, 2)] == [4.0, 14.0]
+    model = task.model(HyperParameters({"rank": 2, "alpha": 8}))
+    parts = [task.loss(model, (ids[k : k + 2], labels[k : k + 2])) for k in (0, 2)]
+    whole = task.loss(model, (ids, labels))
+    assert torch.allclose(whole, (4 * parts[0] + 14 * parts[1]) / 18, rtol=0, atol=1e-10)
 
 
 def test_padding_does_not_count():

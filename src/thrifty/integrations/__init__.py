@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
-    from ._fine_tune import FineTune as FineTune, LoRA as LoRA
+    from ._fine_tune import FineTune as FineTune, LoRA as LoRA, pack_tokens as pack_tokens
     from ._huggingface import HuggingFaceTrainable as HuggingFaceTrainable
     from ._lightning import LightningTrainable as LightningTrainable
     from ._lr_scheduler import LRScheduler as LRScheduler
@@ -32,6 +32,7 @@ _HOMES = {
     "WandB": "_wandb",
     "export_optuna": "optuna._storage",
     "optuna_storage": "optuna._storage",
+    "pack_tokens": "_fine_tune",
 }
 
 __all__ = sorted(_HOMES)

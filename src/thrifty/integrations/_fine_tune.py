@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -112,7 +113,13 @@ class FineTune(Task):
         optimizer: As ``Task.optimizer``, such as ``th.AdamW(lr="lr")``.
         kind: ``"causal"``: predict the next token; ids and labels have the same shape, padding is
             on the right, and labels of -100 do not count. ``"classification"``: one label for each
-            sequence.
+            sequence. A causal model such as Llama judges a sequence by its last token that is not
+            ``pad_token_id``, so its configuration has to name one.
+        packed: Whether a row has several sequences, one after the other (``kind="causal"`` only).
+            Batches then are ``(ids, numbers, labels)``: ``numbers`` says to which sequence of the
+            row a token belongs (1, 2, ...; 0 at padding). ``pack_tokens`` makes them. A sequence
+            gets the results that it gets in a row of its own: tokens see no other sequence, and
+            positions begin again with each. The loss is the mean over all tokens of the batch.
         batch_size: As ``Task.batch_size``.
         eval_batch_size: As ``Task.eval_batch_size``.
         num_labels: Number of classes, for ``kind="classification"``.
@@ -153,6 +160,7 @@ class FineTune(Task):
         data: Any,
         optimizer: Any,
         kind: Kind = "causal",
+        packed: bool = False,
         batch_size: int | str = 8,
         eval_batch_size: int = 64,
         num_labels: int = 2,
@@ -172,7 +180,13 @@ class FineTune(Task):
                 "that save_pretrained has written, a configuration, or a function that returns a "
                 "model"
             )
+        if packed and kind != "causal":
+            raise TaskError(
+                f"FineTune(packed=True, kind={kind!r}): only tokens that predict the next one can "
+                'share a row; leave packed out, or give kind="causal"'
+            )
         self._base, self._adapter, self._data, self.kind = model, adapter, data, kind
+        self._is_packed = packed
         self.optimizer = optimizer
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.num_labels, self.base_seed = num_labels, base_seed
@@ -196,6 +210,8 @@ class FineTune(Task):
             "num_labels": self.num_labels,
             "base_seed": self.base_seed,
             "steps_per_epoch": self.steps_per_epoch,
+            # databases of before know no packed sequences, and have to find their trials again
+            **({"packed": True} if self._is_packed else {}),
         }
 
     def data(self, hp: HyperParameters) -> Any:
@@ -208,27 +224,49 @@ class FineTune(Task):
         Raises:
             TaskError: The adapters do not fit the base.
         """
-        base = self._base_model(hp)
+        return self._with_adapters(self._base_model(hp), hp)
+
+    def meta_model(self, hp: HyperParameters) -> torch.nn.Module | None:
+        """Return the model without values; None if a function makes the base."""
+        if not _is_described(self._base):
+            return None
+        with torch.device("meta"):
+            return self._with_adapters(self._base_model(hp, is_meta=True), hp)
+
+    def _with_adapters(self, base: Any, hp: HyperParameters) -> torch.nn.Module:
+        if self._is_packed and "position_ids" not in inspect.signature(base.forward).parameters:
+            raise TaskError(
+                f"FineTune(packed=True): {type(base).__name__} takes no position_ids, so positions "
+                "cannot begin again within a row; leave packed out and pad each sequence"
+            )
         config = self._adapter.config(hp, kind=self.kind)
         try:
             with warnings.catch_warnings():
                 # peft asks transformers for an attribute by the name that it had before
                 old_name = "`is_gradient_checkpointing` is deprecated"
                 warnings.filterwarnings("ignore", message=old_name, category=FutureWarning)
+                # and says that it does the right thing for the layers of GPT-2
+                warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
                 model: torch.nn.Module = _peft().get_peft_model(base, config)
         except ValueError as error:
             raise TaskError(f"FineTune: the adapters do not fit the model: {error}") from error
         return model
 
-    def _base_model(self, hp: HyperParameters) -> Any:
-        if callable(self._base) and not isinstance(self._base, _transformers().PretrainedConfig):
-            return self._base(hp)
+    def _base_model(self, hp: HyperParameters, *, is_meta: bool = False) -> Any:
+        if not _is_described(self._base):
+            make: Any = self._base
+            return make(hp)
         name = "CausalLM" if self.kind == "causal" else "SequenceClassification"
         auto = getattr(_transformers(), f"AutoModelFor{name}")
         options = {} if self.kind == "causal" else {"num_labels": self.num_labels}
         # the base does not depend on the seed of a trial
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.base_seed)
+            if isinstance(self._base, str | Path) and is_meta:
+                config = _transformers().AutoConfig.from_pretrained(
+                    self._base, local_files_only=True, **options
+                )
+                return auto.from_config(config)
             if isinstance(self._base, str | Path):
                 loaded = auto.from_pretrained(self._base, local_files_only=True, **options)
                 for parameter in loaded.parameters():
@@ -242,12 +280,19 @@ class FineTune(Task):
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Return the cross-entropy, over tokens or over sequences."""
-        ids, mask, labels = _parts(batch)
+        ids, mask, labels = self._parts(batch)
         return self._loss(self._logits(model, ids, mask), labels)
+
+    def loss_weight(self, batch: Batch) -> float:
+        """Return the number of tokens (or sequences) of a part of a batch that count."""
+        _, _, labels = self._parts(batch)
+        if self.kind == "classification":
+            return float(len(labels))
+        return float((labels[:, 1:] != IGNORED).sum())
 
     def metrics(self, model: torch.nn.Module, batch: Batch) -> Mapping[str, Any]:
         """Return ``loss``, and ``accuracy`` of tokens or sequences."""
-        ids, mask, labels = _parts(batch)
+        ids, mask, labels = self._parts(batch)
         logits = self._logits(model, ids, mask)
         if self.kind == "causal":
             counts = (labels[:, 1:] != IGNORED).to(logits.dtype)
@@ -256,6 +301,30 @@ class FineTune(Task):
         else:
             accuracy = (logits.argmax(-1) == labels).to(logits.dtype).mean()
         return {"loss": self._loss(logits, labels), "accuracy": accuracy}
+
+    def _parts(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Return tokens, mask (or numbers of sequences) and labels of a batch."""
+        parts = tuple(batch)
+        if self._is_packed:
+            if len(parts) != 3:
+                raise TaskError(
+                    f"FineTune(packed=True): a batch has {len(parts)} parts; give (ids, numbers, "
+                    "labels), as pack_tokens returns them"
+                )
+            ids, numbers, labels = parts
+            # a first token is predicted by no token of its own sequence
+            inner = (numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] != 0)
+            first = torch.zeros_like(inner[:, :1])
+            return ids, numbers, labels.masked_fill(~torch.cat([first, inner], 1), IGNORED)
+        if len(parts) == 1:
+            return parts[0], None, parts[0]
+        if len(parts) == 2:
+            return parts[0], None, parts[1]
+        if len(parts) == 3:
+            return parts
+        raise TaskError(
+            f"FineTune: a batch has {len(parts)} parts; give (ids, labels), or (ids, mask, labels)"
+        )
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if self.kind == "classification":
@@ -268,15 +337,29 @@ class FineTune(Task):
     def _logits(
         self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
+        if self._is_packed:
+            assert mask is not None
+            seen, positions = _seen_by(mask)
+            packed: torch.Tensor = model(
+                input_ids=ids,
+                attention_mask=_attention(seen, model),
+                position_ids=positions,
+                use_cache=False,
+            ).logits
+            return packed
         if self.kind == "causal":
             # tokens look to the left only, so padding on the right changes nothing
             logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
             return logits
         if mask is not None:
-            # with four dimensions, as the model would make it, but without reading its values
-            mask = mask.bool()[:, None, None, :].expand(-1, 1, ids.shape[1], -1)
+            mask = _attention(_seen_through(mask, is_causal=_is_causal(model)), model)
         found: torch.Tensor = model(input_ids=ids, attention_mask=mask).logits
         return found
+
+
+def _is_described(base: Any) -> bool:
+    """Return whether a base is a folder or a configuration, not a function."""
+    return isinstance(base, str | Path | _transformers().PretrainedConfig)
 
 
 def _peft() -> Any:
@@ -287,17 +370,122 @@ def _transformers() -> Any:
     return require("transformers", extra="huggingface")
 
 
-def _parts(batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    parts = tuple(batch)
-    if len(parts) == 1:
-        return parts[0], None, parts[0]
-    if len(parts) == 2:
-        return parts[0], None, parts[1]
-    if len(parts) == 3:
-        return parts
-    raise TaskError(
-        f"FineTune: a batch has {len(parts)} parts; give (ids, labels), or (ids, mask, labels)"
-    )
+def pack_tokens(
+    sequences: Sequence[torch.Tensor | Sequence[int]],
+    *,
+    length: int,
+    labels: Sequence[torch.Tensor | Sequence[int]] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Put short sequences of tokens into as few rows as a simple rule needs.
+
+    Each sequence goes into the first row that has room for it; long ones are placed first. Rows are
+    in the order of their first sequence, and padding is on the right.
+
+    Args:
+        sequences: The tokens of each sequence.
+        length: Length of a row.
+        labels: The labels of each sequence, such as -100 for the tokens of a question (default: its
+            tokens).
+
+    Returns:
+        Tokens, numbers of sequences and labels, each ``[rows, length]``, as
+        ``FineTune(packed=True)`` reads them.
+
+    Raises:
+        TaskError: A sequence is empty or longer than a row, or its labels have another length.
+
+    >>> ids, numbers, labels = pack_tokens([[5, 6, 7], [8, 9], [4, 3]], length=5)
+    >>> ids.tolist()
+    [[5, 6, 7, 8, 9], [4, 3, 0, 0, 0]]
+    >>> numbers.tolist()
+    [[1, 1, 1, 2, 2], [1, 1, 0, 0, 0]]
+
+    References:
+        Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
+    """
+    tokens = [torch.as_tensor(each, dtype=torch.long) for each in sequences]
+    wanted = tokens
+    if labels is not None:
+        wanted = [torch.as_tensor(each, dtype=torch.long) for each in labels]
+    sizes = [len(each) for each in tokens]
+    for number, size in enumerate(sizes):
+        if not 0 < size <= length:
+            raise TaskError(
+                f"pack_tokens(length={length}): sequence {number} has {size} tokens; cut it, or "
+                "leave it out"
+            )
+    if [len(each) for each in wanted] != sizes:
+        raise TaskError("pack_tokens: labels must have the lengths of their sequences")
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+        at = next((k for k, left in enumerate(room) if left >= sizes[number]), len(rows))
+        if at == len(rows):
+            rows.append([])
+            room.append(length)
+        rows[at].append(number)
+        room[at] -= sizes[number]
+    rows = sorted(sorted(row) for row in rows)
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    numbers, aims = torch.zeros_like(ids), torch.full_like(ids, IGNORED)
+    for k, row in enumerate(rows):
+        start = 0
+        for place, number in enumerate(row, start=1):
+            part = slice(start, start + sizes[number])
+            ids[k, part], aims[k, part] = tokens[number], wanted[number]
+            numbers[k, part] = place
+            start += sizes[number]
+    return ids, numbers, aims
+
+
+def _seen_by(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which tokens each token sees, and its position in its sequence.
+
+    Args:
+        numbers: The sequence of each token, ``[B, T]``.
+
+    Returns:
+        ``[B, T, T]`` with True where token i sees token j, and ``[B, T]``.
+    """
+    place = torch.arange(numbers.shape[1], device=numbers.device)
+    same = numbers[:, :, None] == numbers[:, None, :]
+    seen = same & (place[:, None] >= place[None, :])
+    # a sequence lies in one piece, so its first token sees itself only
+    return seen, seen.sum(-1) - 1
+
+
+def _seen_through(mask: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
+    """Return which tokens each token sees, ``[B, T, T]``.
+
+    Args:
+        mask: 0 at padding, ``[B, T]``.
+        is_causal: Whether tokens look to the left only.
+    """
+    length = mask.shape[1]
+    seen = mask.bool()[:, None, :].expand(-1, length, -1)
+    if not is_causal:
+        return seen
+    place = torch.arange(length, device=mask.device)
+    # a token that sees nothing, as padding on the left does, would have no result at all
+    return (seen & (place[:, None] >= place[None, :])) | (place[:, None] == place[None, :])
+
+
+def _attention(seen: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
+    """Return a mask as a model takes it.
+
+    It has four dimensions, as the model would make it, so the model does not read its values.
+    """
+    config: Any = model.config
+    if config._attn_implementation != "eager":
+        return seen[:, None]
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    scores = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+    return scores[:, None]
+
+
+def _is_causal(model: torch.nn.Module) -> bool:
+    """Return whether a model's tokens look to the left only; its attention layers say so."""
+    return any(getattr(module, "is_causal", False) is True for module in model.modules())
 
 
 def _digests(folder: Path) -> dict[str, str]:

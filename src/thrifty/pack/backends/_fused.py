@@ -26,7 +26,7 @@ from thrifty.pack._frozen import FrozenContents
 from thrifty.pack._state import State, seed_everything
 from thrifty.pack.fused._activations import ActivationStore, activation_store
 from thrifty.pack.fused._block import Block
-from thrifty.pack.fused._dry_run import NUM_ROWS, dry_run, fits_inside
+from thrifty.pack.fused._dry_run import NUM_ROWS, SETTLES, dry_run, fits_inside, settle
 from thrifty.pack.fused._fusable import (
     UnfusableError,
     check_memory,
@@ -209,6 +209,8 @@ class FusedBackend(Backend):
                 key = self._structure_key(trial)
             self.structures[key] = known
         known = self.structures[key]
+        if isinstance(known, str) and known.endswith(SETTLES) and _settled(trial, values):
+            return self.structure(trial, values, channels_last=channels_last)
         if isinstance(known, Structure) and known.held and self._differ(trial, key):
             key = ("nothing held", key)
             if key not in self.structures:
@@ -594,6 +596,15 @@ def _found_out(
         if out_of_memory(error):
             raise
         return f"its dry run failed with {error_text(error)}"
+
+
+def _settled(trial: FusedTrial, values: Mapping[str, Any]) -> bool:
+    """Settle a trial's model, and return whether that has changed it."""
+    seed_everything(derive_seed(trial.seed, "dry run"))
+    with no_exits():
+        changed = settle(copy(trial.task), trial.model, next(_few_rows(trial, values)))
+    trial.look_again()
+    return changed
 
 
 def _check_usual(trial: FusedTrial) -> None:

@@ -68,6 +68,33 @@ def dry_run(
         return _dry_run(task, model, batch, frozen=frozen)
 
 
+SETTLES = "config.problem_type"
+"""How the name of the value ends that ``settle`` sets."""
+
+
+def settle(task: Task, model: torch.nn.Module, batch: Any) -> bool:
+    """Set what the first step of a transformers model writes into its configuration.
+
+    A classifier that gets labels finds out from them which loss it has, and stores that in
+    ``config.problem_type``. Once it is stored, steps change it no more, and compute what the first
+    one computes.
+
+    Returns:
+        Whether there was something to set.
+    """
+    with as_it_was({"task": task, "model": model}), torch.no_grad():
+        stepped = deepcopy(model)
+        task.loss(stepped, pytree.tree_map(_copied, batch))
+    found = False
+    for module, other in zip(model.modules(), stepped.modules(), strict=True):
+        config, now = getattr(module, "config", None), getattr(other, "config", None)
+        settled = getattr(now, "problem_type", None)
+        if getattr(config, "problem_type", "") is None and settled is not None:
+            config.problem_type = settled  # type: ignore[union-attr]
+            found = True
+    return found
+
+
 def _check_caches(caches: Sequence[Any], *, task: Task, model: torch.nn.Module, batch: Any) -> None:
     """Check that functions with cached results draw no random numbers at their first call.
 
