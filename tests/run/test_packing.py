@@ -17,6 +17,7 @@ from thrifty.core import (
     UsageError,
 )
 from thrifty.pack import AutoBackend
+from thrifty.pack.fused._block import Block
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment, Local, state_from_arrays, train_alone
 from thrifty.space import Linear, MultiStep, Timeline
@@ -202,6 +203,60 @@ def test_out_of_memory_shrinks_the_pack(tmp_path, memory, pack, room, where):
     assert {event.reason for event in run.every(PackShrunk)} == {"CUDA out of memory."}
     assert not run.every(StageFailed)
     check(run, exact=pack == "concatenated")
+
+
+class FrozenBase(LineTask):
+    """A trained layer on a frozen one, so large that checkpoints leave it out."""
+
+    def model(self, hp):
+        base = torch.nn.Linear(1, 20_000)
+        with torch.no_grad():
+            for parameter in base.parameters():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+        return torch.nn.Sequential(
+            base.requires_grad_(False), torch.nn.Tanh(), torch.nn.Linear(20_000, 1)
+        )
+
+
+RATES = [{"lr": 1e-5 * (k + 1)} for k in range(5)]
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_out_of_memory_in_a_fused_step_over_a_frozen_base(tmp_path, monkeypatch, room):
+    """The steps before it have changed rows, moments and streams of all trials in the block."""
+    original, sizes = Block.advance, []
+
+    def crowded(self):
+        sizes.append(len(self.trials))
+        ended = original(self)
+        if len(self.trials) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return ended
+
+    monkeypatch.setattr(Block, "advance", crowded)
+    local = Local(workers=1, threads=1, pack="fused", pack_size=5)
+    run = Run(local, tmp_path, FrozenBase(), RATES)
+    assert max(sizes) > room, "it has run out of memory"
+    assert sizes[-1] <= room
+    assert not run.every(StageFailed)
+    for number, config in enumerate(RATES):
+        nearly(run.metrics(number), alone(FrozenBase(), config, number))
+    assert len(list((tmp_path / "checkpoints").rglob("base-*"))) == 1
+
+
+@pytest.mark.parametrize("where", ["dry run", "step"])
+def test_what_fits_alone_only_is_trained_alone(tmp_path, monkeypatch, where):
+    def crowded(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    if where == "dry run":
+        monkeypatch.setattr("thrifty.pack.backends._fused.dry_run", crowded)
+    else:
+        monkeypatch.setattr(Block, "advance", crowded)
+    run = Run(Local(workers=1, threads=1, pack="fused"), tmp_path, FrozenBase(), RATES[:2])
+    assert not run.every(StageFailed)
+    for number, config in enumerate(RATES[:2]):
+        assert run.metrics(number) == alone(FrozenBase(), config, number)
 
 
 def test_out_of_memory_in_the_middle(tmp_path, monkeypatch):

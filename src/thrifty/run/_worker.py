@@ -195,6 +195,12 @@ class Worker:
                     self._waiting.appendleft(course)
                     self._limit_to(len(self._courses), error, out)
                     return
+                if out_of_memory(error) and not course.is_alone:
+                    # to find out whether it can be fused takes more memory than to train it
+                    self._backend.release(course.number)
+                    course.is_alone = True
+                    self._waiting.appendleft(course)
+                    continue
                 self._fail(course, error)
                 continue
             self._courses[course.number] = course
@@ -471,16 +477,21 @@ class Worker:
     def _shrink(self, error: Exception, out: list[Report]) -> None:
         """Halve the number of trials at a time after running out of memory.
 
-        The other trials wait, and resume from the end of their last epoch.
+        The other trials wait, and resume from the end of their last epoch. A single trial is
+        trained without a fused program, which takes memory of its own.
         """
         courses = list(self._courses.values())
+        may_go_alone = len(courses) == 1 and self._backend.is_fused(courses[0].number)
         self._limit_to(max(1, len(courses) // 2), error, out)
         self._courses.clear()
         self._backend = self._new_backend()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
         for course in reversed(courses):
-            if len(courses) == 1:
+            if may_go_alone and not course.is_alone:
+                course.start_again()
+                self._waiting.appendleft(course)
+            elif len(courses) == 1:
                 course.finale = self._failed(course, error)
                 self._closing.append(course)
             elif course.parked is None and (course.under_way or course.held):
