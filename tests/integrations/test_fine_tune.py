@@ -425,6 +425,37 @@ def test_a_study_and_its_adapter(tmp_path):
         assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
 
 
+@pytest.mark.parametrize("is_folder", [False, True], ids=["config", "folder"])
+def test_the_plan_forecasts_memory(tmp_path, is_folder):
+    base = SMALL
+    if is_folder:
+        base = tmp_path / "base"
+        LlamaForCausalLM(SMALL).save_pretrained(base)
+    task = th.FineTune(base, adapter=LORA, data=sentences, optimizer=th.AdamW(lr="lr"))
+    study = th.Study(
+        task,
+        th.Space(lr=0.1, rank=th.Choice([2, 4]), alpha=8),
+        algorithm=th.GridSearch(max_epochs=1),
+        metric="loss",
+        mode="min",
+        storage="sqlite://",
+        name="adapters",
+    )
+    memory = study.plan().memory
+    real = task.model(HyperParameters({"rank": 2, "alpha": 8}))
+    frozen = [p for p in real.parameters() if not p.requires_grad]
+    assert memory.base_bytes == sum(t.nbytes for t in (*frozen, *real.buffers()))
+    for each in memory.trials:
+        adapters = sum(p.nbytes for p in real.parameters() if p.requires_grad)
+        assert each.trained_bytes in (pytest.approx(4 * adapters * n, rel=0.02) for n in (1, 2)), (
+            "weights, gradients and two moments"
+        )
+        assert each.activation_bytes
+        assert 0.1 < each.shared_work < 0.7, "one of two blocks has no adapter"
+    assert "memory: a base of" in str(study.plan())
+    assert study.plan(memory=False).memory is None
+
+
 def test_a_base_that_changes_on_disk_is_another_task(tmp_path):
     folder = tmp_path / "base"
     LlamaForCausalLM(SMALL).save_pretrained(folder)

@@ -8,15 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
+import numpy as np
+
+from thrifty.core import error_text, plain_logger
+from thrifty.pack import Task, Trainable
+from thrifty.pack.trial._memory import MemoryForecast, available_memory, memory_of
 from thrifty.plan import ForestStage, SearchPlan, stage_forest
 from thrifty.search import Algorithm, History, Trial
-from thrifty.space import Config, Space, TimeUnit
+from thrifty.space import Config, Space, Timeline, TimeUnit
 from thrifty.space._units import EPOCHS
 
 from ._goals import Goals
 from ._ledger import Ledger
 from ._results import lines
 from .simulation._made_up import MadeUpRun
+
+
+logger = plain_logger(__name__)
 
 
 def unique_epochs(ledger: Ledger) -> list[int]:
@@ -60,7 +68,8 @@ class Forecast:
     Of the unique epochs, ``known_epochs`` are known already, from this study or another one of its
     plan. ``evaluated_epochs`` are only evaluated again: their states are kept, but the metrics have
     changed. The rest is trained. ``known_exact`` is True if all simulations agree on both. The
-    text counts in ``unit``.
+    text counts in ``unit``. ``memory`` is what trials need at a time, with one base for all and
+    with one for each; None if it was not asked for, or the task makes no model without values.
     """
 
     num_trials: int
@@ -74,6 +83,7 @@ class Forecast:
     evaluated_epochs: float = 0.0
     known_exact: bool = True
     unit: TimeUnit = EPOCHS
+    memory: MemoryForecast | None = None
 
     @property
     def epochs_to_train(self) -> float:
@@ -132,7 +142,43 @@ class Forecast:
             out.append(unit.definition)
         if not is_exact:
             out.append("estimate: the algorithm reacts to results, so thrifty simulated them")
-        return out
+        return [*out, *([] if self.memory is None else self.memory.lines())]
+
+
+NUM_SAMPLED = 4
+"""Configurations whose memory is computed."""
+
+
+def memory_forecast(
+    task: Task | Trainable, space: Space, *, max_epochs: int, seed: int, real: bool
+) -> MemoryForecast | None:
+    """Return the memory of some trials of a study; None if it is not known.
+
+    Args:
+        task: The task.
+        space: The search space, from which configurations are drawn.
+        max_epochs: The length of a trial.
+        seed: The seed of the draws.
+        real: Whether to make real models if the task makes none on the meta device.
+    """
+    if not isinstance(task, Task):
+        return None
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(NUM_SAMPLED):
+        values = Timeline(space.sample(rng), epochs=max_epochs).at(0)
+        try:
+            memory = memory_of(task, values, real=real)
+        except Exception as error:  # user code may raise anything
+            if real:
+                raise
+            logger.debug("memory is not forecast: %s", error_text(error))
+            return None
+        if memory is None:
+            return None
+        found.append(memory)
+    capacity, place = available_memory()
+    return MemoryForecast(trials=tuple(found), capacity_bytes=capacity, place=place)
 
 
 def forecast(  # noqa: PLR0913 (the parts of a study, and what is known of it)

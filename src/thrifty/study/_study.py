@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -28,7 +29,14 @@ from thrifty.space import Space, TimeUnit
 from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
 from ._epoch_size import EpochSizes, unit_of
-from ._forecast import Forecast, forecast, forest_of, mean_epoch_s, trained_forecast
+from ._forecast import (
+    Forecast,
+    forecast,
+    forest_of,
+    mean_epoch_s,
+    memory_forecast,
+    trained_forecast,
+)
 from ._goals import Bound, Goals, Mode
 from ._identity import Recipe
 from ._ledger import Ledger
@@ -183,10 +191,15 @@ class Study(PlotMixin):
 
     # -- before a run -----------------------------------------------------------------
 
-    def plan(self) -> Forecast:
+    def plan(self, *, memory: bool | None = None) -> Forecast:
         """Return how much there is to train, with and without sharing; train nothing.
 
         What an algorithm decides by results is estimated; see ``Forecast``.
+
+        Args:
+            memory: Whether to forecast the memory of trials, too. None: if the task makes its model
+                without values, as ``th.FineTune`` does. True makes some real models for tasks that
+                cannot, and reads a batch of the data.
 
         Raises:
             UsageError: Space, task, algorithm and metric do not fit together.
@@ -201,7 +214,7 @@ class Study(PlotMixin):
             return trained_forecast(
                 finished, forest=forest_of(finished), epoch_seconds=mean_epoch_s(finished)
             )
-        return forecast(
+        found = forecast(
             self.algorithm,
             self.space,
             goals=self.goals,
@@ -213,6 +226,16 @@ class Study(PlotMixin):
             known=repository.known(),
             unit=self.unit,
         )
+        if memory is False:
+            return found
+        needed = memory_forecast(
+            self.task,
+            self.space,
+            max_epochs=self.algorithm.max_epochs,
+            seed=self.seed,
+            real=bool(memory),
+        )
+        return replace(found, memory=needed)
 
     def simulate(
         self,

@@ -232,6 +232,14 @@ class Task(_Identified, ABC):
         """
         raise NotImplementedError
 
+    def meta_model(self, hp: HyperParameters) -> torch.nn.Module | None:
+        """Return the model on PyTorch's meta device, for a forecast of its memory.
+
+        ``Study.plan()`` forecasts memory only for tasks that override it, because a model without
+        values costs nothing. By default, returns None.
+        """
+        return None
+
     def adapt(self, model: torch.nn.Module, hp: HyperParameters) -> None:
         """Bring a model up to date with hyper-parameters that changed; called before each epoch.
 

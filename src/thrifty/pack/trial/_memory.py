@@ -1,0 +1,265 @@
+"""How much memory a trial needs beside what it shares with others, without training.
+
+The model is made on PyTorch's meta device, where tensors have shapes and no values. One step of it
+shows which tensors it keeps, and which products depend on the frozen base and the batch alone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from thrifty.core import plain_logger
+from thrifty.pack._state import borrowed_streams
+from thrifty.pack.task._data import open_source, train_batches
+from thrifty.pack.task._followed_optimizers import FollowedOptimizers
+from thrifty.pack.task._task import HyperParameters, Task, options_of, own_task
+
+from ._trial import batch_size_of, check_batches
+
+
+logger = plain_logger(__name__)
+
+SLACK = 2.0
+"""How much more than what a step keeps it may take: temporaries, workspaces, fragments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialMemory:
+    """The memory of one trial, about.
+
+    Attributes:
+        base_bytes: Frozen parameters and buffers, which trials share.
+        trained_bytes: Trained parameters, their gradients, and the optimizer's state.
+        activation_bytes: What a step keeps for its gradient; None if that is not known.
+        shared_work: Share of a step's multiplications below the first trained parameter. Trials
+            that see the same batch do them once; None if that is not known.
+    """
+
+    base_bytes: int
+    trained_bytes: int
+    activation_bytes: int | None
+    shared_work: float | None
+
+    @property
+    def own_bytes(self) -> tuple[float, float]:
+        """Bytes that a trial adds to the base: at least, and with all that a step may take."""
+        kept = self.activation_bytes or 0
+        return self.trained_bytes + kept, self.trained_bytes + SLACK * kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryForecast:
+    """The memory of trials of a study, with one base for all of them and with a base for each.
+
+    Attributes:
+        trials: Some trials of the study.
+        capacity_bytes: The memory that trials may take.
+        place: Whose memory that is.
+    """
+
+    trials: Sequence[TrialMemory]
+    capacity_bytes: float
+    place: str
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes of the base."""
+        return max(each.base_bytes for each in self.trials)
+
+    @property
+    def own_bytes(self) -> tuple[float, float]:
+        """Bytes that a trial adds to the base: of the smallest trial, and of the largest one."""
+        own = [each.own_bytes for each in self.trials]
+        return min(low for low, _ in own), max(high for _, high in own)
+
+    def num_trials(self, *, shared: bool) -> tuple[int, int]:
+        """Return how many trials fit at a time: for certain as far as is known, and at best.
+
+        Args:
+            shared: Whether all have one base.
+        """
+        low, high = self.own_bytes
+        if shared:
+            left = max(0.0, self.capacity_bytes - self.base_bytes)
+            return int(left // high), int(left // low)
+        base, capacity = self.base_bytes, self.capacity_bytes
+        return int(capacity // (base + high)), int(capacity // (base + low))
+
+    def lines(self) -> list[str]:
+        """Return the forecast as text."""
+        trained = [each.trained_bytes for each in self.trials]
+        known = [each.activation_bytes for each in self.trials]
+        base = f"a base of {_size(self.base_bytes)}, once for all trials of a worker; "
+        adds = f"a trial adds about {_span(*self.own_bytes, _size)}"
+        out = [f"memory: {base if self.base_bytes else ''}{adds}"]
+        state = f"{_span(min(trained), max(trained), _size)} of trained parameters, gradients "
+        state += "and optimizer state"
+        numbers = [each for each in known if each is not None]
+        if len(numbers) == len(known):
+            acts = _span(min(numbers), SLACK * max(numbers), _size)
+            out.append(f"  {state}, and about {acts} of activations")
+        else:
+            out.append(f"  {state}; its activations are not known")
+        shared, own = (self.num_trials(shared=each) for each in (True, False))
+        out.append(
+            f"  about {_span(*shared, str)} trials fit into {_size(self.capacity_bytes)} "
+            f"({self.place}), and {_span(*own, str)} if each had a base of its own"
+        )
+        works = [each.shared_work for each in self.trials if each.shared_work is not None]
+        if works:
+            out.append(
+                f"  about {_span(min(works), max(works), _percent)} of a step's multiplications "
+                "depend on base and batch alone: a pack does them once"
+            )
+        return out
+
+
+def memory_of(task: Task, values: Mapping[str, Any], *, real: bool = False) -> TrialMemory | None:
+    """Return the memory of a trial; None if the task makes no model on the meta device.
+
+    Args:
+        task: The task.
+        values: The hyper-parameters in the first epoch.
+        real: Whether to make a real model if the task makes none on the meta device.
+    """
+    hp = HyperParameters(values)
+    with borrowed_streams():
+        mine = own_task(task)
+        model = mine.meta_model(hp)
+        if model is None:
+            if not real:
+                return None
+            model = mine.model(hp).to("meta")
+        frozen = [p for p in model.parameters() if not p.requires_grad]
+        weights = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        kept, work = _step(mine, model, values)
+        return TrialMemory(
+            base_bytes=sum(p.nbytes for p in (*frozen, *model.buffers())),
+            trained_bytes=2 * weights + _state_bytes(mine, model, values),
+            activation_bytes=kept,
+            shared_work=work,
+        )
+
+
+def available_memory() -> tuple[float, str]:
+    """Return the memory of the first GPU, or else of this machine, and what it belongs to."""
+    if torch.cuda.is_available():
+        return float(torch.cuda.get_device_properties(0).total_memory), "the first GPU"
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")), "this machine"
+    except (ValueError, OSError, AttributeError):
+        return math.inf, "a memory that is not known"
+
+
+def _state_bytes(task: Task, model: torch.nn.Module, values: Mapping[str, Any]) -> int:
+    """Return the bytes of the optimizer's state after a step."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizers = FollowedOptimizers(task.optimizer, model, values)
+    optimizers.follow(values)
+    out = 0
+    for part in optimizers.parts.values():
+        part.torch.step()
+        for state in part.torch.state.values():
+            out += sum(v.nbytes for v in state.values() if isinstance(v, torch.Tensor))
+    return out
+
+
+def _step(
+    task: Task, model: torch.nn.Module, values: Mapping[str, Any]
+) -> tuple[int | None, float | None]:
+    """Return the bytes that a step keeps for its gradient, and the share of its shared work.
+
+    Both are None if the step needs values, which tensors on the meta device have not.
+    """
+    source = open_source(task.data(HyperParameters(values)), device=torch.device("cpu"))
+    options = options_of(task)
+    rows = batch_size_of(task, values) // check_batches(task, options, values)
+    batch = next(iter(train_batches(source, seed=0, epoch=0, batch_size=rows)))
+    on_meta = pytree.tree_map(
+        lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, batch
+    )
+    own = {
+        tensor.untyped_storage()._cdata
+        for tensor in (*model.parameters(), *model.buffers(), *pytree.tree_leaves(on_meta))
+        if isinstance(tensor, torch.Tensor)
+    }
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    counter = _SharedWork(model)
+    model.train()
+    try:
+        with counter, saved_tensors_hooks(keep, lambda tensor: tensor):
+            torch.autograd.backward(task.loss(model, on_meta))
+    except Exception as error:  # noqa: BLE001 (user code may raise anything)
+        logger.debug("activations are not forecast: %s: %s", type(error).__name__, error)
+        return None, None
+    return sum(kept.values()), counter.share
+
+
+class _SharedWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts multiplications of operations that do not depend on what is trained, and of all."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad]
+        self._differ = {id(p) for p in self._held}
+        self._shared = self._all = 0
+
+    @property
+    def share(self) -> float | None:
+        """The share of the shared ones; None if there are no multiplications."""
+        return self._shared / self._all if self._all else None
+
+    def __torch_dispatch__(  # noqa: PLR0917 (PyTorch calls it so)
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
+            return True  # transformers asks so whether each row of a batch is one sequence
+        out = func(*args, **kwargs)
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        differs = any(id(t) in self._differ for t in tensors)
+        made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        if differs:
+            self._differ.update(map(id, made))
+        self._held += made  # an identity must not be given to another tensor
+        packet = getattr(func, "overloadpacket", func)
+        if packet in flop_registry:
+            num = int(flop_registry[packet](*args, **kwargs, out_val=out))
+            self._all += num
+            self._shared += 0 if differs else num
+        return out
+
+
+def _span(low: float, high: float, shown: Callable[[Any], str]) -> str:
+    one, other = shown(low), shown(high)
+    return one if one == other else f"{one} to {other}"
+
+
+def _size(num_bytes: float) -> str:
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:,.1f} {unit}"
+    return f"{num_bytes / 1024:,.1f} KiB"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"
