@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 DATES = {
     "core/_determinism.py": "the machine's date, behind the interface",
     "integrations/_mlflow.py": "a date that MLflow asks for",
+    "pack/fused/_activation_folder.py": "the age of a file, whose date is the machine's",
 }
 """Files that may read the wall clock directly, with the reason."""
 
