@@ -78,7 +78,7 @@ class Timed(Local):
 
     folder: Path
 
-    def open(self, task, *, checkpoints, folder, curves=None, refused=None):
+    def open(self, task, *, checkpoints, folder, **_):
         specs = [spec(checkpoints, pack=self.pack)]
         return ProcessExecutor(task, specs, epoch_timeout_s=LIMIT_S, clock=Clock(self.folder))
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 
@@ -296,7 +296,7 @@ class KeptTrunk:
         tape: The trunk; it leaves its results in ``values``.
         values: Where the head reads the results.
         activations: The results kept so far.
-        samples: The samples that they belong to.
+        samples: The samples that they belong to; only a weak reference is kept.
 
     Attributes:
         was_used: Whether kept results have gone into a step or an evaluation.
@@ -317,7 +317,7 @@ class KeptTrunk:
         self._tape = tape
         self._values = tuple(values)
         self.activations = activations
-        self.samples = samples
+        self.samples = ref(samples)
         self.was_used = False
         self._index: torch.Tensor | None = None
         self._verify = self._loads = False
@@ -341,8 +341,11 @@ class KeptTrunk:
             The inputs that have to be in; None for all of them.
         """
         kept = self.activations
-        is_known = not kept.is_dropped and all(
-            one is other for one, other in zip(samples.arrays, self.samples.arrays, strict=True)
+        known = self.samples()
+        is_known = (
+            known is not None
+            and not kept.is_dropped
+            and all(one is other for one, other in zip(samples.arrays, known.arrays, strict=True))
         )
         self._index = index if is_known else None
         has_all = self._index is not None and kept.have(self._index)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch.utils import _pytree as pytree
@@ -113,6 +114,8 @@ class Bound:
         names: Names of the outputs that come before any gradients.
         is_checked: Whether one trial's step with it has been compared with the step alone.
         trunk: The part of the program whose results are kept by sample; the tape is the rest then.
+        samples: The samples that the present batch consists of; a program does not keep them.
+        index: Which of them.
     """
 
     variant: Variant
@@ -125,7 +128,7 @@ class Bound:
     names: tuple[str, ...] = ()
     is_checked: bool = False
     trunk: KeptTrunk | None = None
-    samples: Samples | None = None
+    samples: ReferenceType[Samples] | None = None
     index: torch.Tensor | None = None
 
     def gather(self, samples: Samples, index: torch.Tensor, *, verify: bool = False) -> None:
@@ -138,7 +141,7 @@ class Bound:
             index: Which of them.
             verify: Whether to compare kept results of the trunk with new ones.
         """
-        self.samples, self.index = samples, index
+        self.samples, self.index = ref(samples), index
         num = len(index)
         reads = None if self.trunk is None else self.trunk.begin(samples, index, verify=verify)
         for place, (array, target) in enumerate(zip(samples.arrays, self.gathered, strict=True)):
@@ -237,9 +240,9 @@ class Programs(User):
                 reason = f"recording it failed with {type(error).__name__}: {error}"
                 raise UnfusableError(reason) from error
             bound.tape = self._bind(bound, bound.recorded)
-            if bound.trunk is not None:
-                assert bound.samples is not None
-                bound.trunk.begin(bound.samples, bound.index, verify=False)
+            samples = None if bound.samples is None else bound.samples()
+            if bound.trunk is not None and samples is not None:
+                bound.trunk.begin(samples, bound.index, verify=False)
         return bound.tape
 
     def is_current(self, bound: Bound) -> bool:
@@ -258,10 +261,10 @@ class Programs(User):
 
     def look_at_samples(self) -> None:
         """Find out whether samples have changed that kept activations belong to."""
-        for samples in {trunk.samples for trunk in self._trunks() if trunk.was_used}:
-            if samples.look():
+        for samples in {trunk.samples() for trunk in self._trunks() if trunk.was_used}:
+            if samples is not None and samples.look():
                 for trunk in self._trunks():
-                    if trunk.samples is samples:
+                    if trunk.samples() is samples:
                         trunk.activations.fail("the data have changed in place")
 
     def take_doubt(self) -> str:
@@ -354,7 +357,8 @@ class Programs(User):
 
         The rest becomes the trunk of ``bound`` if its results may be kept.
         """
-        store, samples, structure = self._store, bound.samples, self._structure
+        store, structure = self._store, self._structure
+        samples = None if bound.samples is None else bound.samples()
         is_known = bound.variant.shared and bound.rows is None and samples is not None
         if store is None or not store.is_on or not is_known or not structure.held:
             return program
