@@ -152,9 +152,9 @@ class AutoBackend(Backend):
                 leaves = partial(self._leaves_fused, slot, plans.get(slot), outcome)
                 outcomes[slot] = guarded(leaves)
                 shares[slot] = shares[slot].plus(watch.spent())
-            elif isinstance(outcome, UnverifiedError):
-                if outcome.mismatch and self._on_refused is not None:
-                    continue  # reported with its structure, once for all of its trials
+            elif isinstance(outcome, UnverifiedError) and not (
+                outcome.mismatch and self._on_refused  # reported with its structure, once for all
+            ):
                 how = None if outcome.mismatch else "trained again alone, only this trial"
                 self._say(str(outcome), how=how)
         # divide the rest, such as the time of measurements, equally among all slots
