@@ -58,6 +58,7 @@ bench: .venv/ready-bench
 	$(BIN)/python -m bench.bench_search
 	$(BIN)/python -m bench.bench_rex
 	$(BIN)/python -m bench.bench_ladder
+	$(BIN)/python -m bench.bench_finetune
 	$(BIN)/python -m bench.bench_graph
 	$(BIN)/python -m bench.bench_cloud
 	$(BIN)/python -m bench.bench_gyro

@@ -1,0 +1,163 @@
+"""The LoRA sweep of ``bench_finetune``: base, configurations, and one run by peft and PyTorch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import peft
+import torch
+import torch.nn.functional as F
+import transformers
+
+import thrifty as th
+from thrifty.core import derive_seed, step_seed
+from thrifty.pack import epoch_order
+
+
+SEED = 0
+RANKS = (32, 16, 8, 2)
+RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+TARGETS = (("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A base, and the batches on which adapters over it are trained.
+
+    Attributes:
+        hidden: Width of the base.
+        layers: Number of its blocks.
+        vocabulary: Number of tokens.
+        batch: Sequences in a batch.
+        length: Tokens in a sequence.
+        steps: Steps of an epoch.
+        double: Whether to compute in double precision.
+        device: Where to train.
+    """
+
+    hidden: int = 512
+    layers: int = 8
+    vocabulary: int = 4096
+    batch: int = 1
+    length: int = 32
+    steps: int = 10
+    double: bool = False
+    device: str = "cpu"
+
+    @property
+    def config(self) -> transformers.LlamaConfig:
+        return transformers.LlamaConfig(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.hidden * 11 // 4,
+            num_hidden_layers=self.layers,
+            num_attention_heads=max(1, self.hidden // 64),
+            num_key_value_heads=max(1, self.hidden // 64),
+            max_position_embeddings=self.length,
+        )
+
+    def base(self, hp: Any = None) -> transformers.LlamaForCausalLM:
+        """Return the base, the same for all trials."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            model = transformers.LlamaForCausalLM(self.config)
+        return model.double() if self.double else model
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        return _tokens(self.steps * self.batch, self.length, self.vocabulary)
+
+
+@cache
+def _tokens(num: int, length: int, vocabulary: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randint(0, vocabulary, (num, length), generator=generator)
+
+
+def configurations(num: int = 16) -> list[dict[str, Any]]:
+    """Return LoRA configurations: each rank with each rate, the layers by turns.
+
+    Each rank and each rate has both sets of layers.
+
+    >>> len({(each["rank"], each["lr"]) for each in configurations()})
+    16
+    """
+    return [
+        {
+            "rank": rank,
+            "alpha": 2 * rank,
+            "lr": rate,
+            "targets": TARGETS[(place + number) % len(TARGETS)],
+        }
+        for place, rank in enumerate(RANKS)
+        for number, rate in enumerate(RATES)
+    ][:num]
+
+
+class Sweep(th.FineTune):
+    """The sweep as a task. It evaluates nothing, as the plain loops do not."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(
+            setting.base,
+            adapter=th.LoRA(r="rank", alpha="alpha", targets="targets"),
+            data=partial(_sequences, setting),
+            optimizer=th.AdamW(lr="lr"),
+            batch_size=setting.batch,
+        )
+
+    def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
+        return {}
+
+
+def _sequences(setting: Setting, _: Any) -> th.ArrayData:
+    return th.ArrayData(train=(setting.tokens,), valid=(setting.tokens[:1],))
+
+
+def adapted(setting: Setting, config: Mapping[str, Any]) -> torch.nn.Module:
+    """Return the base with one trial's adapters, made by peft."""
+    base = setting.base()
+    torch.manual_seed(derive_seed(SEED, "model"))
+    wanted = peft.LoraConfig(
+        r=config["rank"],
+        lora_alpha=config["alpha"],
+        target_modules=list(config["targets"]),
+        task_type="CAUSAL_LM",
+    )
+    with warnings.catch_warnings():
+        # peft 0.21 asks transformers 5 for an attribute by its old name
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+        return peft.get_peft_model(base, wanted).to(setting.device)
+
+
+def solo_steps(setting: Setting, model: torch.nn.Module, rate: float) -> Iterator[torch.Tensor]:
+    """Train adapters by plain PyTorch, a step at a time, without end."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=rate)
+    tokens, epoch = setting.tokens.to(setting.device), 0
+    while True:
+        model.train()
+        order = epoch_order(len(tokens), seed=SEED, epoch=epoch).to(setting.device)
+        for step, rows in enumerate(order.split(setting.batch)):
+            torch.manual_seed(step_seed(derive_seed(SEED, "epoch", epoch), step))
+            batch = tokens[rows]
+            optimizer.zero_grad()
+            logits = model(input_ids=batch, use_cache=False).logits[:, :-1]
+            loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), batch[:, 1:].reshape(-1))
+            loss.backward()
+            optimizer.step()
+            yield loss.detach()
+        epoch += 1
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return a copy of the trained weights."""
+    return {
+        name: parameter.detach().cpu().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
