@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterator, Mapping
+from copy import deepcopy
 from functools import cached_property
 from itertools import count
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -236,6 +238,26 @@ def is_shared(tensor: torch.Tensor) -> bool:
 def cheap_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy that may be changed; one of a shared tensor takes no memory until it is."""
     return torch._lazy_clone(tensor) if is_shared(tensor) else tensor.clone()
+
+
+def share(model: torch.nn.Module, names: Collection[str]) -> None:
+    """Let copies of a model share some of its parameters and buffers, until one is written to."""
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name in names:
+        if _CAN_SHARE and name in own and _is_plain(own[name]):
+            torch._lazy_clone(own[name].detach())
+
+
+def copy_of(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a deep copy of a model; what is shared takes no memory until it is written to."""
+    copied: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if _is_plain(tensor) and is_shared(tensor):
+            copy = torch._lazy_clone(tensor.detach())
+            if isinstance(tensor, torch.nn.Parameter):
+                copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+            copied[id(tensor)] = copy
+    return deepcopy(model, copied)
 
 
 def are_intact(frozen: Mapping[str, FrozenTensor], tensors: Mapping[str, torch.Tensor]) -> bool:

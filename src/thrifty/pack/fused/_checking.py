@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.pack._frozen import copy_of
 from thrifty.pack.task._data import valid_batches
 from thrifty.pack.verify import (
     Difference,
@@ -156,7 +156,7 @@ def _in_double_for_a_while(
 def _in_double(structure: Structure) -> Structure:
     out = Structure(
         structure.task,
-        deepcopy(structure.model).double(),
+        copy_of(structure.model).double(),
         batch_spec=structure.batch_spec,
         trained=structure.trained,
         held=structure.held,

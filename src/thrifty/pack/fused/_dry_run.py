@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from thrifty.pack._frozen import cheap_copy
+from thrifty.pack._frozen import cheap_copy, copy_of, share
 from thrifty.pack._state import step_counters
 from thrifty.pack.task._data import WholeBatch
 from thrifty.pack.task._task import Task
@@ -108,7 +107,7 @@ def _check_caches(caches: Sequence[Any], *, task: Task, model: torch.nn.Module, 
     with torch.no_grad(), suppress(Exception):
         for _ in range(2):
             torch.default_generator.manual_seed(0)
-            task.loss(deepcopy(model), pytree.tree_map(_copied, batch))
+            task.loss(copy_of(model), pytree.tree_map(_copied, batch))
             states.append(torch.get_rng_state())
     filled = any(cache.cache_info().currsize for cache in caches)
     if filled and len(states) == 2 and not torch.equal(*states):
@@ -214,16 +213,17 @@ def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> boo
         return False
     rows = _some_rows(pytree.tree_leaves(batch), double=True)
     try:
+        narrow = _copy(model, double=True)
         wide = Structure(
             structure.task,
-            _copy(structure.model, double=True),
+            _lent(structure.model, structure.held, by=narrow).double(),
             batch_spec=structure.batch_spec,
             trained=structure.trained,
             held=structure.held,
             numbers=structure.numbers,
         )
         return Experiment(
-            structure=wide, models=[_copy(model, double=True)], batches=[rows], tolerance=TOLERANCE
+            structure=wide, models=[narrow], batches=[rows], tolerance=TOLERANCE
         ).trains_alike()
     except (UnfusableError, RuntimeError):
         return False
@@ -247,7 +247,9 @@ def _tested(
     numbers: Collection[str],
     double: bool,
 ) -> Structure:
-    models = [_copy(model, double=double) for _ in range(2)]
+    first = _copy(model, double=double)
+    share(first, frozen)
+    models = [first, copy_of(first)]
     _perturb(models[1], besides=frozen)
     known = numbers_of(models[1])
     for path in numbers:
@@ -260,7 +262,7 @@ def _tested(
     held = _held(models[0], alone[0], frozen=frozen, trained=trained)
 
     def structure(*, double: bool) -> Structure:
-        made = _copy(model, double=double, shared=() if double else held)
+        made = copy_of(models[0]) if double else _copy(model, double=False)
         return Structure(task, made, batch_spec=spec, trained=trained, held=held, numbers=numbers)
 
     experiment = Experiment(
@@ -305,7 +307,7 @@ def _all_alone(
             changes a watched value.
         _NoDoubleError: The step fails in double precision.
     """
-    copies = [deepcopy(model) for model in models]
+    copies = [copy_of(model) for model in models]
     watch = Watch({"task": task, "model": copies[0]}, ignored=rate_places(copies[0]))
     if watch.unwatchable:
         raise _StepError(f"{watch.unwatchable} is an iterator, whose position cannot be read")
@@ -348,6 +350,19 @@ def _padding_agrees(experiment: Experiment) -> bool:
     return replace(experiment, num_rows=(rows, max(1, rows - 2))).trains_alike()
 
 
+def _lent(
+    model: torch.nn.Module, names: Collection[str], *, by: torch.nn.Module
+) -> torch.nn.Module:
+    """Return a copy of a model with some tensors of another one, without copies of these."""
+    share(by, names)
+    out = copy_of(model)
+    own = {**dict(out.named_parameters()), **dict(out.named_buffers())}
+    for name, tensor in (*by.named_parameters(), *by.named_buffers()):
+        if name in names:
+            own[name].data = cheap_copy(tensor.detach())
+    return out
+
+
 def _some_rows(
     leaves: Sequence[torch.Tensor], *, double: bool, last: bool = False
 ) -> list[torch.Tensor]:
@@ -368,15 +383,9 @@ def _perturb(model: torch.nn.Module, *, besides: Collection[str] = ()) -> None:
                 parameter.add_(0.05 * torch.randn_like(parameter))
 
 
-def _copy(model: torch.nn.Module, *, double: bool, shared: Collection[str] = ()) -> torch.nn.Module:
-    """Return a copy of a model; ``shared`` names tensors that share the model's memory."""
+def _copy(model: torch.nn.Module, *, double: bool) -> torch.nn.Module:
     try:
-        out = deepcopy(model)
+        out = copy_of(model)
     except Exception as error:  # copying a model's attributes may raise anything
         raise UnfusableError(f"it cannot be copied: {error}") from error
-    if shared:
-        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        for name, tensor in (*out.named_parameters(), *out.named_buffers()):
-            if name in shared:
-                tensor.data = cheap_copy(own[name].detach())
     return out.double() if double else out

@@ -12,8 +12,10 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import TensorWeakRef
 
 from thrifty.pack._frozen import address
 
@@ -232,7 +234,7 @@ def record(
         },
         draws=tuple(recorder.known(t) for t in draws()),
         outputs=tuple(None if t is None else recorder.value_of(t) for t in outputs),
-        meta=tuple((t.shape, t.stride(), t.dtype) for t in recorder.tensors),
+        meta=tuple(recorder.meta),
     )
     return program, outputs
 
@@ -240,20 +242,21 @@ def record(
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that records calls and numbers their tensors.
 
-    It identifies a tensor by object, or by memory where autograd has made another object for it.
+    It identifies a tensor by object, or by memory where autograd has made another object for it. It
+    keeps no result alive, so that a recording needs no more memory than a plain step.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
-        self.tensors: list[torch.Tensor] = []
+        self.meta: list[tuple[torch.Size, tuple[int, ...], torch.dtype]] = []
         self.foreign: dict[int, torch.Tensor] = {}
         self._follows: set[int] = set(range(len(inputs)))
         """Values that depend on the inputs, so that reading them may differ at the next step."""
-        self._by_id: dict[int, int] = {}
-        self._by_memory: dict[tuple[Any, ...], int] = {}
+        self._by_id: dict[int, tuple[TensorWeakRef, int]] = {}
+        self._by_memory: dict[tuple[Any, ...], tuple[StorageWeakRef, int]] = {}
         for tensor in inputs:
-            self.foreign[len(self.tensors)] = tensor
+            self.foreign[len(self.meta)] = tensor
             self._add(tensor)
 
     def __torch_dispatch__(
@@ -272,11 +275,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = out if isinstance(out, list | tuple) else (out,)
         places = tuple(i for i, t in enumerate(found) if isinstance(t, torch.Tensor))
         outputs = [found[i] for i in places]
-        numbers = tuple(self._by_id.get(id(t), -1) for t in outputs)
+        before = [self.known(t) for t in outputs]
         numbers = tuple(
-            self._add(t) if number < 0 else number
-            for t, number in zip(outputs, numbers, strict=True)
+            self._add(t) if number is None else number
+            for t, number in zip(outputs, before, strict=True)
         )
+        for tensor, number in zip(outputs, numbers, strict=True):
+            self.meta[number] = _meta(tensor)  # a call may have changed it in place
         if follows:
             self._follows.update(numbers)
         self.calls.append(
@@ -302,32 +307,41 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def value_of(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor; a tensor that no call made becomes a constant."""
-        number = self._by_id.get(id(tensor))
+        number = self._find(tensor)
         if number is None:
-            number = self._by_memory.get(_memory(tensor))
-        if number is None:
-            self.foreign[len(self.tensors)] = tensor
+            self.foreign[len(self.meta)] = tensor
             number = self._add(tensor)
         return number
 
     def follows(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor depends on the inputs."""
-        number = self._by_id.get(id(tensor))
-        if number is None:
-            number = self._by_memory.get(_memory(tensor))
-        return number in self._follows
+        return self._find(tensor) in self._follows
 
     def known(self, tensor: torch.Tensor) -> int | None:
         """Return the number of a recorded tensor, or None for another tensor."""
-        return self._by_id.get(id(tensor))
+        found = self._by_id.get(id(tensor))
+        # another object may have had the same id before
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def _find(self, tensor: torch.Tensor) -> int | None:
+        number = self.known(tensor)
+        if number is not None:
+            return number
+        found = self._by_memory.get(_memory(tensor))
+        # other tensors may have had the same memory before
+        if found is None or found[0].expired():  # type: ignore[no-untyped-call]
+            return None
+        return found[1]
 
     def _add(self, tensor: torch.Tensor) -> int:
-        # keep the tensor alive so that neither its id nor its memory is reused
-        self.tensors.append(tensor)
-        number = len(self.tensors) - 1
-        self._by_id[id(tensor)] = number
+        number = len(self.meta)
+        self.meta.append(_meta(tensor))
+        self._by_id[id(tensor)] = (TensorWeakRef(tensor), number)
         if tensor.numel():
-            self._by_memory.setdefault(_memory(tensor), number)
+            place = _memory(tensor)
+            found = self._by_memory.get(place)
+            if found is None or found[0].expired():  # type: ignore[no-untyped-call]
+                self._by_memory[place] = (_storage(tensor), number)
         return number
 
 
@@ -384,6 +398,16 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (address(tensor), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _meta(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
+    return (tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef:
+    """Return a reference to a tensor's memory that does not keep it."""
+    with torch._C.DisableTorchFunction():
+        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _same_call(a: Call, b: Call) -> bool:

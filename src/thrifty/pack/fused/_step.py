@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.pack._frozen import copy_of
 from thrifty.pack.task._data import WholeBatch
 from thrifty.pack.task._task import Task
 
@@ -317,7 +317,7 @@ class Experiment:
         for k, (model, batch) in enumerate(zip(self.models, self.batches, strict=True)):
             num = None if self.num_rows is None else self.num_rows[k]
             real = self._whole([leaf[:num] for leaf in batch])
-            steps.append(train_alone(self.structure.task, deepcopy(model), real, seed=k))
+            steps.append(train_alone(self.structure.task, copy_of(model), real, seed=k))
         return steps
 
     def _whole(self, leaves: Sequence[torch.Tensor]) -> Any:
