@@ -14,7 +14,7 @@ import thrifty as th
 from tests.pack._drive import Trial, alone, assert_same, together
 from thrifty.cli._outputs import _write_adapter
 from thrifty.core import derive_seed, step_seed
-from thrifty.pack import BlockOptions, FusedBackend, HyperParameters
+from thrifty.pack import BlockOptions, FusedBackend, HyperParameters, UnfusableError
 from thrifty.pack._state import unpack_state
 from thrifty.pack.task._data import epoch_order
 from thrifty.testing import LineTask
@@ -63,9 +63,9 @@ class InDouble(th.FineTune):
         return super().model(hp).double()
 
 
-def llama(**changes):
+def llama(*, base=SMALL, **changes):
     options = {"adapter": LORA, "data": sentences, "optimizer": th.AdamW(lr="lr"), "batch_size": 8}
-    return InDouble(SMALL, **{**options, **changes})
+    return InDouble(base, **{**options, **changes})
 
 
 def trials(*configs, epochs=2):
@@ -141,6 +141,44 @@ def test_factors_of_adapters_are_packed_together():
     (block,) = {id(each): each for each in backend._home.values()}.values()
     assert len(block.structure.numbers) == 2, "one for each adapter of a trial"
     assert not {name for name in block.structure.frozen if name not in block.structure.held}
+
+
+def test_ranks_come_in_any_order():
+    ranks = (2, 4, 1)
+    of = trials(*({"rank": rank, "alpha": 2 * rank} for rank in ranks))
+    backend = FusedBackend(llama(), block=BlockOptions(size=8))
+    for slot, trial in enumerate(of):
+        backend.stack(slot, trial.member)
+    assert len({id(block) for block in backend._home.values()}) == 1
+    check_packed(llama(), of)
+
+
+def tied(hp):
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**{**SMALL.to_dict(), "tie_word_embeddings": True}))
+
+
+def checkpointed(hp):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(SMALL)
+    # transformers 5 has renamed it
+    named = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+    next(getattr(model, name) for name in named if hasattr(model, name))()
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.parametrize("targets", [("q_proj", "lm_head"), ("q_proj", "embed_tokens")])
+def test_adapters_on_tied_weights(targets):
+    adapter = th.LoRA(r="rank", alpha="alpha", targets=targets)
+    check_packed(llama(base=tied, adapter=adapter), trials({}, {"alpha": 2}))
+
+
+def test_gradient_checkpointing_is_trained_alone():
+    backend = FusedBackend(llama(base=checkpointed))
+    # peft puts a hook on the inputs, so that gradients get through the frozen embedding
+    with pytest.raises(UnfusableError, match="has hooks"):
+        backend.stack(0, trials({})[0].member)
 
 
 def test_dropout_before_an_adapter():

@@ -32,6 +32,7 @@ from thrifty.pack.fused._fusable import (
     check_memory,
     dropout_rates,
     family,
+    has_base,
     kin,
     number_values,
     settings,
@@ -182,12 +183,14 @@ class FusedBackend(Backend):
         _check_usual(trial)
         rows = _rows(trial)
         batch_size = trial.batch_size(values)
-        group = (trial.signature, self._kind(trial, values), rows)
+        kind, kin_of = self._kind(trial, values), kin(trial.model)
         half_octave = round(2 * math.log2(batch_size))
+        # adapters of several ranks are padded to the widest
+        alike = (family(trial.model), kin_of) if has_base(trial.model) else trial.signature
         return Traits(
-            identity=(*group[:2], batch_size, rows),
-            group=group,
-            kin=(kin(trial.model), half_octave, rows),
+            identity=(trial.signature, kind, batch_size, rows),
+            group=(alike, kind, rows),
+            kin=(kin_of, half_octave, rows),
         )
 
     def traits_of(self, key: Hashable) -> Traits:
@@ -429,8 +432,15 @@ class FusedBackend(Backend):
     def _kind(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
         return grouped_optimizer(trial.followed, values)[1]
 
-    def _place(self, trial: FusedTrial, values: Mapping[str, Any]) -> None:
-        """Put a trial into a block of its structure with a free row.
+    def _place(
+        self, trial: FusedTrial, values: Mapping[str, Any], *, host: Hashable | None = None
+    ) -> None:
+        """Put a trial into a block with a free row.
+
+        Args:
+            trial: The trial.
+            values: Its hyper-parameters.
+            host: The key of the block; by default that of the trial, or of wider trials.
 
         Raises:
             UnfusableError: It cannot be fused, or shares tensors with another trial.
@@ -439,11 +449,13 @@ class FusedBackend(Backend):
         if not trial.is_frozen_intact():  # something has read them as an array, as before writing
             trial.adopt_frozen()
         key = self.key(trial, values)
-        host = self.host(trial, values)
+        if host is None:
+            host = self.host(trial, values)
         optimizer = self._ready_optimizer(trial, values)
         blocks = self._blocks.setdefault(key if host is None else host, [])
         batch_size = trial.batch_size(values)
         block = next((b for b in blocks if b.takes(batch_size)), None)
+        is_first = not blocks
         if block is None:
             options = self._options.get(key if host is None else host, self._default)
             block = Block(
@@ -464,6 +476,29 @@ class FusedBackend(Backend):
             self._contents.note(self._structure_key(trial), trial, trial.frozen_content())
         trial.refusal_key = self.refusal_key(trial)
         self._home[trial], self._keys[trial] = block, key
+        if is_first and trial.frozen:
+            self._gather_narrower(key)
+
+    def _gather_narrower(self, key: Hashable) -> None:
+        """Move trials that have not begun yet into the block of a wider one that has just come.
+
+        Adapters of different ranks come in any order.
+        """
+        for trial in [t for t in self._home if not t.is_trained and self._keys[t] != key]:
+            values, block = trial.plan_values, self._home[trial]
+            size = sum(p.numel() for p in trial.model.parameters())
+            try:
+                if not self._joins(trial, values, size=size, other=key):
+                    continue
+                trial.take_moments(block.moments(trial))
+                self._ready_optimizer(trial, values)
+            except UnfusableError:  # it stays where it is
+                continue
+            block.remove(trial)
+            for blocks in self._blocks.values():
+                if block in blocks and not block.trials:
+                    blocks.remove(block)
+            self._place(trial, values, host=key)
 
     def _check_tensors(self, trial: FusedTrial) -> None:
         """Check that a trial's tensors are its own, so that they can become a row.

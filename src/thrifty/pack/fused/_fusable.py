@@ -168,15 +168,35 @@ def family(model: torch.nn.Module) -> Hashable:
     )
 
 
+BASE_RATIO = 10
+"""How many times as many parameters as are trained a base has that decides what a model costs."""
+
+
+def has_base(model: torch.nn.Module) -> bool:
+    """Return whether most of a model is a frozen base."""
+    numbers = {True: 0, False: 0}
+    for parameter in model.parameters():
+        numbers[parameter.requires_grad] += parameter.numel()
+    return numbers[False] >= BASE_RATIO * numbers[True]
+
+
 def kin(model: torch.nn.Module) -> Hashable:
     """Return a key that is equal for models that cost about the same.
 
-    It covers layers with parameters and the shapes of these. Activations may differ.
+    It covers layers with parameters and the shapes of these. Activations may differ. Where most of
+    a model is a frozen base, the base alone counts: adapters of all ranks cost about the same.
     """
+    frozen_only = has_base(model)
     return tuple(
         (type(module).__qualname__, tuple((name, tuple(p.shape), p.dtype) for name, p in own))
         for module in model.modules()
-        if (own := [(n, p) for n, p in module._parameters.items() if p is not None])
+        if (
+            own := [
+                (name, p)
+                for name, p in module._parameters.items()
+                if p is not None and not (frozen_only and p.requires_grad)
+            ]
+        )
     )
 
 
