@@ -82,7 +82,7 @@ def settle(task: Task, model: torch.nn.Module, batch: Any) -> bool:
         Whether there was something to set.
     """
     with as_it_was({"task": task, "model": model}), torch.no_grad():
-        stepped = deepcopy(model)
+        stepped = copy_of(model)
         task.loss(stepped, pytree.tree_map(_copied, batch))
     found = False
     for module, other in zip(model.modules(), stepped.modules(), strict=True):
