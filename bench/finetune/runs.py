@@ -50,10 +50,17 @@ class Packed:
         for slot, config in enumerate(configs):
             self.backend.stack(slot, Member(values=config, seed=SEED))
 
-    def train(self) -> None:
-        """Train all trials for an epoch; checks run as in a study, within their budget."""
+    def train(self, *, ends: bool = True) -> None:
+        """Train all trials for an epoch.
+
+        Args:
+            ends: Whether a stage ends with it, so that each trial is verified, as in a worker.
+                Within a stage, checks run within their budget.
+        """
         left = dict(enumerate(self.configs))
-        plans = {slot: EpochPlan(epoch=self._epoch, values=c) for slot, c in left.items()}
+        plans = {
+            slot: EpochPlan(epoch=self._epoch, values=c, verify=ends) for slot, c in left.items()
+        }
         while left:
             ended = self.backend.step(plans)
             plans = {}
@@ -90,7 +97,7 @@ class Solo:
         ]
         self._num_steps = setting.steps
 
-    def train(self) -> None:
+    def train(self, *, ends: bool = True) -> None:
         """Train each trial for an epoch."""
         for run in self._runs:
             for _ in range(self._num_steps):
@@ -115,7 +122,7 @@ def speed(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
         checks = run.backend.budget.spent_s if isinstance(run, Packed) else 0.0
         began = time.monotonic()
         for _epoch in range(args.epochs):
-            run.train()
+            run.train(ends=False)
         _synchronise(setting)
         found = {
             "began": began,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import prod
+from mmap import mmap
 from typing import Any
 
 import torch
@@ -15,6 +17,10 @@ from ._fusable import UnfusableError
 from ._member import FusedTrial
 from ._structure import Structure
 from .optimizers import GroupedOptimizer, Rows, clip_rows
+
+
+_LARGE = 2**20
+"""Bytes from which on rows are mapped, in whole pages."""
 
 
 class RowState:
@@ -44,7 +50,7 @@ class RowState:
         layout = structure.layout
 
         def zeros() -> torch.Tensor:
-            return torch.zeros(capacity, layout.width, dtype=layout.dtype, device=device)
+            return _zeros(capacity, layout.width, dtype=layout.dtype, device=device)
 
         self._parameters, self._gradients = zeros(), zeros()
         self._moments = {name: zeros() for name in optimizer.moments}
@@ -347,6 +353,17 @@ class RowState:
 
     def _trained_groups(self) -> Iterator[Rows]:
         return (rows for rows in self._groups if rows is not None)
+
+
+def _zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros. On a CPU, rows that no trial has had yet take no memory.
+
+    The system maps pages of zeros that exist once they are written to; ``torch.zeros`` writes.
+    """
+    num = prod(shape)
+    if device.type != "cpu" or num * dtype.itemsize < _LARGE:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap(-1, num * dtype.itemsize), dtype=dtype, count=num).view(shape)
 
 
 def _layout(tensor: torch.Tensor) -> torch.Tensor:

@@ -124,7 +124,8 @@ class _Binder:
             self._arena.give_back(buffer)
         body = "\n    ".join(self._lines) or "pass"
         exec(f"def run():\n    {body}\n", self._names)
-        return Tape(self._names["run"], outputs)
+        # a function in its own namespace is a cycle: it would keep the program until a collection
+        return Tape(self._names.pop("run"), outputs)
 
     # -- one call ------------------------------------------------------------------------
 
