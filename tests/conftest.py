@@ -11,15 +11,41 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Ray starts its workers with a niceness of 15: beside other work, they hardly run at all.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
+from collections import defaultdict
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from .depth import IS_THOROUGH, drawn, draws
+
 
 # The time of an example says more about the machine than about the code.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "busy", deadline=None, max_examples=draws(30, 100), suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("few", settings.get_profile("busy"), max_examples=20)
 settings.load_profile("busy")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out most cases of tests marked ``sample``, and tests marked ``thorough``.
+
+    ``make thorough`` and a command line that names a test run them all.
+    """
+    if IS_THOROUGH or any("::" in arg for arg in config.args):
+        return
+    groups: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        groups[item.nodeid.partition("[")[0]].append(item)
+    left_out: set[pytest.Item] = set()
+    for group in groups.values():
+        if group[0].get_closest_marker("thorough"):
+            left_out.update(group)
+        elif mark := group[0].get_closest_marker("sample"):
+            left_out.update(set(group) - set(drawn(group, mark.args[0])))
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish() -> None:

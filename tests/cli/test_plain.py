@@ -136,6 +136,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.sample(1)
 def test_every_command(capsys, caplog, done, odd, url, tmp_path):
     for words in COMMANDS:
         given = [odd if word == "NAME" else word for word in words]

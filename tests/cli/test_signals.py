@@ -105,6 +105,7 @@ def state(folder: Path, name: str, *, file: str = "t.db") -> str:
         return store.studies.get(name).state
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_run_stops_cleanly_and_exits_with_the_code_of_the_signal(folder, by, code):
     found, out, err = interrupted(folder, "run", "many.py", by=by)
@@ -113,6 +114,7 @@ def test_run_stops_cleanly_and_exits_with_the_code_of_the_signal(folder, by, cod
     assert "study 'line': no trial has reported yet" in out  # it shows what there is
 
 
+@pytest.mark.thorough
 def test_resume_exits_with_130_after_ctrl_c(folder):
     with command(folder, "run", "many.py", "--stop-epochs", "1") as child:
         assert child.communicate()[0]
@@ -123,6 +125,7 @@ def test_resume_exits_with_130_after_ctrl_c(folder):
     assert "run it again to go on" in err
 
 
+@pytest.mark.thorough
 def test_demo_exits_with_130_after_ctrl_c_and_draws_nothing(folder):
     code, _, err = interrupted(folder, "demo", "--folder", "d")
     assert (code, state(folder, "digits", file="d/demo.db")) == (130, "stopped")
@@ -130,6 +133,7 @@ def test_demo_exits_with_130_after_ctrl_c_and_draws_nothing(folder):
     assert not list((folder / "d").glob("*.png"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["run", "plan", "rent"])
 def test_ctrl_c_while_a_file_is_loaded(folder, name):
     with command(folder, name, "loading.py") as child:

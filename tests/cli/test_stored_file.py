@@ -71,6 +71,7 @@ def scene(tmp_path):
     return Scene(tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 def test_the_file_is_named_before_it_is_run(scene, words):
     result = scene.stored(*words)
@@ -91,6 +92,7 @@ def refused(scene: Scene, words: list[str], why: str) -> None:
     assert scene.mark.exists()
 
 
+@pytest.mark.sample(1)
 @needs_root
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 def test_a_file_of_another_user_is_refused(scene, words):
@@ -114,6 +116,7 @@ def test_a_folder_that_everybody_can_change_is_refused(scene):
     refused(scene, COMMANDS[0], "everybody can change its folder")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", [0o664, 0o600, 0o400])
 def test_what_only_my_group_can_change_is_run(scene, mode):
     scene.file.chmod(mode)
@@ -148,6 +151,7 @@ def test_a_link_to_a_file_of_another_user_is_refused(scene):
     refused(scene, COMMANDS[0], "belongs to user nobody")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("file", [None, 5, ["x"], "", "/nowhere.py", "/", "\0", "x" * 10_000])
 def test_what_is_no_file_is_said_to_be_none(scene, file):
     scene.names(file)

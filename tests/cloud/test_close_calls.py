@@ -16,6 +16,7 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
+from tests.depth import draws
 from thrifty.cloud import FleetOptions, StepTiming, calibrate, plan_fleet, replan
 from thrifty.core import CloudError
 
@@ -37,7 +38,7 @@ def planned_anew(workload, catalogue, options, factor):
 
 
 @given(workloads, st.lists(offers, min_size=1, max_size=6), st.data())
-@settings(drawn, max_examples=60)
+@settings(drawn, max_examples=draws(15, 60))
 def test_they_are_what_a_whole_plan_would_choose(workload, catalogue, data):
     noise = data.draw(st.sampled_from([0.0, 0.08, 0.9]))
     workload = replace(workload, profile=replace(workload.profile, noise=noise))

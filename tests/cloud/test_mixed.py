@@ -18,6 +18,7 @@ from tests.cloud._drawn_fleets import (
     drawn,
     exactly,
 )
+from tests.depth import draws
 from thrifty.cloud import FleetOptions, HardwareEstimates
 from thrifty.cloud.planning._estimate import estimate
 from thrifty.cloud.planning._mixed import mix_of
@@ -94,7 +95,7 @@ def all_mixes(workload, offers, *, quotas=None, most=MOST):
 
 
 @given(types, st.integers(6, 24), st.data())
-@settings(drawn, max_examples=60)
+@settings(drawn, max_examples=draws(15, 60))
 def test_no_fleet_of_this_step_time_costs_less_an_hour(offers, global_batch, data):
     workload = a_workload(profile=PROFILE, global_batch=global_batch)
     quotas = data.draw(

@@ -19,6 +19,7 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
+from tests.depth import draws
 from thrifty.cloud import FleetOptions, HardwareEstimates
 from thrifty.cloud.planning._estimate import estimate
 from thrifty.cloud.planning._planner import plan_fleet
@@ -76,7 +77,7 @@ cases = st.fixed_dictionaries({
 
 
 @given(workloads, st.lists(offers, min_size=1, max_size=6), cases, st.data())
-@settings(drawn, max_examples=200)
+@settings(drawn, max_examples=draws(50, 200))
 def test_no_fleet_is_better(workload, catalogue, options, data):
     fleets = all_fleets(workload, catalogue, **options)
     assume(fleets)

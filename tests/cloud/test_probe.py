@@ -522,7 +522,7 @@ def test_gains_are_those_of_whole_plans(
     st.floats(0.0, 2000.0),
     st.integers(0, 10),
 )
-@settings(drawn, max_examples=60)
+@settings(drawn, max_examples=draws(15, 60))
 def test_the_caps_are_never_passed(catalogue, cap_usd, cap_s, seed):
     rng = np.random.default_rng(seed)
     truth = {

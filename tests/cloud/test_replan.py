@@ -17,6 +17,7 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
+from tests.depth import draws
 from thrifty.cloud import Fleet, FleetOptions, MachineGroup
 from thrifty.cloud._replan import replan
 from thrifty.cloud.planning._estimate import estimate
@@ -248,7 +249,7 @@ def test_without_a_goal_there_is_a_front():
 
 
 @given(workloads, st.lists(offers, min_size=1, max_size=5), st.integers(0, 4), st.booleans())
-@settings(drawn, max_examples=80)
+@settings(drawn, max_examples=draws(20, 80))
 def test_going_on_is_never_worse_than_a_plan_for_the_rest(workload, catalogue, part, spot):
     """Compare with a plan for the rest as if no fleet were running."""
     options = {"estimates": ESTIMATES, "max_nodes": 3, "spot": spot, "deadline_s": 1e7}

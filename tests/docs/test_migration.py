@@ -51,6 +51,7 @@ def test_our_side_of_a_page_runs_as_a_script(page, tmp_path, monkeypatch):
             reader.read(block)
 
 
+@pytest.mark.thorough
 def test_optunas_side_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     reader = Reader(tmp_path, page="optuna.md")
@@ -77,6 +78,7 @@ def test_what_the_table_says_of_optuna_is_there():
         assert hasattr(optuna.pruners, name)
 
 
+@pytest.mark.thorough
 def test_ray_tunes(tmp_path):
     """Ray Tune's side runs in a process of its own.
 

@@ -112,6 +112,7 @@ def test_examples_of_docstrings_are_sessions(site):
     assert "<blockquote>" not in text
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_search_works_from_a_folder_and_nothing_is_fetched(site):
     with sync_playwright() as play:

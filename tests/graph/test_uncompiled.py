@@ -23,6 +23,7 @@ SUITE = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not COMPILED, reason="this is the suite that it runs")
 def test_the_sampler_s_suite_passes_without_a_compiler():
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]

@@ -32,6 +32,7 @@ def done(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["plain", "buckets", "norm"])
 def test_two_processes_are_one(done, kind):
     net, _ = plain(2, net=net_of(kind), dataset=data(torch.float32))

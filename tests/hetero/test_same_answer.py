@@ -28,6 +28,7 @@ MANY_SUMS = 1e-6
 """Bucket size in MiB, small enough that each parameter gets its own bucket."""
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("cap", [None, 25.0, MANY_SUMS])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
@@ -86,6 +87,7 @@ def test_the_split_follows_and_the_answer_stays():
     assert sizes[60] == (8, 8)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("cap", [25.0, MANY_SUMS])
 @pytest.mark.parametrize("seed", range(12))
 def test_kills_and_joins_at_random(seed, cap):
@@ -132,6 +134,7 @@ def test_kills_and_joins_at_random(seed, cap):
         assert set(by_epoch.values()) == {SAMPLES}
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("after", range(4, 30))
 def test_a_step_that_is_trained_again_is_tracked_once(after):
     """Running statistics of a failed pass are discarded."""

@@ -322,6 +322,7 @@ def test_packing_is_part_of_the_identity_only_if_it_is_asked_for():
     assert llama(packed=True).identity() != llama().identity()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("config", "targets"),
     [(SMALL, ("q_proj", "v_proj")), (GPT2, ("c_attn",)), (SMALL_BERT, ("query", "value"))],

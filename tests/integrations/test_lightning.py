@@ -126,6 +126,7 @@ def task(*, data=lambda hp: loaders(), kind=Net, trainer=None, max_epochs=None, 
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_resumed_is_as_alone(scheduler):
     options = {"scheduler": SCHEDULERS[scheduler]}

@@ -47,6 +47,7 @@ def trained(make, values):
     return metrics, state.tensors, len(calls)
 
 
+@pytest.mark.sample(3)
 @IGNORED
 @pytest.mark.parametrize(
     ("make", "values", "num"),

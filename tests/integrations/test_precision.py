@@ -90,6 +90,7 @@ def fixed(epoch):
     return {"lr": 0.05}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("accumulated", [1, 2])
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
 def test_lightning_resumed_is_as_alone(precision, accumulated):
@@ -119,6 +120,7 @@ ARGS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("args", ARGS.values(), ids=list(ARGS))
 def test_hugging_face_resumed_is_as_alone(args):
     assert_a_resumed_trial_is_the_same(lambda: text_task(**args), fixed, epochs=3)

@@ -54,6 +54,7 @@ def search(estimator=SGD, params=None, **options):
 # -- as scikit-learn wants it ------------------------------------------------------------------
 
 
+@pytest.mark.sample(20)
 @parametrize_with_checks(
     [
         ThriftySearchCV(
@@ -122,6 +123,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("estimator", "executor"),
     [
@@ -212,6 +214,7 @@ def test_a_solver_goes_on_from_where_it_was():
     assert np.array_equal(twin.coef_, found.best_estimator_.coef_)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("estimator", "params", "data"),
     [

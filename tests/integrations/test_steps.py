@@ -222,6 +222,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", CASES)
 def test_lightning_resumed_is_as_alone(case, monkeypatch):
     if case == "module's loaders":
@@ -386,11 +387,13 @@ TEXT_CASES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", TEXT_CASES)
 def test_hugging_face_resumed_is_as_alone(case):
     assert_a_resumed_trial_is_the_same(lambda: text(dropout=0.2, **TEXT_CASES[case]), fixed)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "args",
     [{}, LINEAR, {"gradient_accumulation_steps": 4}],

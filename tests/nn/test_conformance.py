@@ -26,6 +26,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("check", DROPOUT_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 def test_conformance(check, make):

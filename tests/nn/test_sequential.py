@@ -122,6 +122,7 @@ def run(model, x):
     return [out, x.grad, *(p.grad for p in model.parameters())]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NETWORKS)
 @settings(max_examples=15, deadline=None)
 @given(batch=st.integers(1, 12), concurrent=st.integers(1, 5), seed=st.integers(0, 99))
@@ -170,6 +171,7 @@ def test_gradients_are_those_of_finite_differences():
         assert torch.autograd.gradcheck(call, (x, *values))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_compiled_network_computes_what_the_plain_one_does(name):
     make, shape = NETWORKS[name]

@@ -183,6 +183,7 @@ def test_a_trial_that_can_no_longer_be_fused_moves_and_goes_on(caplog):
     assert_same(found, alone(Changing(), trials), tolerance=1e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("at_once", [2, 4])
 @pytest.mark.parametrize("fault", ["raise", "nan"])
 def test_what_goes_wrong_is_the_affair_of_one_trial(fault, at_once):

@@ -183,6 +183,7 @@ def study(algorithm, pack, **params):
     return made
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("pack", ["solo", "concatenated", "fused"])
 def test_named_tuples_and_dropped_batches_in_every_back_end(pack):
     dropped, whole = study(GridSearch(max_epochs=2), pack).trials

@@ -88,6 +88,7 @@ def num_blocks(task, trials, *, size=8):
 # -- models --------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("toy", TOYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_fused_models_train_as_alone(toy, dtype):
@@ -162,6 +163,7 @@ def optimized(name, base=Dropping):
     return in_double(base, optimizer=optimizer), trials
 
 
+@pytest.mark.sample(4)
 @by_optimizer
 def test_optimizers_follow_their_schedules(name):
     task, trials = optimized(name)
@@ -177,6 +179,7 @@ def test_optimizers_follow_their_schedules(name):
         assert all(torch.allclose(t, model[1][n], rtol=0, atol=DOUBLE) for n, t in model[0].items())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_leave_the_state_that_torch_leaves(name):
     task, trials = optimized(name)
@@ -192,6 +195,7 @@ def test_momentum_that_comes_and_goes(levels):
     check(task, [Trial(config={"lr": 0.05, "m": m}, epochs=4) for m in (momentum, 0.9)])
 
 
+@pytest.mark.sample(8)
 @by_optimizer
 @pytest.mark.parametrize("first", ["fused", "solo"])
 def test_a_state_goes_on_in_the_other_back_end(name, first):
@@ -227,6 +231,7 @@ def test_a_state_is_a_copy():
 # -- batches -------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("toy", [Toy, Dropping, Buffered, Attending])
 def test_batch_sizes_may_differ_within_a_block(toy):
     task = in_double(toy, batch_size="size")

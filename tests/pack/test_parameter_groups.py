@@ -141,6 +141,7 @@ def test_concatenated_equals_solo(kind):
 # -- fused -----------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_fused_equals_solo(kind, clip_norm):
@@ -221,6 +222,7 @@ def test_what_torch_takes_for_all_parameters_only_is_not_fused():
         backend.stack(0, trials(1)[0].member)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.__name__)
 def test_groups_in_models_of_all_kinds(toy):
     """Groups chosen by shape work in every model: matrices and vectors alternate in each."""
@@ -248,6 +250,7 @@ class Thawing(Toy):
         model[0].requires_grad_(bool(hp.thawed))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "thawed",
     [MultiStep([0, 1], milestones=[1]), MultiStep([1, 0, 1], milestones=[1, 2])],

@@ -191,6 +191,7 @@ FOLLOWED = [
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("task", FOLLOWED, ids=lambda task: type(task).__name__)
 def test_what_is_followed_may_be_read_once_too(task, backend):

@@ -59,6 +59,7 @@ def fresh(monkeypatch):
     gc.freeze()  # so that each collection looks at the objects of this test alone
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pack", ["solo", "concatenated", "fused"])
 def test_data_of_trials_that_are_gone_are_freed(pack):
     most = 0
@@ -447,6 +448,7 @@ def study_of(rates, *, num_epochs, folder):
     )
 
 
+@pytest.mark.sample(2)
 @PACKS
 def test_a_counter_that_takes_effect_in_the_next_epoch_is_refused_by_name(pack, tmp_path):
     study = study_of([0.1, 0.05, 0.02], num_epochs=3, folder=tmp_path)
@@ -454,6 +456,7 @@ def test_a_counter_that_takes_effect_in_the_next_epoch_is_refused_by_name(pack, 
         study.run(progress=False, executor=Local(pack=pack, threads=1))
 
 
+@pytest.mark.sample(1)
 @PACKS
 def test_a_counter_that_takes_effect_later_changes_no_other_trial(pack, tmp_path):
     """Three trials read often enough for the effect, one alone does not.
@@ -472,6 +475,7 @@ def test_a_counter_that_takes_effect_later_changes_no_other_trial(pack, tmp_path
         assert found.curve == pytest.approx(wanted.curve, rel=1e-5)
 
 
+@pytest.mark.sample(1)
 @PACKS
 def test_a_counter_without_effect_changes_nothing(pack, tmp_path):
     def curve(rates):

@@ -149,6 +149,7 @@ def measures_early(monkeypatch):
     monkeypatch.setattr(_fusion_policy, "PRICE_S", 0.0)
 
 
+@pytest.mark.sample(6)
 @packs
 @epochs
 @pytest.mark.parametrize("point", ["optimizer", "adapt", "loss", "metrics"])
@@ -161,6 +162,7 @@ def test_an_error_in_what_follows_hyper_parameters_fails_its_trial_alone(
     assert_only_the_second_fails(trials, point)
 
 
+@pytest.mark.sample(6)
 @packs
 @pytest.mark.parametrize(
     "fault",

@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.depth import draws
 from tests.perf._draw import curves, drawn
 from thrifty.core import UsageError
 from thrifty.perf import PackChoice, PackCurve, choose_pack
@@ -28,7 +29,7 @@ SOLO = PackCurve(backend="solo", step_s={1: 1.0}, memory_bytes={1: 5.0})
     cap=st.one_of(st.just(math.inf), st.floats(1.0, 1e12)),
     max_size=st.integers(1, 90),
 )
-@settings(drawn, max_examples=300)
+@settings(drawn, max_examples=draws(75, 300))
 def test_no_size_is_better(some, longest, rest, ready, workers, cap, max_size):
     total = longest + rest
     choice = choose_pack(

@@ -9,6 +9,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.depth import draws
 from tests.perf._draw import drawn
 from tests.perf._workers import bounded_curves, fixed_seconds, jobs, powers, seconds
 from thrifty.core import UsageError
@@ -31,7 +32,7 @@ def splits(curves, batch):
 
 
 @given(jobs())
-@settings(drawn, max_examples=500)
+@settings(drawn, max_examples=draws(125, 500))
 def test_no_split_ends_sooner(job):
     curves, batch = job
     split, possible = split_batch(curves, batch), splits(curves, batch)
@@ -111,7 +112,7 @@ def test_what_does_not_fit_into_one_goes_to_the_others():
 
 
 @given(jobs(), st.lists(powers, min_size=3, max_size=3))
-@settings(drawn, max_examples=300)
+@settings(drawn, max_examples=draws(75, 300))
 def test_the_thrifty_split_needs_no_more_joules_than_the_quick_one(job, watts):
     (curves, batch), watts = job, watts[: len(job[0])]
     split = split_for_energy(curves, watts, batch)
@@ -121,7 +122,7 @@ def test_the_thrifty_split_needs_no_more_joules_than_the_quick_one(job, watts):
 
 
 @given(jobs(bounded_curves(fixed_s=st.just(0.0))), st.lists(powers, min_size=3, max_size=3))
-@settings(drawn, max_examples=300)
+@settings(drawn, max_examples=draws(75, 300))
 def test_the_thrifty_split_is_near_the_best_where_nothing_is_fixed(job, watts):
     (curves, batch), watts = job, watts[: len(job[0])]
 

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.depth import draws
 from tests.perf._draw import drawn
 from tests.perf._workers import bounded_curves, fixed_seconds, round_seconds, seconds
 from thrifty.core import UsageError
@@ -43,7 +44,7 @@ def test_no_fit_is_negative_whatever_was_measured(points):
     fixed_seconds,
     seconds,
 )
-@settings(drawn, max_examples=300)
+@settings(drawn, max_examples=draws(75, 300))
 def test_no_line_is_nearer_to_steps_that_grow_with_the_batch(batches, times, fixed_s, sample_s):
     def error(curve):
         points = zip(batches, times, strict=False)
@@ -101,7 +102,7 @@ def test_a_scaled_worker_is_slower_and_otherwise_the_same(curve, factor, batch):
     st.integers(0, 400),
     st.integers(3, 30),
 )
-@settings(drawn, max_examples=300)
+@settings(drawn, max_examples=draws(75, 300))
 def test_the_capacity_is_the_largest_batch_that_ends_in_time(curve, eighths, batch):
     max_samples = batch if curve.max_samples is None else min(batch, curve.max_samples)
     in_time = [size for size in range(max_samples + 1) if curve.seconds(size) <= eighths / 8]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.depth import draws
 from tests.plan._drive import ref
 from tests.plan.test_search_plan import EPOCHS, minimum, requests, timeline
 from thrifty.core import CheckpointRef, EpochDone, StageDone
@@ -133,7 +134,7 @@ def interleaved(parties, asked, seed) -> None:
 
 
 @given(st.lists(requests, min_size=2, max_size=3), st.integers(0, 100))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=draws(20, 80), deadline=None)
 def test_each_epoch_is_trained_by_one(asked, seed):
     """With all branch points kept, no order of events trains anything twice."""
     log = Log()
@@ -148,7 +149,7 @@ def test_each_epoch_is_trained_by_one(asked, seed):
 
 
 @given(st.lists(requests, min_size=2, max_size=3), st.integers(0, 100))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=draws(20, 80), deadline=None)
 def test_known_branch_points_are_kept_for_others(asked, seed):
     """A driver that asked before the work began loses nothing, though another driver trains."""
     log = Log()
@@ -163,7 +164,7 @@ def test_known_branch_points_are_kept_for_others(asked, seed):
 
 
 @given(st.lists(requests, min_size=2, max_size=3), st.integers(0, 100), st.integers(0, 30))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=draws(20, 80), deadline=None)
 def test_what_a_dead_driver_left_is_trained_by_the_others(asked, seed, steps):
     log = Log()
     parties = [Party(n, log, cuts=range(1, EPOCHS)) for n in range(len(asked))]

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 EXECUTORS = {"inline": Local(workers=1, threads=1), "processes": Local(workers=2, threads=1)}
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("check", EXECUTOR_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_conformance(name, check):

@@ -41,6 +41,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("check", EXECUTOR_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("pack", ["fused", "concatenated"])
 @pytest.mark.parametrize("workers", [1, 2])
@@ -108,6 +109,7 @@ def check(run, *, exact=False, numbers=None, task=None):
         assert found == wanted if exact else nearly(found, wanted) is None
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("workers", "pack"), [*[(1, pack) for pack in PACKS], (2, "fused")])
 def test_several_assignments_at_once(tmp_path, workers, pack):
     config = Local(workers=workers, threads=1, pack=pack, pack_size=3)
@@ -192,6 +194,7 @@ def memory(monkeypatch):
     return limit
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("room", "where"), [(1, "step"), (4, "step"), (2, "stack")])
 @pytest.mark.parametrize("pack", ["fused", "concatenated"])
 def test_out_of_memory_shrinks_the_pack(tmp_path, memory, pack, room, where):

@@ -16,9 +16,7 @@ from thrifty.study import Storage
 from thrifty.testing import EXECUTOR_CHECKS, FaultyTask, LineTask
 from thrifty.testing._executors import (
     check_a_killed_worker_is_lost,
-    check_an_unwritable_place_is_raised,
     check_metrics_are_those_of_a_trial_alone,
-    check_odd_errors_become_events,
     check_packs_make_room,
     check_several_at_once,
 )
@@ -60,9 +58,7 @@ def still_there():
 ABOUT_RAY = (
     check_metrics_are_those_of_a_trial_alone,
     check_several_at_once,
-    check_odd_errors_become_events,
     check_a_killed_worker_is_lost,
-    check_an_unwritable_place_is_raised,
 )
 
 
@@ -123,6 +119,7 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path):
     assert everything(study) == everything(harmless)
 
 
+@pytest.mark.thorough
 def test_packs_with_states_in_a_relative_folder(tmp_path, monkeypatch, undisturbed):
     monkeypatch.chdir(tmp_path)
     study = run(

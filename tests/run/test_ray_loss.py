@@ -44,6 +44,7 @@ def test_a_driver_that_is_killed(tmp_path, undisturbed):
     assert everything(study) == undisturbed
 
 
+@pytest.mark.thorough
 def test_ctrl_c_reaches_the_driver_alone(tmp_path, undisturbed):
     with driver(tmp_path, "interrupt", 20) as child:
         assert child.stdout.readline() == "now\n"
@@ -56,6 +57,7 @@ def test_ctrl_c_reaches_the_driver_alone(tmp_path, undisturbed):
     assert everything(study) == undisturbed
 
 
+@pytest.mark.thorough
 def test_a_cluster_that_is_gone(tmp_path, undisturbed):
     with driver(tmp_path, "lose", 20) as child:
         assert child.wait() == 3

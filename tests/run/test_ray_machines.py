@@ -63,6 +63,7 @@ def show_gpus(path):
         file.write(os.environ["CUDA_VISIBLE_DEVICES"] + "\n")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("num_gpus", "workers", "seen"), [(0.5, 4, ["0", "0", "1", "1"]), (2, 1, ["0,1"])]
 )
@@ -85,6 +86,7 @@ def wait_forever(fifo):
     signal.pause()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("graceful", [True, False])
 def test_a_worker_whose_machine_goes_was_evicted(machines, tmp_path, graceful):
     machine = machines.add_node(resources={"spot": 1}, object_store_memory=MEMORY)
@@ -104,6 +106,7 @@ def die():
     os._exit(3)
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_on_a_machine_that_lives_was_not_evicted():
     config = Ray(num_cpus=0, resources={"first": 1}, workers=1)
     cluster, _, (call,) = preparing(config, die)

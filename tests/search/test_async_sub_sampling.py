@@ -6,6 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from bench.search.literal_sub_sampling import is_good
 from tests.counting import lines_run
+from tests.depth import draws
 from tests.search._drive import SPACE, ask, follow, to_the_end, with_scores
 from thrifty.core import AlgorithmError
 from thrifty.search import AsyncSubSampling, History, Proposal, Stop
@@ -203,7 +204,7 @@ OPTIONS = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(37, 150), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(SCORES)), st.sampled_from(OPTIONS))
 def test_decides_as_defined_in_any_history(seed, kind, options):
     rng, history = np.random.default_rng(seed), History()

@@ -107,6 +107,7 @@ def skewed(draws, num):
     return -draws.gamma(2.0, size=num)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("truths", [normal, skewed])
 @pytest.mark.parametrize(("num_seeds", "noise"), [(3, 0.5), (5, 0.3), (5, 1.0)])
 def test_a_certainty_is_right_as_often_as_it_says(truths, num_seeds, noise):

@@ -53,6 +53,7 @@ ALGORITHMS = [
 ]
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.parametrize("check", ALGORITHM_CHECKS, ids=lambda check: check.__name__)
 def test_an_algorithm_conforms(algorithm, check):

@@ -218,6 +218,7 @@ def test_failed_and_infeasible_trials_are_bad():
     assert {config["kind"] for config in sample(ALWAYS, history, num=10)} == {"c"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sampler", [KDESampler(), KDESampler(min_points=2, share=0.1)])
 def test_hyperband_with_it_conforms(sampler):
     check_algorithm(Hyperband(max_epochs=9, sampler=sampler))

@@ -114,6 +114,7 @@ ALGORITHMS = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", ALGORITHMS)
 def test_twice_the_trials_are_twice_the_work(kind):
     few, many = (num_operations(ALGORITHMS[kind](n)) for n in (300, 600))

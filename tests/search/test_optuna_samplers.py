@@ -143,6 +143,7 @@ def full(space, num, *, objectives=False):
     return history
 
 
+@pytest.mark.sample(6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("sampler", "make"),
@@ -204,6 +205,7 @@ def test_the_gaussian_process_finds_the_top():
     assert hill(config) > -0.005
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_nested_and_conditional_spaces(sampler):
     history = seen(NESTED, num=15, score=lambda config: config["width"] / 64)
@@ -367,6 +369,7 @@ def test_options_are_checked(make, message):
         make()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sampler", [TPESampler(), CMAESSampler(share=2)], ids=repr)
 def test_with_hyperband(sampler):
     check_algorithm(Hyperband(max_epochs=9, sampler=sampler))

@@ -220,6 +220,7 @@ def test_tells_what_is_missing(monkeypatch):
         sample(RandomForestSampler())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("share", [0.0, 0.1])
 def test_hyperband_with_it_conforms(share):
     sampler = RandomForestSampler(num_trees=3, num_candidates=40, min_points=2, share=share)

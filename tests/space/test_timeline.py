@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests import naive
+from tests.depth import draws
 from tests.strategies import EPOCHS, configs, schedules
 from thrifty.core import ScheduleError
 from thrifty.space import (
@@ -28,7 +29,7 @@ def prefix(a, b, *, epochs=EPOCHS):
 
 
 # Eight steps an epoch, because all the strategies' changes are at eighths.
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=draws(250, 1000), deadline=None)
 @given(schedules, schedules)
 def test_prefix_is_as_long_as_values_are_equal(a, b):
     one, other = Timeline({"lr": a}, epochs=EPOCHS), Timeline({"lr": b}, epochs=EPOCHS)
@@ -45,7 +46,7 @@ def test_lines_that_happen_to_coincide_are_not_shared():
     assert common_prefix(one, other) == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(50, 200), deadline=None)
 @given(configs, configs)
 def test_prefix_of_whole_configurations(a, b):
     one, other = Timeline(a, epochs=EPOCHS), Timeline(b, epochs=EPOCHS)

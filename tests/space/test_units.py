@@ -165,6 +165,7 @@ def value_at(segments, step, per_epoch):
     raise AssertionError
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("kind", TIMES)
 @pytest.mark.parametrize("per_epoch", [7, 130, 499])
 def test_each_step_has_the_value_of_a_plain_loop_over_steps(kind, per_epoch):

@@ -184,6 +184,7 @@ def test_a_stage_is_claimed_once(tmp_path):
     assert at_each_point(tmp_path, do) > 5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("store", ["sqlite", pytest.param("postgresql", marks=needs_postgresql)])
 def test_a_claim_on_a_node_that_is_made_meanwhile(store, tmp_path, request):
     """Each claim that we see has its node, though another driver adds and claims nodes meanwhile.

@@ -49,6 +49,7 @@ def output_of(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output + repr(result.exception or "")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -121,6 +122,7 @@ def test_the_dashboard_reads(url):
     assert as_stranger(looked_at, url) == ["s"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("look", [_storage, _study_names])
 def test_the_doctor_and_completion_read(url, look):
     found = as_stranger(look, url)

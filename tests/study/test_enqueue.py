@@ -54,6 +54,7 @@ def configs(study) -> list:
     return [trial.config for trial in study.trials]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 def test_they_are_tried_first_by_every_algorithm(tmp_path, algorithm):
     study = make(tmp_path, algorithm=algorithm).run(progress=False, executor=SOLO)
@@ -197,6 +198,7 @@ def killed(folder, count) -> None:
     assert exit_code(child) == -signal.SIGKILL
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(draws(2, 3)))
 def test_a_kill_loses_none_and_tries_none_twice(tmp_path, seed):
     (tmp_path / "whole").mkdir()

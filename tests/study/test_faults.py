@@ -30,7 +30,7 @@ from thrifty.study import Storage
 pytestmark = [needs_postgresql, pytest.mark.slow]
 
 KINDS = ("worker", "driver", "database", "full disk", "slow disk", "network", "clock")
-NUM_SCHEDULES = draws(14, 50)
+NUM_SCHEDULES = draws(7, 50)
 ALGORITHM = SuccessiveHalving(max_epochs=6, num_trials=12, eta=2)
 IN_PROCESS = Local(pack="concatenated", pack_size=3)
 PROCESSES = Local(workers=2, threads=1, pack="solo")

@@ -135,6 +135,7 @@ class Grouped(LineTask):
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("pack", ["solo", "concatenated", "fused", "auto"])
 def test_groups_in_a_study(tmp_path, pack):
     space = Space(lr=Choice([Constant(0.1), Cosine(0.1)]), wd=Choice([0.0, Linear(0.1)]), width=3)

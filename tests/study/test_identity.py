@@ -187,6 +187,7 @@ def test_metrics_that_change_the_task_are_a_part_of_training(project):
     assert (seen.trained, seen.evaluated) == (12, 0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "line",
     [
@@ -335,6 +336,7 @@ def test_one_epoch_and_many_sources_in_words():
 # -- mismatches ----------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("edit", "message"),
     [

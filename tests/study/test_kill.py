@@ -69,6 +69,7 @@ def undisturbed(request, tmp_path_factory):
     return ALGORITHMS[request.param], records(make_study(folder)), count.events
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(draws(2, 5)))
 def test_killed_at_a_random_event(tmp_path, undisturbed, seed):
     algorithm, expected, num_events = undisturbed
@@ -79,6 +80,7 @@ def test_killed_at_a_random_event(tmp_path, undisturbed, seed):
     assert records(make_study(tmp_path)) == expected
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", range(draws(4, 10)))
 def test_killed_at_a_random_moment(tmp_path, undisturbed, seed):
     algorithm, expected, _ = undisturbed

@@ -99,6 +99,7 @@ def run_ladder(folder, observer) -> None:
     ladder_study(folder).run(progress=False, observers=[observer])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("share", [0.6, 0.8])
 def test_a_ladder_that_was_killed_leaves_the_same_records(tmp_path, share):
     for name in ("whole", "killed"):

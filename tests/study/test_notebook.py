@@ -367,6 +367,7 @@ def plotted(tmp_path_factory):
     return study.run(progress=False, executor=SOLO)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", PLOTS)
 def test_a_plot_shows_itself(plotted, name):
     figure = getattr(plotted, name)(**PLOTS[name])

@@ -73,6 +73,7 @@ def test_a_trial_fails_alone(tmp_path, executor):
     assert_each_failed_alone(study)
 
 
+@pytest.mark.sample(1)
 def test_it_is_kept_and_shown(tmp_path, url):
     study_of(tmp_path, url).run(progress=False, executor=EXECUTORS["solo"])
     assert_each_failed_alone(study_of(tmp_path, url))

@@ -76,6 +76,7 @@ def assert_same_records(found, wanted):
         assert metrics == pytest.approx(theirs[key], rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("halving", [False, True])
 def test_auto_leaves_the_records_of_solo(tmp_path, calibrate, halving):
     algorithm = SuccessiveHalving(max_epochs=6, num_trials=9, eta=2) if halving else None
@@ -249,6 +250,7 @@ class StopAfter:
                 signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("pack", "epochs"), [("fused", 6), ("concatenated", 1), ("fused", 13)])
 def test_stopping_with_several_trials_on_board(tmp_path, pack, epochs):
     local = Local(pack=pack, pack_size=4)
@@ -273,6 +275,7 @@ def faulty(fault):
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("pack", ["fused", "concatenated"])
 @pytest.mark.parametrize("fault", ["raise", "nan"])
 def test_only_faulty_trials_fail(tmp_path, pack, fault):

@@ -73,6 +73,7 @@ def run_and_die(folder, count):
     median(folder).run(progress=False, observers=[At(count, die)], executor=SOLO)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("count", [20, 61, 90])
 def test_after_a_kill_no_epoch_before_a_kept_state_is_trained_again(tmp_path, count):
     child = started(run_and_die, tmp_path, count)

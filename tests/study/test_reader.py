@@ -85,6 +85,7 @@ READS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
 def test_a_study_is_read_while_another_process_writes(tmp_path, writing_between_queries, read):
     assert read(some(tmp_path, algorithm=MANY))

@@ -114,6 +114,7 @@ def test_the_plan_counts_each_seed(tmp_path):
     assert study.plan().known_epochs == 30
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("algorithm", [GRID, HALVING], ids=["grid", "halving"])
 def test_a_study_stopped_between_replicas_goes_on_where_it_was(tmp_path, algorithm):
     whole, broken = (seeded(tmp_path / name, algorithm=algorithm) for name in ("whole", "broken"))
@@ -178,6 +179,7 @@ def test_two_studies_share_what_a_shared_plan_knows(tmp_path):
     assert [t.curves for t in two.trials] == [t.curves for t in one.trials]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 2), (1, 3)])
 def test_another_number_of_seeds_needs_another_name(tmp_path, before, now):
     num = trained(seeded(tmp_path, seeds=before)) // before
@@ -315,6 +317,7 @@ ALGORITHMS = [
 ][: draws(6, 11)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: type(each).__name__)
 def test_every_algorithm_decides_by_means_and_goes_on_after_a_stop(tmp_path, algorithm):
     whole = seeded(tmp_path / "whole", seeds=2, space=WIDE, algorithm=algorithm)

@@ -99,6 +99,7 @@ def answers(study):
     return [(t.number, t.config, t.curve, t.state) for t in study.trials]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "names", [("grid", "halving", "random"), ("halving", "random")][: draws(1, 2)]
 )
@@ -115,6 +116,7 @@ def test_no_stage_is_trained_twice(tmp_path, url, names):
             assert store.studies.summary(name).state == "done"
 
 
+@pytest.mark.sample(1)
 def test_studies_of_different_length_and_order(tmp_path, url):
     """Each study gets the answers that it gets alone, whatever the other one does."""
     run_together(tmp_path, url, ("asha", "longer"))
@@ -123,6 +125,7 @@ def test_studies_of_different_length_and_order(tmp_path, url):
     assert answers(study_of(tmp_path, url, "longer")) == answers(alone)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("count", [17, 40, 3][: draws(2, 3)])
 def test_a_driver_dies_beside_another(tmp_path, url, count):
     dying = started(killed, tmp_path, url, "halving", count)
@@ -150,6 +153,7 @@ def run_faulty(folder, url, name, barrier) -> None:
     faulty_of(folder, url, name).run(progress=False, executor=SOLO)
 
 
+@pytest.mark.sample(1)
 def test_what_fails_elsewhere_is_tried_here(tmp_path, url):
     """A driver that waits for a stage which fails elsewhere trains it itself, and fails alike."""
     barrier = FORK.Barrier(2)
@@ -162,6 +166,7 @@ def test_what_fails_elsewhere_is_tried_here(tmp_path, url):
         assert "the task's own error" in trial.error
 
 
+@pytest.mark.sample(1)
 def test_a_study_beside_one_that_is_done_trains_nothing_again(tmp_path, url):
     run(tmp_path, url, "grid")
     run(tmp_path, url, "halving")

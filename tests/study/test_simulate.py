@@ -162,6 +162,7 @@ TWINS = [
 ]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("algorithm", TWINS, ids=lambda a: type(a).__name__)
 def test_a_forecast_decides_what_a_simulation_on_one_worker_decides(algorithm, seed):
@@ -196,6 +197,7 @@ def test_faults_change_the_time_and_not_the_answer(algorithm, workers, seed):
         assert faulty.unique_epochs == quiet.unique_epochs
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("share", [True, False])
 def test_the_same_arguments_give_the_same_simulation(algorithm, share):

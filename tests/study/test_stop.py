@@ -47,6 +47,7 @@ def test_epochs_are_those_of_all_runs(tmp_path):
         assert trained(study, stop=StopWhen(epochs=epochs)) == trained_now
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pack", ["auto", "concatenated"])
 def test_a_pack_trains_hardly_more(tmp_path, pack):
     """Only as many trials begin as the limit has epochs for, so the others are not half done."""

@@ -58,6 +58,7 @@ def curves(folder, *executors):
     return [t.curve for t in study.trials]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pack", ["solo", "concatenated"])
 def test_two_workers_give_the_bits_of_one(tmp_path, pack):
     one, two = (Local(workers=n, pack=pack) for n in (1, 2))

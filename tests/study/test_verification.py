@@ -79,6 +79,7 @@ def test_packs_that_are_right_are_used(tmp_path, monkeypatch, alone):
     assert number[0] >= 6 * NUM_STEPS
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("epochs", [0, 1, 2, 4])
 def test_no_wrong_epoch_is_ever_seen(tmp_path, monkeypatch, alone, caplog, epochs):
     number = wrong_from(monkeypatch, epochs * NUM_STEPS + 1)
@@ -138,6 +139,7 @@ class Weighted(Masked):
     mask = staticmethod(weights)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("task", [Masked, Weighted])
 def test_values_that_are_cached_by_the_first_call(tmp_path, task):
     found = []

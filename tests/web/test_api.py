@@ -432,6 +432,7 @@ def test_unknown_trials(client):
     assert response.status_code == 404
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(
     "path",
     [

@@ -103,6 +103,7 @@ def test_the_list_leads_to_a_study(page, address):
     assert page.title().startswith("thrifty")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("tab", ["overview", "forest", "workers", "curves", "parallel"])
 def test_charts_are_drawn(page, address, tab):
     open_study(page, address, tab)
@@ -349,6 +350,7 @@ def test_the_search_space_is_shown_in_words(page, address):
     assert "conditions=" not in text
 
 
+@pytest.mark.thorough
 def test_a_hundred_thousand_trials(page, big):
     with shown_to(page, big) as address:
         page.goto(f"{address}#/")

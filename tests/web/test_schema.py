@@ -57,6 +57,7 @@ def test_every_path_is_tried(schema):
     assert sorted(schema) == sorted(PATHS)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize("path", PATHS)
 def test_answers_are_those_of_the_schema(schema, path, mode):

@@ -20,6 +20,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("check", GRAPH_LAYER_CHECKS)
 def test_conformance(check, make):

@@ -156,6 +156,7 @@ def test_ten_steps_equal_those_of_torch(kind, options, by, change):
     assert rows.steps == [NUM_STEPS * counted(kind, o, by=by) for o in options]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("by", ["step", "update"])
 @pytest.mark.parametrize(("kind", "options"), OPTIONS)
 @given(starts=st.lists(st.integers(0, 5), min_size=3, max_size=3))

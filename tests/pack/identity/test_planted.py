@@ -158,6 +158,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("case", PLANTED.values(), ids=PLANTED)
 def test_an_edit_is_seen_and_a_comment_is_not(identity, case):
     helpers, *loss = (case,) if isinstance(case, str) else case

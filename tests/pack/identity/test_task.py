@@ -184,6 +184,7 @@ NOTHING = {
 }
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("edit", TRAINING.values(), ids=TRAINING)
 def test_what_changes_training(identity, edit):
     training, _ = changed(identity(), identity(*edit))

@@ -30,6 +30,7 @@ NEAR |= {**dict.fromkeys(GROWN, 1e-2), "transfer": 1e-6}
 every = pytest.mark.parametrize("name", ALL)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "examples"),
     [*[(name, 100) for name in CLOSED], *[(name, 40) for name in SEARCHED], ("transfer", 25)],
@@ -55,6 +56,7 @@ def test_forecasts_of_trees_are_positive(name, table):
     assert (guessed > 0).all()
 
 
+@pytest.mark.sample(6)
 @every
 @pytest.mark.parametrize("unit", [1e-9, 1e3, 1e9])
 def test_other_units_of_time_give_the_same_forecasts(name, unit):
@@ -67,6 +69,7 @@ def test_other_units_of_time_give_the_same_forecasts(name, unit):
     assert other == pytest.approx(unit * seconds, rel=0.02 if name == "transfer" else NEAR[name])
 
 
+@pytest.mark.sample(3)
 @every
 def test_the_order_of_measurements_does_not_matter(name):
     setups = grid()
@@ -76,6 +79,7 @@ def test_the_order_of_measurements_does_not_matter(name):
     assert shuffled == pytest.approx(forecast(ALL[name], setups, times, QUERIES), rel=NEAR[name])
 
 
+@pytest.mark.sample(3)
 @every
 def test_the_order_of_machines_does_not_matter(name):
     setups = grid([(1,), (4, 2), (4, 2, 1), (2, 1)], (8, 16, 32))
@@ -85,6 +89,7 @@ def test_the_order_of_machines_does_not_matter(name):
     assert one == pytest.approx(other, rel=1e-12)
 
 
+@pytest.mark.sample(3)
 @every
 def test_each_setup_is_foretold_on_its_own(name):
     model = ALL[name]()
@@ -94,6 +99,7 @@ def test_each_setup_is_foretold_on_its_own(name):
     assert model.predict(QUERIES) == pytest.approx(single, rel=1e-12)
 
 
+@pytest.mark.sample(3)
 @every
 def test_a_second_fit_forgets_the_first(name):
     setups = grid()
@@ -107,6 +113,7 @@ def test_a_second_fit_forgets_the_first(name):
     assert model.predict(QUERIES).tolist() == few.tolist()
 
 
+@pytest.mark.sample(3)
 @every
 def test_nothing_is_random_and_nothing_given_is_changed(name):
     setups = grid()
@@ -120,6 +127,7 @@ def test_nothing_is_random_and_nothing_given_is_changed(name):
     assert times.tolist() == before.tolist()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", [Boosting, Hybrid])
 def test_seeds_tell_trees_apart_and_nothing_else(make):
     setups = grid()
@@ -139,6 +147,7 @@ def test_a_single_measurement_is_foretold(name, placement):
     assert forecast(ALL[name], [setup], [0.4], [setup]) == pytest.approx([0.4], rel=0.03)
 
 
+@pytest.mark.sample(8)
 @every
 @pytest.mark.parametrize("placement", [(1,), (4,), (2, 2)])
 def test_one_placement_alone_is_foretold(name, placement):
@@ -150,6 +159,7 @@ def test_one_placement_alone_is_foretold(name, placement):
     assert (others < times.max() * 1e3).all()
 
 
+@pytest.mark.sample(3)
 @every
 def test_one_device_need_not_be_measured(name):
     setups = [setup for setup in grid() if setup.num_devices > 1]

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
+from tests.depth import draws
 from tests.pack.fused.twin import check, normal
 
 
@@ -20,7 +21,7 @@ KINDS = {
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(15, 60), deadline=None)
 def test_every_convolution(data):
     num_spatial = data.draw(st.integers(1, 3))
     transposed = data.draw(st.booleans())

@@ -51,6 +51,7 @@ def test_masks_are_those_of_solo_training_to_the_last_bit(size, shape, p, seed, 
         assert torch.equal(group.first(twice)[k], F.dropout(x, p / 2))
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize(("function", "shape"), FUNCTIONS)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("p", [0.0, 0.4, 1.0])

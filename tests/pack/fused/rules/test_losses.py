@@ -121,6 +121,7 @@ PAIRS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(25)
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides", "ignore:.*performance drop")
 @pairwise(
     unless=lambda num_rows, reduction, shared, **_: (

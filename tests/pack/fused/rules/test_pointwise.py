@@ -85,6 +85,7 @@ def kind(name):
     )
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize(("function", "name"), functions(NAMES))
 def test_every_function(function, name):
     args = OPTIONS.get(name, ())
@@ -122,6 +123,7 @@ def test_every_function(function, name):
             )
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize(("function", "name"), functions(IN_PLACE))
 @pytest.mark.parametrize("axis", [0, 1])
 def test_every_function_in_place(function, name, axis):
@@ -162,6 +164,7 @@ def test_every_function_in_place(function, name, axis):
 SHAPES = [(), (5,), (3, 5), (1, 5), (4, 3, 5), (4, 1, 5), (4, 1, 1)]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("left", "right"), list(itertools.product(SHAPES, SHAPES)))
 def test_shapes_that_broadcast(left, right):
     """Shapes broadcast at any position of the trial dimension, and with a shared operand."""

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 ROWS = (5, 2, 4)
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("axis", range(4))
 @pytest.mark.parametrize(
     "reduce",

@@ -9,6 +9,7 @@ from tests.pack.fused.twin import check, normal
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("axis", range(4))
 @pytest.mark.parametrize(
     "change",
