@@ -18,7 +18,6 @@ from thrifty.core import (
 )
 from thrifty.pack import AutoBackend
 from thrifty.pack.fused._block import Block
-from thrifty.perf import PackCurve
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment, Local, state_from_arrays, train_alone
 from thrifty.space import Linear, MultiStep, Timeline
@@ -225,20 +224,8 @@ class FrozenBase(LineTask):
 RATES = [{"lr": 1e-5 * (k + 1)} for k in range(5)]
 
 
-@pytest.fixture
-def measured(monkeypatch):
-    """Packs of up to eight are as good as they can be, however busy this machine is."""
-    curves = [
-        PackCurve(backend="solo", step_s={1: 1.0}),
-        PackCurve(backend="fused", step_s={1: 1.0, 8: 1.0}),
-    ]
-    monkeypatch.setattr(
-        "thrifty.pack.backends._fusion_policy.calibrate", lambda *args, **options: curves
-    )
-
-
 @pytest.mark.parametrize("room", [1, 2])
-def test_out_of_memory_in_a_fused_step_over_a_frozen_base(tmp_path, monkeypatch, measured, room):
+def test_out_of_memory_in_a_fused_step_over_a_frozen_base(tmp_path, monkeypatch, room):
     """The steps before it have changed rows, moments and streams of all trials in the block."""
     original, sizes = Block.advance, []
 
