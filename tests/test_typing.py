@@ -67,6 +67,7 @@ def said(tmp_path_factory):
     return [(int(line) - before, code) for line, code in found]
 
 
+@pytest.mark.thorough
 def test_the_readme_is_typed(said):
     assert [entry for entry in said if entry[0] <= 0] == []
 

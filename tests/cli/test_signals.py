@@ -143,6 +143,7 @@ def test_ctrl_c_while_a_file_is_loaded(folder, name):
         assert child.returncode == 130
 
 
+@pytest.mark.thorough
 def test_dashboard_exits_with_130_after_ctrl_c(folder):
     Store.open(f"sqlite:///{folder / 't.db'}").close()
     with command(folder, "dashboard", "sqlite:///t.db", "--port", "0") as child:

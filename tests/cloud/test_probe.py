@@ -478,6 +478,7 @@ def slow_gain(probe, workload, catalogue, *, goal, seed, draws, **options):
     return sum(gains) / len(gains)
 
 
+@pytest.mark.thorough
 @given(
     workloads,
     st.lists(offers, min_size=2, max_size=5),

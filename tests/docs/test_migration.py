@@ -32,6 +32,7 @@ def test_every_block_is_somebodys(page, theirs):
     assert sum(b.title == theirs and not b.not_run for b in found) >= 3
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("page", PAGES)
 def test_our_side_of_a_page_runs_as_a_script(page, tmp_path, monkeypatch):
     """Our side runs as a script of its own, which may use workers without a guard."""

@@ -127,7 +127,7 @@ def run_until_killed(name: str, num_epochs: int) -> None:
     study.run(progress=False, executor=ALONE, observers=[DieAfter(num_epochs)])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @every_script
 def test_curves_and_weights_are_those_of_plain_pytorch_across_a_kill_and_a_branch(name):
@@ -180,7 +180,7 @@ def test_what_cannot_be_packed_is_trained_alone_and_the_reason_is_said_once(name
 # -- the scripts ---------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @every_script
 @pytest.mark.parametrize("kind", ["plain", "thrifty"])

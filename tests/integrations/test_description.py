@@ -108,6 +108,7 @@ print(described(lambda x: x in {"a", "b", "c", "d"}, otherwise=by_content))
 """
 
 
+@pytest.mark.thorough
 def test_the_same_in_every_process():
     found = {
         subprocess.run(

@@ -167,6 +167,7 @@ def checkpointed(hp):
     return model
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 @pytest.mark.parametrize("targets", [("q_proj", "lm_head"), ("q_proj", "embed_tokens")])
 def test_adapters_on_tied_weights(targets):

@@ -157,6 +157,7 @@ def test_a_part_of_the_layers_has_the_same_options():
     assert part[2] is model[2]
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:1000 forward passes")
 def test_gradients_are_those_of_finite_differences():
     for make, shape in (NETWORKS["mlp"], NETWORKS["images"]):

@@ -328,6 +328,7 @@ def test_a_layer_that_was_put_in_place_of_another_is_looked_at(caplog):
     assert sum(records[key] is not record for key, record in before.items()) == 1
 
 
+@pytest.mark.thorough
 def test_checks_are_rare_and_seeded(monkeypatch):
     compared, times, real = [], [], _sliced._difference
     monkeypatch.setattr(_sliced, "_difference", lambda *a: compared.append(batch) or real(*a))

@@ -219,6 +219,7 @@ def test_packed_trials_on_a_token_file_equal_solo_ones(tokens):
     assert_same(together(FusedBackend(task), trials), alone(task, trials), tolerance=1e-5)
 
 
+@pytest.mark.sample(2)
 @each_kind
 def test_a_study_is_killed_resumed_and_branches(make, tmp_path):
     space = Space(lr=Choice([0.1, Step(0.1, [2]), Step(0.1, [2.5])]))

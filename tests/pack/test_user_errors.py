@@ -189,6 +189,7 @@ class OptionsThatAPyTorchLoaderRefuses(LineTask):
         return DatasetPair(train=rows, valid=rows, **options)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_of_the_loader_fails_its_trial_alone_in_each_process(workers, tmp_path):
     task = OptionsThatAPyTorchLoaderRefuses()

@@ -63,7 +63,7 @@ def show_gpus(path):
         file.write(os.environ["CUDA_VISIBLE_DEVICES"] + "\n")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("num_gpus", "workers", "seen"), [(0.5, 4, ["0", "0", "1", "1"]), (2, 1, ["0,1"])]
 )

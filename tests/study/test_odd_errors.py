@@ -66,6 +66,7 @@ def url(request, tmp_path):
     return request.getfixturevalue("postgresql")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_trial_fails_alone(tmp_path, executor):
     study = study_of(tmp_path, f"sqlite:///{tmp_path}/t.db")

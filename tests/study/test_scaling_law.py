@@ -72,6 +72,7 @@ def test_a_bend_is_found():
     assert law.predict(2**15).value == pytest.approx(broken(2**15, 1), rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_intervals_cover_the_truth_about_as_often_as_they_say():
     num, hits, next_hits = 12, 0, 0
     for seed in range(num):
