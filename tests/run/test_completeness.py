@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.run.test_packing import CONFIGS, EPOCHS, Run, alone, nearly
-from thrifty.core import EpochDone, StageDone, StageFailed
+from thrifty.core import EpochDone, Refused, StageDone, StageFailed
 from thrifty.pack import Member, Trainable, evaluate_state
+from thrifty.pack.fused._block import Block
 from thrifty.run import Local, state_from_arrays, train_alone
 from thrifty.space import MultiStep, Timeline
 from thrifty.testing import FaultyTask, LineTask
@@ -230,6 +231,26 @@ def test_adapt_is_called_once_for_an_epoch(tmp_path, task, pack):
         member = Member(values=timeline.at(3), seed=number, epoch=3, state=state)
         metrics = results.metrics(number)[-1]
         assert evaluate_state(task(), member)["mse"] == pytest.approx(metrics["mse"], rel=1e-5)
+
+
+def test_other_memory_at_the_end_of_an_epoch(tmp_path, monkeypatch):
+    """The rows that are trained are then not the parameters that the model is saved with."""
+    right, calls = Block.advance, []
+
+    def advance(self):
+        ended = right(self)
+        calls.append(len(self.trials))
+        if len(calls) == 2:
+            for parameter in self.trials[-1].model.parameters():
+                parameter.data = parameter.data * 2
+        return ended
+
+    monkeypatch.setattr(Block, "advance", advance)
+    results = run(tmp_path, LineTask(), pack="fused")
+    (refused,) = results.every(Refused)
+    assert "given other memory while it trained" in refused.reason
+    for number, config in enumerate(RATES):
+        nearly(results.metrics(number), alone(LineTask(), config, number))
 
 
 @pytest.mark.parametrize("pack", PACKS)

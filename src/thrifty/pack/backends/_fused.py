@@ -298,6 +298,9 @@ class FusedBackend(Backend):
                 continue
             found = _advanced(block)
             for trial, outcome in found.items():
+                if not isinstance(outcome, Exception) and not block.holds(trial):
+                    reason = "its parameters or buffers were given other memory while it trained"
+                    outcome = UnverifiedError(reason, mismatch=True)
                 outcomes[slot_of[trial]] = outcome
                 self._note(trial, outcome)
         return outcomes
@@ -318,8 +321,8 @@ class FusedBackend(Backend):
         return self._refusal_keys[key]
 
     def refuse(self, key: str, reason: str) -> None:
-        """Fuse no more trials of a structure; check those fused now at their next step."""
-        self.refused[key] = reason
+        """Fuse no more trials of a structure, for the first reason; check those fused now."""
+        self.refused.setdefault(key, reason)
         for trial in self._home:
             trial.is_step_verified &= trial.refusal_key != key
 

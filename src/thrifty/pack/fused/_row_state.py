@@ -199,13 +199,21 @@ class RowState:
         self._attach(trial, row)
 
     def move(self, trial: FusedTrial, source: int, target: int) -> None:
-        """Move a trial from one row to another."""
+        """Move a trial from one row to another.
+
+        A trial whose module has been given other memory keeps that, and does not hold its row.
+        """
+        holds = self.holds(trial, source)
         with torch.no_grad():
             for rows in self._trained_groups():
                 rows.move(source, target)
             for tensor in (*([] if self._mask is None else [self._mask]), *self._own_others()):
                 tensor[target].copy_(tensor[source])
-        self._attach(trial, target)
+        if holds:
+            self._attach(trial, target)
+        else:
+            self.release(trial)
+            self._addresses[target] = []
 
     def release(self, trial: FusedTrial) -> None:
         """Give the tensors of a trial's module their own memory again, in their former layout.
