@@ -227,6 +227,20 @@ def slope_that_moves_by_adapt() -> type[th.Task]:
     return Mine
 
 
+def _shrink(model: nn.Module, at: At) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data * at["s"]
+
+
+@moving("C", loop=Loop(optimizer=sgd, follow=follow_lr, adapt=_shrink), s=STEPS)
+def weights_given_other_memory_by_adapt() -> type[th.Task]:
+    class Its(Regression):
+        def adapt(self, model: nn.Module, hp: th.Params) -> None:
+            _shrink(model, hp)
+
+    return Its
+
+
 @moving("C", refused="model", s=STEPS)
 def slope_read_by_the_model_only() -> type[th.Task]:
     class Mine(Regression):

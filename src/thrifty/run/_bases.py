@@ -90,7 +90,7 @@ class BaseFiles:
         return StoredBase(self._checkpoints, folder=self._folder, digest=base.digest)
 
     def keep(self, base: Base | None) -> None:
-        """Write a base, unless an intact file has it or it is too large.
+        """Write a base to a file. Do nothing if an intact file exists, or if the base is too large.
 
         Raises:
             StoreWriteError: The disk is full, or the place is read-only.

@@ -1,8 +1,8 @@
 """Files with what checkpoints leave out: the frozen base of a model, once for all its trials.
 
 A base is a safetensors file in the plan's folder, named by its content. It is written and read one
-tensor at a time, because it may be as large as the memory. Whoever reads a tensor compares its
-digest with the one in the checkpoint.
+tensor at a time, because it may be as large as the memory. The digest of each tensor that is read
+is compared with the one in the checkpoint.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class PlotMixin:
             form: ``"chinchilla"`` or ``"broken"``.
             size: The hyper-parameter that is the size of the model, or a function of a trial's
                 configuration that returns it, such as the number of parameters.
-            where: Whether to use a trial (default: all that are done).
+            where: A function that says of a trial whether to use it. The default uses all that are
+                done.
             average: ``"ema"`` or ``"swa"`` to fit the trunk's averages instead of the cooldowns.
             best_only: Whether only the best trial of each horizon and size counts.
             level: The probability that intervals have.

@@ -157,7 +157,7 @@ class Evaluation:
         return {trial: self._checked(trial, found[block.index(trial)], block) for trial in trials}
 
     def _is_due(self, trial: FusedTrial) -> bool:
-        """Return whether a trial's metrics are to be compared with those alone."""
+        """Return whether to compare the metrics of a trial with those it has alone."""
         return not trial.is_evaluation_verified or self._budget.allows(trial.solo_evaluation_s)
 
     def _together(

@@ -20,9 +20,9 @@ from ._tape import alive, roots, writes
 
 
 MIN_OPERATIONS = 30
-"""The least number of operations that keeping a byte must save.
+"""The smallest number of operations that keeping a byte must save.
 
-Reading a byte at a random place takes about as long as computing so many.
+Reading a byte at a random place takes about as long as 30 operations.
 """
 
 
