@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch import nn
 import thrifty as th
 from tests.pack._toys import Attending, BatchNormed, Dropping, Images, Toy, normal
 from thrifty.core import UsageError, derive_seed, step_seed
+from thrifty.pack.fused._block import Block
 from thrifty.pack.fused._fusable import RULES
+from thrifty.pack.fused._row_state import RowState
 
 
 pytestmark = pytest.mark.slow
@@ -252,6 +255,93 @@ def test_optimizers_of_different_kinds_are_trained_in_turn(caplog):
     assert packed.fused is False
     assert "optimizers differ in kind" in caplog.text
     assert_same(models, wanted, tolerance=0)
+
+
+# -- checks --------------------------------------------------------------------------------
+
+
+def wrong_from(monkeypatch, first):
+    """Make all fused updates wrong from the ``first`` on; return a list with their number."""
+    right, number = RowState.updater, [0]
+
+    def updater(self, options):
+        update = right(self, options)
+
+        def wrong():
+            update()
+            number[0] += 1
+            if number[0] > first:
+                self._parameters.mul_(1.01)
+
+        return wrong
+
+    monkeypatch.setattr(RowState, "updater", updater)
+    return number
+
+
+def test_a_wrong_first_step_is_undone_and_they_are_trained_in_turn(monkeypatch, caplog):
+    number = wrong_from(monkeypatch, 0)
+    models, values = mlps(3), [{"lr": 0.05}] * 3
+    steps = [([batch(s)] * 3, values) for s in range(3)]
+    wanted, losses = plain(models, steps, optimizer=OPTIMIZERS["adam"], values=values)
+    packed = th.pack(models, loss=loss, optimizer=OPTIMIZERS["adam"], values=values)
+    found = torch.stack([packed.step(each[0]) for each, _ in steps])
+    assert number == [1], "it was fused once"
+    assert packed.fused is False
+    assert "differs by" in caplog.text
+    assert torch.equal(found, losses)
+    assert_same(models, wanted, tolerance=0)
+
+
+def test_an_error_in_the_first_step_is_met_in_turn(monkeypatch, caplog):
+    def broken(self, batches):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(Block, "one_step", broken)
+    models, values = mlps(2), [{"lr": 0.05}] * 2
+    steps = [([batch(s)] * 2, values) for s in range(2)]
+    wanted, _ = plain(models, steps, optimizer=OPTIMIZERS["sgd"], values=values)
+    packed = th.pack(models, loss=loss, optimizer=OPTIMIZERS["sgd"], values=values)
+    for each, _ in steps:
+        packed.step(each[0])
+    assert packed.fused is False
+    assert "no such kernel" in caplog.text
+    assert_same(models, wanted, tolerance=0)
+
+
+def test_a_later_wrong_step_is_told(monkeypatch):
+    """Whichever step is checked next, the message names a step before which all was right."""
+    wrong_from(monkeypatch, 3)
+    packed = th.pack(
+        mlps(2), loss=loss, optimizer=OPTIMIZERS["sgd"], values=[{"lr": 1e-4}, {"lr": 2e-4}]
+    )
+    with pytest.raises(
+        th.PackMismatchError, match=r"first step that was not verified is step"
+    ) as e:
+        for number in range(5_000):
+            packed.step(batch(number % 7))
+    first = int(re.search(r"verified is step (\d+)", str(e.value)).group(1))
+    assert 1 <= first <= 3
+
+
+def test_what_changes_between_steps_is_recorded_anew():
+    factor = [1.0]
+
+    def scaled(model, batch):
+        return factor[0] * loss(model, batch)
+
+    models, values = mlps(2), [{"lr": 0.05}] * 2
+    steps = [([batch(s)] * 2, values) for s in range(4)]
+    wanted = copy.deepcopy(models)
+    packed = th.pack(models, loss=scaled, optimizer=OPTIMIZERS["sgd"], values=values)
+    twin = th.pack(wanted, loss=scaled, optimizer=OPTIMIZERS["sgd"], values=values)
+    twin.fused = False
+    for number, (each, _) in enumerate(steps):
+        factor[0] = 1.0 if number < 2 else 3.0
+        packed.step(each[0])
+        twin.step(each[0])
+    assert twin.fused is False
+    assert_same(models, wanted)
 
 
 # -- errors --------------------------------------------------------------------------------

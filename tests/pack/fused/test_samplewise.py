@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -173,11 +173,13 @@ for _dim in (0, 1, -1):
         *["topk", "flip"],
     ]:
         FUNCTIONS[f"{_name} {_dim}"] = along(_name, _dim)
-    FUNCTIONS[f"any {_dim}"] = lambda x, d=_dim: (x > 1.5).any(d)
-    FUNCTIONS[f"sum and keep {_dim}"] = lambda x, d=_dim: x.sum(d, keepdim=True)
-    FUNCTIONS[f"cat {_dim}"] = lambda x, d=_dim: torch.cat([x, x * 2], d)
-    FUNCTIONS[f"stack {_dim}"] = lambda x, d=_dim: torch.stack([x, x * 2], d)
-    FUNCTIONS[f"stack with others {_dim}"] = lambda x, d=_dim: torch.stack([x, normal(*x.shape)], d)
+    FUNCTIONS[f"any {_dim}"] = partial(lambda d, x: (x > 1.5).any(d), _dim)
+    FUNCTIONS[f"sum and keep {_dim}"] = partial(lambda d, x: x.sum(d, keepdim=True), _dim)
+    FUNCTIONS[f"cat {_dim}"] = partial(lambda d, x: torch.cat([x, x * 2], d), _dim)
+    FUNCTIONS[f"stack {_dim}"] = partial(lambda d, x: torch.stack([x, x * 2], d), _dim)
+    FUNCTIONS[f"stack with others {_dim}"] = partial(
+        lambda d, x: torch.stack([x, normal(*x.shape)], d), _dim
+    )
 
 UNPROVED = {
     *[(name, layout) for name in ("squeeze all", "join with the empty") for layout in LAYOUTS],
