@@ -294,7 +294,7 @@ def test_a_wrong_first_step_is_undone_and_they_are_trained_in_turn(monkeypatch, 
 
 
 def test_an_error_in_the_first_step_is_met_in_turn(monkeypatch, caplog):
-    def broken(self, batches):
+    def broken(self, **_):
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(Block, "one_step", broken)
@@ -315,12 +315,14 @@ def test_a_later_wrong_step_is_told(monkeypatch):
     packed = th.pack(
         mlps(2), loss=loss, optimizer=OPTIMIZERS["sgd"], values=[{"lr": 1e-4}, {"lr": 2e-4}]
     )
-    with pytest.raises(
-        th.PackMismatchError, match=r"first step that was not verified is step"
-    ) as e:
+
+    def many_steps():
         for number in range(5_000):
             packed.step(batch(number % 7))
-    first = int(re.search(r"verified is step (\d+)", str(e.value)).group(1))
+
+    with pytest.raises(th.PackMismatchError) as error:
+        many_steps()
+    first = int(re.search(r"not verified is step (\d+)", str(error.value)).group(1))
     assert 1 <= first <= 3
 
 
