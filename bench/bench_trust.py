@@ -1,6 +1,6 @@
 """Trust: user code that tries to break sharing, packed and in studies, against plain PyTorch loops.
 
-    python -m bench.bench_trust [--quick] [--show] [--every N]
+    python -m bench.bench_trust [--quick] [--show] [--every N] [--through WAY]
 
 - Each case of the corpus runs through ``thrifty.pack`` and through a study for each way of
   packing, in which trials share stages. Beside it runs the loop that one would write without
@@ -32,6 +32,7 @@ from bench.trust.packed import Verdict, run_packed
 from bench.trust.studied import MEASURED, run_moving, run_studied
 
 
+FUNCTION = "thrifty.pack"
 PACKS = ("auto", "fused", MEASURED, "concatenated", "solo")
 NUM_EDITS = 200
 QUICK = 12
@@ -71,7 +72,7 @@ def judge(job: Job) -> Verdict:
 
 def run_all(every: int, *, through: str | None, processes: int) -> list[tuple[Job, Verdict]]:
     """Run all jobs, each in a fresh process, because cases change globals and patch torch."""
-    todo = [job for job in jobs(every=every) if through in (None, job.pack)]
+    todo = [job for job in jobs(every=every) if through in (None, job.pack or FUNCTION)]
     # Fork, so that torch is imported once; nothing has computed here before.
     context = multiprocessing.get_context("fork")
     with context.Pool(processes, maxtasksperchild=1) as pool:
@@ -87,7 +88,7 @@ def summary(found: Sequence[tuple[Job, Verdict]]) -> list[dict[str, Any]]:
     for (kind, pack), verdicts in groups.items():
         counts = Counter(v.how for v in verdicts)
         rows.append({
-            "through": "thrifty.pack" if kind == "pack" else f"a study, pack={pack!r}",
+            "through": FUNCTION if kind == "pack" else f"a study, pack={pack!r}",
             "cases": "A" if kind != "task" else "C, D, E",
             "runs": len(verdicts),
             "fused": counts["fused"] if kind == "pack" else None,
@@ -106,7 +107,7 @@ def show(found: Sequence[tuple[Job, Verdict]]) -> None:
     table([
         {
             "case": job.name,
-            "through": job.pack or "thrifty.pack",
+            "through": job.pack or FUNCTION,
             "how": v.how,
             "deviation": f"{v.deviation:.0e}",
             "why": v.why[:90],
@@ -120,7 +121,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--show", action="store_true", help="print a row for each run")
     arguments.add_argument("--every", type=int, default=1, help="take each so manieth case")
-    arguments.add_argument("--through", choices=PACKS, help="studies of one way of packing only")
+    arguments.add_argument("--through", choices=[FUNCTION, *PACKS], help="one way only")
     arguments.add_argument("--processes", type=int, default=2, help="runs at a time")
     options = arguments.parse_args()
     began = time.perf_counter()
@@ -136,8 +137,7 @@ def main() -> None:
     bad = [(job, v) for job, v in found if v.is_silent_deviation or v.is_crash]
     for job, v in bad:
         print(
-            f"WRONG: {job.name} through {job.pack or 'thrifty.pack'}: {v.how}, "
-            f"{v.deviation:.1e}, {v.why}"
+            f"WRONG: {job.name} through {job.pack or FUNCTION}: {v.how}, {v.deviation:.1e}, {v.why}"
         )
     figures = {
         "runs": rows,
