@@ -68,6 +68,12 @@ class Verdict:
         return self.how == "CRASH"
 
 
+def only_plain_fails(name: str, error: Exception) -> Verdict:
+    """Return the verdict where there is nothing to compare a result with."""
+    why = f"only the plain loop fails: {type(error).__name__}: {error}"
+    return Verdict(name=name, how="CRASH", deviation=0.0, why=why)
+
+
 def run_packed(named: Named) -> Verdict:
     """Run one case through ``thrifty.pack`` and compare it with the plain loop."""
     wanted, plain_error = attempt(lambda: _plain(named.make()))
@@ -89,7 +95,7 @@ def run_packed(named: Named) -> Verdict:
             name=named.name, how="refused" if refused else "CRASH", deviation=0.0, why=text
         )
     if plain_error is not None:
-        return Verdict(name=named.name, how="only plain fails", deviation=0.0)
+        return only_plain_fails(named.name, plain_error)
     models, fused = found
     deviation = _worst(models, wanted)
     how = "fused" if fused else "in turn"
@@ -157,11 +163,17 @@ def _plain(case: Case, *, nudged: bool = False) -> list[nn.Module]:
             optimizer.zero_grad()
             loss = case.loss(model, case.batch(step))
             loss.backward()
-            limit = case.optimizer.clip_value(values[k])
-            if limit is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), limit)
+            clip(model, case.optimizer.clipping(values[k]))
             optimizer.step()
     return models
+
+
+def clip(model: nn.Module, limits: Any) -> None:
+    """Clip gradients as an optimizer's ``clip_value`` and ``clip_norm`` say."""
+    if limits.value is not None:
+        nn.utils.clip_grad_value_(model.parameters(), limits.value)
+    if limits.norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), limits.norm)
 
 
 def everything(seed: int) -> None:

@@ -235,7 +235,7 @@ def _shrink(model: nn.Module, at: At) -> None:
 @moving("C", loop=Loop(optimizer=sgd, follow=follow_lr, adapt=_shrink), s=STEPS)
 def weights_given_other_memory_by_adapt() -> type[th.Task]:
     class Its(Regression):
-        def adapt(self, model: nn.Module, hp: th.Params) -> None:
+        def adapt(self, model: nn.Module, hp: th.HyperParameters) -> None:
             _shrink(model, hp)
 
     return Its
