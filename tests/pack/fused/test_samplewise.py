@@ -15,6 +15,9 @@ from thrifty.pack.fused._record import record
 from thrifty.pack.fused._samplewise import PerSample, Shared, kinds_of, num_operations
 
 
+pytestmark = pytest.mark.slow
+
+
 NUM = 3
 SHAPE = (NUM, 4, 6)
 
