@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from tests.pack.test_frozen import WIDTH, Headed
-from thrifty.pack.trial._memory import MemoryForecast, TrialMemory, available_memory, memory_of
+from thrifty.pack.trial._memory_forecast import (
+    MemoryForecast,
+    TrialMemory,
+    available_memory,
+    memory_of,
+)
 
 
 DOUBLE = 8

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import thrifty as th
+from tests.pack._faults import wrong_from
 from tests.pack._toys import Attending, BatchNormed, Dropping, Images, Toy, normal
 from thrifty.core import UsageError, derive_seed, step_seed
 from thrifty.pack.fused._block import Block
 from thrifty.pack.fused._fusable import RULES
-from thrifty.pack.fused._row_state import RowState
 
 
 pytestmark = pytest.mark.slow
@@ -258,25 +258,6 @@ def test_optimizers_of_different_kinds_are_trained_in_turn(caplog):
 
 
 # -- checks --------------------------------------------------------------------------------
-
-
-def wrong_from(monkeypatch, first):
-    """Make all fused updates wrong from the ``first`` on; return a list with their number."""
-    right, number = RowState.updater, [0]
-
-    def updater(self, options):
-        update = right(self, options)
-
-        def wrong():
-            update()
-            number[0] += 1
-            if number[0] > first:
-                self._parameters.mul_(1.01)
-
-        return wrong
-
-    monkeypatch.setattr(RowState, "updater", updater)
-    return number
 
 
 def test_a_wrong_first_step_is_undone_and_they_are_trained_in_turn(monkeypatch, caplog):

@@ -8,6 +8,7 @@ from functools import lru_cache
 import pytest
 import torch
 
+from tests.pack._faults import wrong_from
 from tests.pack._toys import Toy
 from thrifty.pack.fused._row_state import RowState
 from thrifty.run import Local
@@ -46,26 +47,6 @@ def assert_same_curves(found, wanted):
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         assert one == pytest.approx(other, rel=1e-4)
-
-
-def wrong_from(monkeypatch, first):
-    """Make all updates of blocks wrong from the ``first`` on; return how many there were."""
-    right = RowState.updater
-    number = [0]
-
-    def updater(self, options):
-        update = right(self, options)
-
-        def wrong():
-            update()
-            number[0] += 1
-            if number[0] > first:
-                self._parameters.mul_(1.01)
-
-        return wrong
-
-    monkeypatch.setattr(RowState, "updater", updater)
-    return number
 
 
 @pytest.fixture(scope="module")

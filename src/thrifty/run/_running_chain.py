@@ -34,7 +34,7 @@ from thrifty.store import CheckpointFolder
 from thrifty.store._bases import MAX_BASE_BYTES
 
 from ._alone import member_at, plan_of
-from ._bases import BaseFiles, StoredBase
+from ._base_files import BaseFiles, StoredBase
 from ._executor import Assignment, ChainProgress, Report
 
 

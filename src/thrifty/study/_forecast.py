@@ -12,7 +12,7 @@ import numpy as np
 
 from thrifty.core import error_text, plain_logger
 from thrifty.pack import Task, Trainable
-from thrifty.pack.trial._memory import MemoryForecast, available_memory, memory_of
+from thrifty.pack.trial._memory_forecast import MemoryForecast, available_memory, memory_of
 from thrifty.plan import ForestStage, SearchPlan, stage_forest
 from thrifty.search import Algorithm, History, Trial
 from thrifty.space import Config, Space, Timeline, TimeUnit

@@ -99,8 +99,8 @@ class PlotMixin:
             form: ``"chinchilla"`` or ``"broken"``.
             size: The hyper-parameter that is the size of the model, or a function of a trial's
                 configuration that returns it, such as the number of parameters.
-            where: A function that says of a trial whether to use it. The default uses all that are
-                done.
+            where: A function that is given a trial and returns True to use it. By default, all
+                trials that are done are used.
             average: ``"ema"`` or ``"swa"`` to fit the trunk's averages instead of the cooldowns.
             best_only: Whether only the best trial of each horizon and size counts.
             level: The probability that intervals have.

@@ -43,9 +43,9 @@ from thrifty.pack.fused._step import BlockOptions, denormals_flushed
 from thrifty.pack.fused._structure import Structure
 from thrifty.pack.fused._tape import Arena
 from thrifty.pack.fused.optimizers import GroupedOptimizer, grouped_optimizer
+from thrifty.pack.task._array_samples import Samples
 from thrifty.pack.task._data import LastingError, samples_of, train_batches
 from thrifty.pack.task._epochs import order_of_epoch
-from thrifty.pack.task._samples import Samples
 from thrifty.pack.task._task import Task
 from thrifty.pack.verify import AloneTime, CheckBudget, SoloTimes
 

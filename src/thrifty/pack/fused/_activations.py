@@ -14,7 +14,7 @@ from weakref import WeakSet, ref
 import torch
 
 from thrifty.core import plain_logger
-from thrifty.pack.task._samples import Samples
+from thrifty.pack.task._array_samples import Samples
 from thrifty.pack.verify import relative_tolerance
 
 from ._activation_folder import ActivationFolder

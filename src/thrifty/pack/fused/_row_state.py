@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
-from mmap import mmap
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any
 
 import torch
@@ -366,12 +366,14 @@ class RowState:
 def _zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return zeros. On a CPU, rows that no trial has had yet take no memory.
 
-    The system maps pages of zeros that exist once they are written to; ``torch.zeros`` writes.
+    The system maps pages of zeros that exist once they are written to; ``torch.zeros`` writes. They
+    are private, so that a process which user code forks writes to pages of its own.
     """
     num = prod(shape)
     if device.type != "cpu" or num * dtype.itemsize < _LARGE:
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(mmap(-1, num * dtype.itemsize), dtype=dtype, count=num).view(shape)
+    pages = mmap(-1, num * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype, count=num).view(shape)
 
 
 def _layout(tensor: torch.Tensor) -> torch.Tensor:
