@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
+
+# What a script starts in the background ignores Ctrl-C, and so would every process of the tests.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Set before NumPy and torch are imported. Threads of OpenMP and OpenBLAS spin while they wait for
 # each other: on busy cores, a test with two of them takes four times as long.

@@ -54,9 +54,10 @@ main()
 
 # Never ends to load.
 LOADING = """
-import sys
+import time
 print("loading", flush=True)
-sys.stdin.readline()
+while True:
+    time.sleep(0.1)
 """
 
 
