@@ -17,6 +17,9 @@ from bench.cloud.jobs import SETUP_S, Truth, drawn, true_s
 from thrifty.cloud import NetworkPriors
 
 
+pytestmark = pytest.mark.slow
+
+
 SPEED = {"aws": 1.0, "azure": 2.0, "dgx": 4.0, "rtx": 1.5}
 
 

@@ -24,6 +24,9 @@ from thrifty.cloud._step_timing import ObservedSteps
 from thrifty.core import CloudError
 
 
+pytestmark = pytest.mark.slow
+
+
 TRUE = NetworkPriors(
     straggling=exactly(0.0), step=UncertaintyFactor(faster=1.0, slower=1.0), observed=1.0
 )

@@ -15,6 +15,9 @@ from thrifty.cloud.planning._planner import FleetPlan
 from thrifty.core import CloudError, MissingExtraError
 
 
+pytestmark = pytest.mark.slow
+
+
 def a_fleet(num, hours, usd, spread=1.25):
     def about(value):
         return Interval(median=value, low=value / spread, high=value * spread)

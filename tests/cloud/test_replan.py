@@ -25,6 +25,9 @@ from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.core import CloudError
 
 
+pytestmark = pytest.mark.slow
+
+
 HOUR = 3600.0
 CHEAP = an_offer("cheap", price_usd_h=3.0, spot_usd_h=1.0)
 DEAR = an_offer("dear", accelerator_count=2, price_usd_h=8.0)

@@ -15,6 +15,9 @@ from thrifty.core import GraphError, StoreWriteError
 from thrifty.graph import Graph, NeighborSampler, _saved, load_graph, save_graph
 
 
+pytestmark = pytest.mark.slow
+
+
 FILES = ("indptr.npy", "indices.npy", "x.npy", "y.npy", "header.json")
 
 

@@ -13,6 +13,9 @@ from thrifty.hetero import Load, SimulatedWorker, StepCurve, plot_steps, simulat
 from .jobs import Worker
 
 
+pytestmark = pytest.mark.slow
+
+
 def test_a_simulation_is_plotted_with_its_changes():
     workers = [
         SimulatedWorker(name="fast", curve=StepCurve(sample_s=1.0)),

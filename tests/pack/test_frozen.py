@@ -22,6 +22,9 @@ from thrifty.run._alone import epoch_plan
 from thrifty.space import Step
 
 
+pytestmark = pytest.mark.slow
+
+
 DOUBLE = 1e-10
 WIDTH = 160
 

@@ -22,6 +22,9 @@ from thrifty.pack.trial._trial import TaskTrial
 from thrifty.pack.trial._update import _no_compiler
 
 
+pytestmark = pytest.mark.slow
+
+
 CPU = torch.device("cpu")
 EPOCHS = 3
 

@@ -25,6 +25,9 @@ from thrifty.store import CheckpointFolder
 from thrifty.study import Storage, Study
 
 
+pytestmark = pytest.mark.slow
+
+
 WIDTH = 160
 
 

@@ -18,6 +18,9 @@ from thrifty.search._certainty import (
 from thrifty.search._halving import halve
 
 
+pytestmark = pytest.mark.slow
+
+
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 

@@ -12,6 +12,9 @@ from thrifty.space import Choice, Float, Space
 from thrifty.testing import check_algorithm
 
 
+pytestmark = pytest.mark.slow
+
+
 ALWAYS = KDESampler(random_share=0.0)
 NUM_OPTIONS = np.array([0, 3, 0, 2, 1])
 

@@ -8,6 +8,9 @@ from bench.search.literal_sub_sampling import is_good, leader
 from thrifty.search._sub_sampling import bar, difference, threshold, total
 
 
+pytestmark = pytest.mark.slow
+
+
 NAN, INF = math.nan, math.inf
 SCORES = st.lists(
     st.sampled_from([-INF, NAN, -1.5, -0.1, 0.0, 0.1, 0.2, 0.3, 0.7, 1.0]), max_size=8

@@ -11,6 +11,9 @@ from tests.strategies import EPOCHS, LEAVES
 from thrifty.space import Cosine, CosineRestarts, Exponential, Linear, Polynomial, Step, Warmup
 
 
+pytestmark = pytest.mark.slow
+
+
 def torch_values(make, *, epochs, lr=0.1):
     """Return the learning rate in each epoch under a scheduler that is stepped once an epoch."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)

@@ -33,6 +33,9 @@ from thrifty.space import (
 from thrifty.space._pieces import values_at
 
 
+pytestmark = pytest.mark.slow
+
+
 sizes = st.integers(1, 5_000)
 counts = st.integers(0, 10**12)
 

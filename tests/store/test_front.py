@@ -7,6 +7,9 @@ from hypothesis import given, strategies as st
 from thrifty.store import StudyInfo, TrialRecord, best_trials, nondominated
 
 
+pytestmark = pytest.mark.slow
+
+
 def dominates(one, other) -> bool:
     return all(a >= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
 

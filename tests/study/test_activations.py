@@ -14,6 +14,9 @@ from thrifty.search import GridSearch
 from thrifty.space import Choice, Space
 
 
+pytestmark = pytest.mark.slow
+
+
 FUSED = Local(pack="fused", pack_size=3)
 SPACE = Space(lr=Choice([0.01, 0.02, 0.03]))
 

@@ -12,6 +12,9 @@ from thrifty.store import Store, Views, best_trials
 from thrifty.study import StopWhen, StudyEnded
 
 
+pytestmark = pytest.mark.slow
+
+
 CURVES = {
     "spoils": (0.1, 0.5, 0.9),
     "breaks": (0.05, None, None),

@@ -21,6 +21,9 @@ from thrifty.store import Store
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 HORIZONS = [2, 4, 6]
 LADDER = {"horizons": HORIZONS, "rates": [0.1, 0.05], "cooldown": 1}
 GRID = th.GridSearch(max_epochs=6)

@@ -16,6 +16,9 @@ from thrifty.study._scaling_law import HUBER, _Law, fit_scaling_law, fitted, hub
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 HORIZONS = [5 * unit for unit in range(1, 11)]
 
 

@@ -17,6 +17,9 @@ from thrifty.study import Storage
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 SPACE = th.Space(lr=th.Choice([0.1, 0.05, th.Step(0.1, [2])]))
 GRID = th.GridSearch(max_epochs=4)
 HALVING = th.SuccessiveHalving(max_epochs=4, num_trials=6, eta=2)

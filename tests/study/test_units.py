@@ -15,6 +15,9 @@ from thrifty.store import Store
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 class Stepped(LineTask):
     """A task whose epochs have 6 steps, which is one and a half passes over its data."""
 

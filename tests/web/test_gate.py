@@ -6,6 +6,9 @@ from starlette.websockets import WebSocketDisconnect
 from tests.web.conftest import opened
 
 
+pytestmark = pytest.mark.slow
+
+
 TOKEN = "a-token-of-some-length"
 
 

@@ -17,6 +17,9 @@ from thrifty.pack.fused._block import Block
 from thrifty.space import Step
 
 
+pytestmark = pytest.mark.slow
+
+
 DOUBLE = 1e-10
 WIDTH = 160
 RATES = tuple(Trial(config={"lr": lr}) for lr in (0.01, 0.02, 0.03))
