@@ -45,3 +45,8 @@ def assert_a_resumed_trial_is_the_same(make, values, *, epochs=4):
     assert set(state.tensors) == set(last.tensors)
     for name, tensor in last.tensors.items():
         assert (state.tensors[name] == tensor).all(), name
+
+
+def made_again_only(of, *, make):
+    """Make a model again, and never take a copy of it."""
+    return make(), False

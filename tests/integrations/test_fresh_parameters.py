@@ -178,7 +178,9 @@ def test_the_loaded_model_has_trained_and_frozen_weights(kind, tmp_path):
 
 def test_lightning_with_frozen_weights_is_what_it_is_with_all_of_them_stored(monkeypatch):
     without, _ = train(net_task(), fixed, epochs=3)
-    monkeypatch.setattr("thrifty.integrations._lightning.frozen_digests", lambda *_, **__: {})
+    monkeypatch.setattr(
+        "thrifty.integrations._lightning.frozen_digests", lambda model, **_: (model, {})
+    )
     whole, state = train(net_task(), fixed, epochs=3)
     assert "checkpoint.state_dict.body.0.base.weight" in state.tensors
     assert whole == without
@@ -230,7 +232,9 @@ def test_a_base_that_is_another_one_is_refused(kind, monkeypatch):
 
 def test_a_checkpoint_of_before_has_all_parameters_and_is_resumed(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("thrifty.integrations._lightning.frozen_digests", lambda *_, **__: {})
+        patch.setattr(
+            "thrifty.integrations._lightning.frozen_digests", lambda model, **_: (model, {})
+        )
         _, state = train(net_task(), fixed, epochs=1)
     whole, _ = train(net_task(), fixed, epochs=2)
     tree = {"dict": [item for item in state.tree["dict"] if item[0] != "frozen"]}
@@ -246,7 +250,7 @@ def test_what_is_left_out_is_filled_in_also_in_half_precision_and_keeps_versions
         torch.nn.Linear(1, 2).requires_grad_(requires_grad=False),
     )
     whole = model.state_dict()
-    digests = frozen_digests(model, kept={}, make=lambda: model)
+    _, digests = frozen_digests(model, kept={}, make=lambda: model)
     state, left_out = leave_out(whole, digests)
     assert set(left_out) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert not set(left_out) & set(state)
@@ -260,5 +264,5 @@ def test_what_is_left_out_is_filled_in_also_in_half_precision_and_keeps_versions
 def test_a_model_without_frozen_parameters_is_made_once():
     made = []
     model = torch.nn.Linear(1, 1)
-    assert frozen_digests(model, kept={}, make=lambda: made.append(1)) == {}
+    assert frozen_digests(model, kept={}, make=lambda: made.append(1)) == (model, {})
     assert made == []

@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import thrifty as th
-from tests.integrations._drive import assert_a_resumed_trial_is_the_same, train
+from tests.integrations._drive import assert_a_resumed_trial_is_the_same, made_again_only, train
 from thrifty.core import derive_seed
-from thrifty.integrations import LightningTrainable
+from thrifty.integrations import LightningTrainable, _model_copies
 from thrifty.pack._state import seed_everything
 
 
@@ -334,6 +334,57 @@ def test_nothing_is_printed_and_nothing_written(tmp_path, monkeypatch, capfd):
 def test_what_lightning_warns_of_at_each_start_is_not_repeated(recwarn):
     train(task(), fixed, epochs=2)
     assert [str(each.message) for each in recwarn] == []
+
+
+class Remembering(Net):
+    """Counts its steps in an attribute, and depends on them."""
+
+    def __init__(self, lr, **options):
+        super().__init__(lr, **options)
+        self.steps = []
+
+    def training_step(self, batch, batch_idx):
+        self.steps.append(batch_idx)
+        return super().training_step(batch, batch_idx) * len(self.steps)
+
+
+LATEST = {}
+
+
+class Registered(Net):
+    """Asks whether it is the module that was made last, which a copy would not be."""
+
+    def __init__(self, lr, **options):
+        super().__init__(lr, **options)
+        self.body[0].bias.requires_grad_(requires_grad=False)
+        LATEST["module"] = self
+
+    def training_step(self, batch, batch_idx):
+        assert LATEST["module"] is self
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "num"),
+    [(Net, fixed, 4), (Remembering, fixed, 4), (Net, falling, 6), (Registered, fixed, 8)],
+)
+def test_modules_are_copied_where_nobody_can_tell_the_difference(monkeypatch, kind, values, num):
+    def trained():
+        calls = []
+
+        def make(hp):
+            calls.append(None)
+            return kind(hp.lr, dropout=hp.get("dropout", 0.0))
+
+        metrics, state = train(LightningTrainable(make, lambda hp: loaders()), values, epochs=6)
+        return metrics, state.tensors, len(calls)
+
+    metrics, tensors, calls = trained()
+    assert calls == num
+    monkeypatch.setattr(_model_copies, "made_again", made_again_only)
+    wanted, others, _ = trained()
+    assert metrics == wanted
+    assert all((tensor == others[name]).all() for name, tensor in tensors.items())
 
 
 def test_the_model_has_the_trials_weights():

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 import thrifty as th
-from tests.integrations._drive import assert_a_resumed_trial_is_the_same, train
+from tests.integrations._drive import assert_a_resumed_trial_is_the_same, made_again_only, train
 from tests.integrations.test_fresh_parameters import IGNORED, adapted, bert, lora, text_task
 from thrifty.integrations import _model_copies
 
@@ -43,7 +43,7 @@ def trained(make, values):
         calls.append(None)
         return make(hp)
 
-    metrics, state = train(text_task(counted), values, epochs=4)
+    metrics, state = train(text_task(counted), values, epochs=6)
     return metrics, state.tensors, len(calls)
 
 
@@ -62,16 +62,19 @@ def trained(make, values):
             2,
             marks=pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),
         ),
-        # a class of the user, and a hook: made for each epoch
+        # a class of the user: in the third epoch, it is made once more and found to be the same
         (adapted, fixed, 5),
-        (hooked, fixed, 4),
+        (adapted, changing, 5),
+        # a function of the user in a hook, whose number differs: made for each epoch
+        (hooked, fixed, 7),
     ],
-    ids=["library", "fixed", "changing", "peft", "own class", "hook"],
+    ids=["library", "fixed", "changing", "peft", "own class", "own class changing", "hook"],
 )
 def test_copies_train_the_same_bits_as_models_made_for_each_epoch(monkeypatch, make, values, num):
     metrics, tensors, calls = trained(make, values)
     assert calls == num
     monkeypatch.setattr(_model_copies, "is_copyable", lambda model: False)
+    monkeypatch.setattr(_model_copies, "made_again", made_again_only)
     wanted, others, _ = trained(make, values)
     assert metrics == wanted
     assert tensors.keys() == others.keys()

@@ -18,7 +18,7 @@ Digests = Mapping[str, str]
 
 def frozen_digests(
     model: torch.nn.Module, *, kept: Mapping[str, Any], make: Callable[[], torch.nn.Module]
-) -> Digests:
+) -> tuple[Any, Digests]:
     """Return the digests of the parameters that checkpoints of a trial may leave out.
 
     These are frozen parameters that a second fresh model has, too. They are looked for before the
@@ -28,17 +28,21 @@ def frozen_digests(
         model: A fresh model.
         kept: What the last epoch left; empty before the first one.
         make: Makes another fresh model.
+
+    Returns:
+        The model to train, and the digests. It is the one that was made last: user code may have
+        noted down which one that is.
     """
     if kept:
         # Checkpoints of before have all parameters.
-        found: Digests = kept.get("frozen", {})
-        return found
+        return model, kept.get("frozen", {})
     first = _digests(model)
     if not first:
-        return {}
+        return model, {}
     with borrowed_streams():
-        second = _digests(make())
-    return {name: digest for name, digest in first.items() if second.get(name) == digest}
+        model = make()
+        second = _digests(model)
+    return model, {name: digest for name, digest in first.items() if second.get(name) == digest}
 
 
 def leave_out(state: Mapping[str, Any], digests: Digests) -> tuple[Mapping[str, Any], Digests]:

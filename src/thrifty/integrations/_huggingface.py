@@ -198,9 +198,8 @@ class HuggingFaceTrainable(KeptTrainable):
         seed = derive_seed(self._seed, "transformers", epoch) % 2**32
         stop = None if self._num_steps is None else (epoch + 1) * self._num_steps
         book = _EpochCallback(self._kept, stop=stop)
-        seed_everything(derive_seed(self._seed, "model"))
-        model = self._models.get(hp)
-        frozen = frozen_digests(model, kept=self._kept, make=self._fresh)
+        model = self._models.get(hp, seed=derive_seed(self._seed, "model"))
+        model, frozen = frozen_digests(model, kept=self._kept, make=self._fresh)
         self._load(model)
         model.train()
         with _on(self._device), TemporaryDirectory(prefix="thrifty-") as folder:

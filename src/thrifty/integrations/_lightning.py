@@ -31,6 +31,7 @@ from ._adapters import (
     to_plain,
 )
 from ._fresh_parameters import Digests, fill_in, frozen_digests, leave_out
+from ._model_copies import ModelCopies
 from ._step_batches import StepBatches, reseed
 
 
@@ -80,9 +81,10 @@ class LightningTrainable(KeptTrainable):
 
     Args:
         module: Function that makes the LightningModule from the hyper-parameters. It is called for
-            each epoch with that epoch's values, and the module then gets the trial's weights. Thus
+            an epoch with that epoch's values, and the module then gets the trial's weights. Thus
             dropout rates, loss weights and options of the optimiser follow the schedules of the
-            space.
+            space. While what it reads of them does not change, epochs from the fourth on get
+            copies, if a copy is found to be the same as a module that is made.
         data: Function that makes the training data from the hyper-parameters: a
             LightningDataModule, a pair of loaders (training, validation) or one loader. It is
             called for each trial, and again when a value that it reads changes. None: the module
@@ -108,6 +110,8 @@ class LightningTrainable(KeptTrainable):
     thrifty.TaskError: LightningTrainable(trainer={'logger': ...}): give loggers to
     Study.run(observers=...); leave it out
     """
+
+    not_state = ("_modules",)
 
     def __init__(
         self,
@@ -163,6 +167,7 @@ class LightningTrainable(KeptTrainable):
     def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
         """Discard the state and the data of the previous trial."""
         super().setup(hp, seed=seed, device=device)
+        self._modules = ModelCopies(self._make_module)
         self._data = None if self._make_data is None else HpMemo(self._make_data)
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
@@ -187,11 +192,11 @@ class LightningTrainable(KeptTrainable):
             epoch=epoch,
         )
         self._hp = hp
-        module = self._build()
+        module = self._modules.get(hp, seed=derive_seed(self._seed, "model"))
+        lightning = _lightning_of(module)
+        module, frozen = frozen_digests(module, kept=self._kept, make=self._build)
         data = None if self._data is None else self._data.get(hp, seed=self._seed)
         seed = derive_seed(self._seed, "lightning", epoch)
-        lightning = _lightning_of(module)
-        frozen = frozen_digests(module, kept=self._kept, make=self._build)
         memory, book = (
             lightning.Memory(self._kept.get("checkpoint"), module=module, frozen=frozen),
             lightning.EpochCallback(self._kept),

@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
-from thrifty.pack import HyperParameters
+from thrifty.pack import HyperParameters, borrowed_streams
+from thrifty.pack._state import seed_everything
 from thrifty.pack.task._task import values_of
+
+from ._object_graphs import made_again
 
 
 _LIBRARIES = frozenset({"torch", "transformers", "peft"})
@@ -20,12 +23,14 @@ _LIBRARIES = frozenset({"torch", "transformers", "peft"})
 class ModelCopies:
     """Calls ``make(hp)`` once for a trial, and again if what it reads of ``hp`` has changed.
 
-    Each epoch gets a new model: a copy of the first one as it was before training, if
-    ``is_copyable``, and otherwise one that ``make`` returns.
+    Each epoch gets a new model: a copy of one that has not been trained, if the copy is certain to
+    be the same as what ``make`` would return, and otherwise what ``make`` returns. Models of
+    libraries are certain to be (``is_copyable``). Others are compared in the third epoch, with all
+    that they refer to (``made_again``).
 
     >>> copies = ModelCopies(lambda hp: torch.nn.Linear(hp.width, 1))
-    >>> first = copies.get(HyperParameters({"width": 3, "lr": 0.1}))
-    >>> second = copies.get(HyperParameters({"width": 3, "lr": 0.2}))
+    >>> first = copies.get(HyperParameters({"width": 3, "lr": 0.1}), seed=0)
+    >>> second = copies.get(HyperParameters({"width": 3, "lr": 0.2}), seed=0)
     >>> second is first, bool((second.weight == first.weight).all())
     (False, True)
     """
@@ -33,23 +38,56 @@ class ModelCopies:
     def __init__(self, make: Callable[[HyperParameters], torch.nn.Module]) -> None:
         self._make = make
         self._read: Mapping[str, Any] = {}
+        self._num_made = 0
+        """How often a model was made from the values that are read now."""
         self._original: torch.nn.Module | None = None
 
-    def get(self, hp: HyperParameters) -> torch.nn.Module:
-        """Return an untrained model for these hyper-parameters."""
+    def get(self, hp: HyperParameters, *, seed: int) -> torch.nn.Module:
+        """Return an untrained model for these hyper-parameters.
+
+        Args:
+            hp: The hyper-parameters.
+            seed: Seed of what ``make`` draws at random.
+        """
         if self._original is not None and values_of(hp, self._read) == self._read:
             hp.names_read |= self._read.keys()
             return copy.deepcopy(self._original)
         self._original = None  # free its memory before another one is made
+        model, read = self._made(hp, seed=seed)
+        self._num_made = self._num_made + 1 if read == self._read else 1
+        self._read = read
+        if is_copyable(model):
+            self._original = copy.deepcopy(model)
+        elif self._num_made == _NUM_BEFORE_COMPARED and _num_bytes(model) <= _MOST_BYTES:
+            of, make = model, partial(self._made, hp, seed=seed)
+            with borrowed_streams():
+                # The one made last is trained: user code may have noted down which one that is.
+                model, is_same = made_again(of, make=lambda: make()[0])
+            self._original = of if is_same else None
+        return model
+
+    def _made(self, hp: HyperParameters, *, seed: int) -> tuple[torch.nn.Module, dict[str, Any]]:
         before = set(hp.names_read)
         hp.names_read.clear()
         try:
+            seed_everything(seed)
             model = self._make(hp)
-            self._read = values_of(hp, hp.names_read)
+            return model, dict(values_of(hp, hp.names_read))
         finally:
             hp.names_read |= before
-        self._original = copy.deepcopy(model) if is_copyable(model) else None
-        return model
+
+
+_NUM_BEFORE_COMPARED = 3
+"""Making models twice for a comparison does not pay in a trial of few epochs."""
+
+_MOST_BYTES = 2**30
+"""Three models are compared, in memory at once."""
+
+
+def _num_bytes(model: Any) -> int:
+    if not isinstance(model, torch.nn.Module):
+        return _MOST_BYTES + 1
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def is_copyable(model: Any) -> bool:
