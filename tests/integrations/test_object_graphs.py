@@ -240,7 +240,7 @@ def test_a_copy_that_shares_a_part_is_not_taken():
 def test_a_set_of_names_has_no_order():
     def copied(net):
         made = copy.deepcopy(net)
-        made.names = set(sorted(net.names, reverse=True))
+        made.names = {*sorted(net.names, reverse=True)}
         return made
 
     names = [chr(number) for number in range(40)]
