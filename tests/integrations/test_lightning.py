@@ -348,7 +348,7 @@ class Remembering(Net):
         return super().training_step(batch, batch_idx) * len(self.steps)
 
 
-LATEST = {}
+LATEST: dict[str, Net] = {}
 
 
 class Registered(Net):
