@@ -46,6 +46,16 @@ class Reduced:
         return Reduced, (0,)
 
 
+class Pair(tuple):
+    """A tuple that can change."""
+
+
+def pair():
+    made = Pair((1, 2))
+    made.third = random.random()
+    return made
+
+
 class Uncopied:
     """An object that a copy shares."""
 
@@ -191,6 +201,7 @@ def tensor_hooked():
         lambda: with_(step=lambda x, names=[]: names.append(x)),
         lambda: with_(step=(lambda kind: lambda: kind)(Net)),
         lambda: with_(kind=type("Made", (), {})),
+        lambda: with_(pair=pair()),
         lambda: with_(one=Uncopied()),
         lambda: with_(one=Refusing()),
         lambda: with_(shape=torch.empty(2, device="meta")),

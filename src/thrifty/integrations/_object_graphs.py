@@ -103,6 +103,7 @@ class _Pairs:
             _require(repr(one) == repr(other) if kind in (float, complex) else one == other)
         elif issubclass(kind, tuple | frozenset):
             # They cannot change, and a copy of them may be the same object.
+            _require(not getattr(one, "__dict__", None))
             self._compare_all(one, other)
         elif one is other:
             if not isinstance(one, _CONSTANT):
