@@ -368,7 +368,7 @@ class Registered(Net):
     ("kind", "values", "num"),
     [(Net, fixed, 4), (Remembering, fixed, 4), (Net, falling, 6), (Registered, fixed, 8)],
 )
-def test_modules_are_copied_where_nobody_can_tell_the_difference(monkeypatch, kind, values, num):
+def test_modules_are_copied_where_they_are_the_same(monkeypatch, kind, values, num):
     def trained():
         calls = []
 

@@ -1,4 +1,4 @@
-"""A deep copy is taken for what is made anew only if nobody could tell the two apart."""
+"""A deep copy stands in for what is made anew only if the two cannot be told apart."""
 
 from __future__ import annotations
 

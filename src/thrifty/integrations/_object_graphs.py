@@ -64,7 +64,7 @@ def made_again(
 
 
 class _Different(Exception):  # noqa: N818 (caught where it is raised)
-    """Two objects differ, or nobody can say whether they do."""
+    """Two objects differ, or it cannot be said whether they do."""
 
 
 class _Pairs:
