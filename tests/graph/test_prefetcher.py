@@ -13,7 +13,7 @@ from threading import Barrier, Event, Semaphore, Thread
 
 import pytest
 
-from thrifty.core import OrderedPrefetcher, UsageError
+from thrifty.core import OrderedPrefetcher, UsageError, _prefetcher
 
 
 pytestmark = pytest.mark.slow
@@ -313,3 +313,18 @@ def test_waiting_can_be_interrupted():
         signal.signal(signal.SIGINT, before)
     made.close()
     assert ended(threads_of(made))
+
+
+def test_the_exit_waits_for_threads_that_have_no_work_any_more(monkeypatch):
+    """A thread that has let go of its line still has some steps to go, and no one else knows it."""
+    joined = []
+    made = OrderedPrefetcher(lambda number: number, 4, num_threads=2, depth=2)
+    threads, line = threads_of(made), weakref.ref(made._line)
+    assert list(made) == [0, 1, 2, 3]
+    del made
+    while line() is not None:
+        gc.collect()
+    for thread in threads:
+        monkeypatch.setattr(thread, "join", lambda thread=thread: joined.append(thread))
+    _prefetcher._end_all()
+    assert set(threads) <= set(joined)

@@ -120,8 +120,10 @@ class _Line(Generic[T]):
 
     def start(self) -> None:
         _lines.add(self)
+        _threads.difference_update([thread for thread in list(_threads) if not thread.is_alive()])
         for thread in self.threads:
             thread.start()
+            _threads.add(thread)
 
     def close(self) -> None:
         self.closed = True
@@ -142,6 +144,9 @@ def _made(make: Callable[[int], T], number: int) -> _PreparedBatch[T]:
 
 
 _lines: weakref.WeakSet[_Line[Any]] = weakref.WeakSet()
+_threads: set[Thread] = set()
+"""Started threads. One that has let go of its line still has some steps to go, which must not be
+left to the shutdown."""
 
 
 @atexit.register
@@ -150,10 +155,8 @@ def _end_all() -> None:
 
     A thread that returned from C++ during the shutdown would end the process with an error.
     """
-    lines = list(_lines)
-    for line in lines:
+    for line in list(_lines):
         line.close()
-    for line in lines:
-        for thread in line.threads:
-            if thread is not current_thread():
-                thread.join()
+    for thread in list(_threads):
+        if thread is not current_thread():
+            thread.join()
