@@ -5,11 +5,13 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 import thrifty as th
 from tests.integrations._drive import assert_a_resumed_trial_is_the_same, made_again_only, train
 from tests.integrations.test_fresh_parameters import IGNORED, adapted, bert, lora, text_task
 from thrifty.integrations import _model_copies
+from thrifty.pack import HyperParameters
 
 
 pytestmark = pytest.mark.slow
@@ -35,6 +37,20 @@ def changing(epoch):
     return {"lr": 0.01 * (epoch + 1), "dropout": 0.1 if epoch < 2 else 0.3}
 
 
+RATES = {"dropout": 0.1}
+
+
+def reading_a_global(hp):
+    model = bert()
+    model.dropout.p = RATES["dropout"]
+    return model
+
+
+def changing_the_global(epoch):
+    RATES["dropout"] = 0.1 if epoch < 4 else 0.5
+    return fixed(epoch)
+
+
 def trained(make, values):
     """Return metrics and tensors of a trial, and how often its model was made."""
     calls = []
@@ -47,7 +63,7 @@ def trained(make, values):
     return metrics, state.tensors, len(calls)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @IGNORED
 @pytest.mark.parametrize(
     ("make", "values", "num"),
@@ -55,11 +71,13 @@ def trained(make, values):
         (lambda hp: bert(), changing, 1),
         (dropping, fixed, 1),
         (dropping, changing, 2),
-        # once more before the first epoch, to see which frozen parameters are the same
+        (reading_a_global, changing_the_global, 2),
+        # Once more before the first epoch, to see which frozen parameters are the same; that call
+        # is noted in `calls`, so that something in the closure has changed for the second epoch.
         pytest.param(
             lora,
             changing,
-            2,
+            3,
             marks=pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),
         ),
         # a class of the user: in the third epoch, it is made once more and found to be the same
@@ -68,7 +86,16 @@ def trained(make, values):
         # a function of the user in a hook, whose number differs: made for each epoch
         (hooked, fixed, 7),
     ],
-    ids=["library", "fixed", "changing", "peft", "own class", "own class changing", "hook"],
+    ids=[
+        "library",
+        "fixed",
+        "changing",
+        "global",
+        "peft",
+        "own class",
+        "own class changing",
+        "hook",
+    ],
 )
 def test_copies_train_the_same_bits_as_models_made_for_each_epoch(monkeypatch, make, values, num):
     metrics, tensors, calls = trained(make, values)
@@ -80,6 +107,17 @@ def test_copies_train_the_same_bits_as_models_made_for_each_epoch(monkeypatch, m
     assert tensors.keys() == others.keys()
     for name, tensor in tensors.items():
         assert (tensor == others[name]).all(), name
+
+
+def test_a_function_that_reads_an_iterator_makes_each_model():
+    rates = iter([0.1, 0.2, 0.3])
+
+    def make(hp):
+        return torch.nn.Dropout(next(rates))
+
+    copies = _model_copies.ModelCopies(make)
+    models = [copies.get(HyperParameters({}), seed=0) for _ in range(3)]
+    assert [model.p for model in models] == [0.1, 0.2, 0.3]
 
 
 def test_a_resumed_trial_of_copies_is_the_same():

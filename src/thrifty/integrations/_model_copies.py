@@ -13,6 +13,7 @@ import torch
 from thrifty.pack import HyperParameters, borrowed_streams
 from thrifty.pack._state import seed_everything
 from thrifty.pack.task._task import values_of
+from thrifty.pack.verify import Watch
 
 from ._object_graphs import made_again
 
@@ -21,7 +22,10 @@ _LIBRARIES = frozenset({"torch", "transformers", "peft"})
 
 
 class ModelCopies:
-    """Calls ``make(hp)`` once for a trial, and again if what it reads of ``hp`` has changed.
+    """Calls ``make(hp)`` once for a trial, and again if something that it reads has changed.
+
+    That may be a value of ``hp``, a global or something in a closure. What it reads from files is
+    not noticed.
 
     Each epoch gets a new model: a copy of one that has not been trained, if the copy is certain to
     be the same as what ``make`` would return, and otherwise what ``make`` returns. Models of
@@ -41,6 +45,8 @@ class ModelCopies:
         self._num_made = 0
         """How often a model was made from the values that are read now."""
         self._original: torch.nn.Module | None = None
+        self._watch: Watch | None = None
+        """What ``make`` reads besides ``hp``; None without an original."""
 
     def get(self, hp: HyperParameters, *, seed: int) -> torch.nn.Module:
         """Return an untrained model for these hyper-parameters.
@@ -49,10 +55,12 @@ class ModelCopies:
             hp: The hyper-parameters.
             seed: Seed of what ``make`` draws at random.
         """
-        if self._original is not None and values_of(hp, self._read) == self._read:
-            hp.names_read |= self._read.keys()
-            return copy.deepcopy(self._original)
-        self._original = None  # free its memory before another one is made
+        if self._watch is not None:
+            if values_of(hp, self._read) == self._read and not self._watch.changed():
+                hp.names_read |= self._read.keys()
+                return copy.deepcopy(self._original)  # type: ignore[return-value]
+            # Free the memory of the original before another one is made.
+            self._original, self._watch, self._num_made = None, None, 0
         model, read = self._made(hp, seed=seed)
         self._num_made = self._num_made + 1 if read == self._read else 1
         self._read = read
@@ -64,6 +72,10 @@ class ModelCopies:
                 # The one made last is trained: user code may have noted down which one that is.
                 model, is_same = made_again(of, make=lambda: make()[0])
             self._original = of if is_same else None
+        if self._original is not None:
+            self._watch = Watch({"make": self._make})
+            if self._watch.unwatchable:  # an iterator cannot be compared with what it was
+                self._original, self._watch = None, None
         return model
 
     def _made(self, hp: HyperParameters, *, seed: int) -> tuple[torch.nn.Module, dict[str, Any]]:
