@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from importlib.util import find_spec
 
 import pytest
@@ -118,6 +119,15 @@ def test_a_function_that_reads_an_iterator_makes_each_model():
     copies = _model_copies.ModelCopies(make)
     models = [copies.get(HyperParameters({}), seed=0) for _ in range(3)]
     assert [model.p for model in models] == [0.1, 0.2, 0.3]
+
+
+def test_a_copy_of_a_task_makes_its_own_models():
+    calls = []
+    copies = _model_copies.ModelCopies(lambda hp: calls.append(None) or torch.nn.Linear(1, 1))
+    first = copies.get(HyperParameters({}), seed=0)
+    second = copy.deepcopy(copies).get(HyperParameters({}), seed=0)
+    assert (first.weight == second.weight).all()
+    assert len(calls) == 2
 
 
 def test_a_resumed_trial_of_copies_is_the_same():

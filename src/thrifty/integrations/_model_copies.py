@@ -48,6 +48,10 @@ class ModelCopies:
         self._watch: Watch | None = None
         """What ``make`` reads besides ``hp``; None without an original."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy begins with: ``make`` alone, since a watch cannot be copied."""
+        return vars(ModelCopies(self._make))
+
     def get(self, hp: HyperParameters, *, seed: int) -> torch.nn.Module:
         """Return an untrained model for these hyper-parameters.
 
