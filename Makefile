@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # Compiled files are kept, whatever the shell says: tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test thorough quick check coverage wheel oldest format bench docs clean
+.PHONY: demo test thorough quick check coverage wheel oldest format bench gpu docs clean
 
 demo: .venv/ready-demo
 	$(BIN)/thrifty demo
@@ -65,6 +65,10 @@ bench: .venv/ready-bench
 	$(BIN)/python -m bench.bench_hetero
 	$(BIN)/python -m bench.bench_cluster
 	$(BIN)/python -m bench.bench_dashboard
+
+# With the PyTorch of PYTHON, which must see a GPU: the environment above has the build for CPUs.
+gpu:
+	$(PYTHON) scripts/gpu.py $(STEPS)
 
 docs: .venv/ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

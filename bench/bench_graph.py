@@ -2,6 +2,7 @@
 
     python -m bench.bench_graph [--quick] [--repeats 5]
         [--only sampling,preparation,training,inference,study,scaling]
+    python -m bench.bench_graph --device cuda [--edges 20,200]
 
 Graphs are an R-MAT graph of 2^20 nodes and 20 million edges with 100 random features (batches of
 1,024 seeds, fanouts (15, 10, 5)), Coauthor CS (the first 128 components of its features) and Amazon
@@ -24,6 +25,7 @@ import torch
 from bench.common.harness import Goal, at_least, at_most, finish, parser, table
 from bench.common.processes import in_fresh_process
 from bench.graph.datasets import connected, real, rmat
+from bench.graph.on_gpu import on_gpu
 from bench.graph.peers import DGL_INSTALL, dgl, pyg_samples
 from bench.graph.sampling import memory_bounds, preparation, sampling
 from bench.graph.scaling import inference, scaling
@@ -41,7 +43,12 @@ def main() -> None:
     options = parser(__doc__)
     options.set_defaults(repeats=5)
     options.add_argument("--only", default="", help="a few sections, with commas between")
+    options.add_argument("--device", default="cpu", help="cuda: the loader beside a GPU, only")
+    options.add_argument("--edges", default="20,200", help="with --device: millions of edges")
     args = options.parse_args()
+    if args.device != "cpu":
+        _on_gpu(args.device, quick=args.quick, rounds=args.repeats, edges=args.edges)
+        return
     sections = args.only.split(",") if args.only else list(SECTIONS)
     torch.set_num_threads(THREADS)
     rounds = 1 if args.quick else args.repeats
@@ -50,6 +57,22 @@ def main() -> None:
     for section in sections:
         found, judged = _SECTIONS[section](quick=args.quick, rounds=rounds)
         figures[section] = found
+        goals += judged
+    finish("graph", figures, goals)
+
+
+def _on_gpu(device: str, *, quick: bool, rounds: int, edges: str) -> None:
+    figures: dict[str, Any] = {}
+    goals: list[Goal] = []
+    for millions in map(int, edges.split(",")):
+        found, judged = on_gpu(
+            quick=quick,
+            rounds=1 if quick else rounds,
+            device=device,
+            scale=20 if millions <= 20 else 23,
+            num_edges=millions * 1_000_000,
+        )
+        figures[f"{millions} million edges"] = found
         goals += judged
     finish("graph", figures, goals)
 

@@ -1,12 +1,12 @@
 """K trials in one process: thrifty's packs beside plain loops, processes and ``torch.vmap``.
 
     python -m bench.bench_pack [--quick] [--repeats 3] [--models mlp,lenet] [--speed-only]
-    python -m bench.bench_pack --device cuda [--repeats 1] [--models mlp,gpt]
+    python -m bench.bench_pack --device cuda [--limit 80] [--models mlp,gpt]
 
 It also shows how precise packs are. On the CPU each method gets two cores: two processes of one
 thread, or one process of two; *1 thread* says otherwise. Each measurement has a fresh process. All
 methods of a round follow each other, and ratios are the median of the rounds' ratios. On a GPU each
-method goes up through K until memory runs out or a step of all trials takes two seconds.
+model has a process and a time limit (``bench.pack.on_gpu``).
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ import torch
 from bench.common.harness import Goal, at_least, at_most, finish, parser, table
 from bench.common.long_study import long_row
 from bench.common.processes import RESULT, in_fresh_process
-from bench.pack import precision
-from bench.pack.ours import SWEPT
+from bench.pack import on_gpu, precision
 
 
 OURS, PEERS, PRECISION = "bench.pack.ours", "bench.pack.peers", "bench.pack.precision"
@@ -243,140 +242,6 @@ def _in_this_process(module: str, *args: str) -> dict[str, Any]:
     return json.loads(out.getvalue().splitlines()[-1].removeprefix(RESULT))
 
 
-# -- a GPU -------------------------------------------------------------------------------
-
-
-GPU_MODELS = ("mlp", "mlp3", "lenet", "resnet18", "resnet50", "gpt")
-GPU_KS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
-GPU_FEW = (1, 4, 16, 64, 256)
-PAPER = {"mlp3": {2: 39.7, 3: 65.0, 4: 74.0}, "resnet50": {2: 21.1, 3: 25.0, 4: 27.0}}
-"""Improvement in % by packing 2, 3, 4 models (Liu et al., DEEM 2021)."""
-
-
-def swept(model: str, *, quick: bool) -> dict[str, tuple[int, ...]]:
-    """Return each method with the K worth measuring.
-
-    What trains one trial after the other has the same rate at any K, and processes reach theirs
-    from their number on. A compiler takes a minute for each K.
-    """
-    out: dict[str, tuple[int, ...]] = {}
-    for method in SWEPT:
-        if "channels_last" in method and not model.startswith(("lenet", "resnet")):
-            continue
-        if "processes" in method:
-            out[method] = (int(method[0]),)
-        elif method == "sequential":
-            out[method] = GPU_KS[:4]
-        else:
-            out[method] = GPU_FEW if "compile" in method else GPU_KS
-    return {method: ks[:2] for method, ks in out.items()} if quick else out
-
-
-def on_gpu(*, quick: bool, rounds: int, models: Sequence[str], device: str) -> None:
-    if not torch.cuda.is_available():
-        sys.exit(
-            f"--device {device}: PyTorch {torch.__version__} sees no CUDA device here; run "
-            f"this on a machine with "
-            "one and a build of PyTorch for it, or leave --device out to measure the CPU"
-        )
-    limits = ["--device", device, "--seconds", "0" if quick else "0.5"]
-    runs: Runs = {}
-    for number, model in product(range(rounds), models or GPU_MODELS):
-        of_model = runs.setdefault(model, {})
-        for method, ks in swept(model, quick=quick).items():
-            asked = ",".join(map(str, ks))
-            found = _survived("sweep", model, method, asked, *limits)
-            of_model.setdefault(method, []).append(found)
-            reached = ", ".join(f"{k}: {rate:,.0f}" for k, rate in found["rates"].items())
-            said = f"{reached or 'nothing'}; {found['ended'] or 'all done'}"
-            print(f"{number + 1}: {model}: {method}: {said}", flush=True)
-    rates = {
-        model: {method: _by_k(results, "rates") for method, results in methods.items()}
-        for model, methods in runs.items()
-    }
-    memory = {
-        model: {method: _by_k(results, "peak_gpu_mb") for method, results in methods.items()}
-        for model, methods in runs.items()
-    }
-    rows = {
-        "speed": _rows_by_k("trial-steps/s", rates),
-        "memory": _rows_by_k("peak MB", memory),
-        "paper": _beside_the_paper(rates),
-    }
-    _tables(rows)
-    figures = {"device": torch.cuda.get_device_name(device), "rows": rows, "runs": runs}
-    finish("pack", figures, gpu_goals(rates))
-
-
-def _survived(*args: str) -> dict[str, Any]:
-    """Run a sweep; if its process dies, it has no figures, but the others do."""
-    try:
-        return in_fresh_process(OURS, *args)
-    except RuntimeError as error:
-        return {"rates": {}, "peak_gpu_mb": {}, "ended": str(error).partition("\n")[0]}
-
-
-Rates = Mapping[str, Mapping[str, Mapping[int, float]]]
-
-
-def _by_k(results: Sequence[Mapping[str, Any]], what: str) -> dict[int, float]:
-    """Return medians over rounds (JSON has made the keys strings)."""
-    ks = sorted({int(k) for result in results for k in result[what]})
-    return {k: median(r[what][str(k)] for r in results if str(k) in r[what]) for k in ks}
-
-
-def _rows_by_k(title: str, found: Rates) -> list[dict[str, Any]]:
-    return [
-        {title: f"{model}, {method}", **{f"{k}": by_k.get(k) for k in GPU_KS}}
-        for model, methods in found.items()
-        for method, by_k in methods.items()
-        if by_k
-    ]
-
-
-def _alone(methods: Mapping[str, Mapping[int, float]]) -> float:
-    """Return the rate of sequential training, whatever the number of trials."""
-    return median(methods["sequential"].values())
-
-
-def _best(methods: Mapping[str, Mapping[int, float]], what: str) -> float:
-    rates = [r for name, by_k in methods.items() if name.startswith(what) for r in by_k.values()]
-    return max(rates, default=0.0)
-
-
-def _beside_the_paper(rates: Rates) -> list[dict[str, Any]]:
-    """Return the improvement in % over sequential training."""
-    out = []
-    for model, theirs in PAPER.items():
-        methods = rates.get(model, {})
-        if not methods.get("sequential"):
-            continue
-        alone = _alone(methods)
-        for method in ("concatenated", "fused", "fused, cuda_graphs"):
-            gains = {
-                k: 100 * (methods[method][k] / alone - 1) for k in theirs if k in methods[method]
-            }
-            out += [
-                {"model": model, "method": method, "K": k, "ours %": gain, "paper %": theirs[k]}
-                for k, gain in gains.items()
-            ]
-    return out
-
-
-def gpu_goals(rates: Rates) -> list[Goal]:
-    out = []
-    for model, methods in rates.items():
-        if not methods["sequential"]:
-            continue
-        alone = _alone(methods)
-        if model in ("mlp", "mlp3", "lenet", "gpt"):
-            best = _best(methods, "fused")
-            out.append(at_least(f"{model}: best fused / sequential", best / alone, 15))
-        chosen = _best(methods, "auto")
-        out.append(at_least(f"{model}: thrifty's choice / sequential", chosen / alone, 1))
-    return out
-
-
 # -- both --------------------------------------------------------------------------------
 
 
@@ -390,6 +255,7 @@ def _tables(rows: Mapping[str, Sequence[dict[str, Any]]]) -> None:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--device", default="cpu")
+    options.add_argument("--limit", type=float, default=80.0, help="on a GPU: seconds of a model")
     options.add_argument("--models", default="", help="a few of them, with commas between")
     options.add_argument(
         "--speed-only",
@@ -398,11 +264,16 @@ def main() -> None:
     )
     args = options.parse_args()
     models = [model for model in args.models.split(",") if model]
-    common = {"quick": args.quick, "rounds": args.repeats, "models": models}
     if args.device == "cpu":
-        on_cpu(**common, speed_only=args.speed_only)
+        on_cpu(quick=args.quick, rounds=args.repeats, models=models, speed_only=args.speed_only)
     else:
-        on_gpu(**common, device=args.device)
+        if not torch.cuda.is_available():
+            sys.exit(
+                f"--device {args.device}: PyTorch {torch.__version__} sees no CUDA device here; "
+                "run this on a machine with one and a build of PyTorch for it, or leave --device "
+                "out to measure the CPU"
+            )
+        on_gpu.run(models=models, device=args.device, quick=args.quick, limit_s=args.limit)
 
 
 if __name__ == "__main__":

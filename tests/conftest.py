@@ -27,6 +27,7 @@ from hypothesis import HealthCheck, settings
 from thrifty.perf import PackCurve
 
 from .depth import IS_THOROUGH, drawn, draws
+from .devices import chosen, on
 
 
 # The time of an example says more about the machine than about the code.
@@ -35,6 +36,24 @@ settings.register_profile(
 )
 settings.register_profile("few", settings.get_profile("busy"), max_examples=20)
 settings.load_profile("busy")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", help="run the tests that train on a device, on this one only, and no others"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests that take ``device`` on each device."""
+    if "device" in metafunc.fixturenames:
+        metafunc.parametrize("device", chosen(metafunc.config), indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def device(request):
+    with on(request.param) as found:
+        yield found
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -48,8 +67,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out most cases of tests marked ``sample``, and tests marked ``thorough``.
 
-    ``make thorough`` and a command line that names a test run them all.
+    ``make thorough`` and a command line that names a test run them all. With ``--device``, only
+    tests that take a device are left.
     """
+    if config.getoption("device") is not None:
+        without = [item for item in items if "device" not in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if "device" in getattr(item, "fixturenames", ())]
     if IS_THOROUGH or any("::" in arg for arg in config.args):
         return
     groups: dict[str, list[pytest.Item]] = defaultdict(list)

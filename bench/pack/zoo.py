@@ -153,6 +153,10 @@ class ResNet20(ResNet):
     widths, depths = (16, 32, 64), (3, 3, 3)
 
 
+class ResNet20Eighth(ResNet20):
+    widths = (2, 4, 8)
+
+
 class ResNet18(ResNet):
     batch_size = 128
     widths, depths = (64, 128, 256, 512), (2, 2, 2, 2)
@@ -368,6 +372,7 @@ ZOO: dict[str, Workload] = {
         _workload("mlp3", Mlp3, (), _CUDA[:4], lr=0.05, width=1024),
         _workload("lenet", LeNet, _SOME, _CUDA, lr=0.05),
         _workload("resnet20", ResNet20, _FEW, _CUDA[:4], lr=0.05),
+        _workload("resnet20_eighth", ResNet20Eighth, (), _CUDA[:4], lr=0.05),
         _workload("resnet18", ResNet18, (), _SOME, lr=0.05),
         _workload("resnet50", ResNet50, (), _FEW, lr=0.05),
         _workload("transformer", Transformer, _FEW, _CUDA[:4], lr=0.02, dropout=0.1),

@@ -19,7 +19,7 @@ from thrifty.cli._doctor import doctor_command, extras_of
 from thrifty.store import Store
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 ROOT = Path(__file__).parents[2]

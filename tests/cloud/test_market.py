@@ -15,7 +15,7 @@ from thrifty.cloud._market import ObservedLifetime, PriceSeries, SpotMarket
 from thrifty.core import CloudError, MissingExtraError
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 HOUR, DAY = 3600.0, 86400.0

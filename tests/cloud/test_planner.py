@@ -26,7 +26,7 @@ from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.core import CloudError
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 MARKET = History(v1=(0.5, 0.2), t4=(0.1, 1.5), big=(2.0, 0.0))

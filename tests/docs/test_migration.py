@@ -12,7 +12,7 @@ import pytest
 from ._pages import DOCS, Block, Reader, blocks
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 PAGES = {"optuna": "Optuna", "ray-tune": "Ray Tune"}

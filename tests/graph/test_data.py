@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.devices import here
 from thrifty.core import GraphError, TaskError
 from thrifty.graph import GNN, SAGE, Graph, GraphData, from_edge_index
 from thrifty.pack import (
@@ -18,6 +19,9 @@ from thrifty.pack import (
     SoloBackend,
     Task,
 )
+
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 CPU = torch.device("cpu")
@@ -97,15 +101,17 @@ def trained(backend, configs, *, epochs=2):
 
 
 def test_packed_trials_get_what_they_get_alone():
-    together = trained(ConcatenatedBackend(Nodes()), CONFIGS)
+    together = trained(ConcatenatedBackend(Nodes(), device=here()), CONFIGS)
     for slot, values in enumerate(CONFIGS):
-        (alone,) = trained(SoloBackend(Nodes()), [values]).values()
+        (alone,) = trained(SoloBackend(Nodes(), device=here()), [values]).values()
         assert alone == together[slot]
 
 
 def test_packed_trials_of_equal_fanout_see_the_very_same_batches():
     task = Nodes()
-    trained(ConcatenatedBackend(task), [*CONFIGS, {**CONFIGS[0], "fanout": 2}], epochs=1)
+    trained(
+        ConcatenatedBackend(task, device=here()), [*CONFIGS, {**CONFIGS[0], "fanout": 2}], epochs=1
+    )
     # Three batches of 40 seeds, and one batch for each fanout at each step.
     assert len(task.made) == 4 * 3
     assert len({id(batch) for batch in task.made}) == 2 * 3
@@ -121,7 +127,7 @@ def test_the_input_is_averaged_once_for_all(monkeypatch):
         return real(x, block, how)
 
     monkeypatch.setattr(module, "_gather", counted)
-    trained(ConcatenatedBackend(Nodes()), CONFIGS, epochs=1)
+    trained(ConcatenatedBackend(Nodes(), device=here()), CONFIGS, epochs=1)
     # Width 4 is the input features: 3 training batches and 1 validation batch. Hidden features (8)
     # and classes (3) are gathered for each trial.
     assert sum(width == 4 for width in calls) == 3 + 1
@@ -178,7 +184,7 @@ def test_other_data_are_still_an_error():
             return random_graph()
 
     with pytest.raises(TaskError, match=r"returned Graph; return thrifty\.ArrayData"):
-        SoloBackend(Wrong()).stack(0, Member(values=CONFIGS[0], seed=0))
+        SoloBackend(Wrong(), device=here()).stack(0, Member(values=CONFIGS[0], seed=0))
 
 
 def test_labels_say_what_a_model_should():

@@ -156,18 +156,16 @@ def test_bad_probabilities(probabilities, num, message):
 
 # the cache
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 FEATURES = torch.arange(20.0).reshape(10, 2)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kept", [[], [7, 2, 5], list(range(10))])
 @pytest.mark.parametrize("nodes", [[], [7], [0, 1], [5, 0, 2, 2, 9, 0]])
 def test_gather_is_indexing(device, dtype, kept, nodes):
     features = FEATURES.to(dtype)
     found = FeatureCache(features, kept, device).gather(nodes)
-    assert found.device.type == device
+    assert found.device.type == device.type
     assert found.dtype == dtype
     assert torch.equal(found.cpu(), features[torch.tensor(nodes, dtype=torch.int64)])
 

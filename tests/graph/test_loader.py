@@ -19,7 +19,7 @@ from thrifty.graph._gnn import make_batch
 from thrifty.graph._loader import NeighborLoader
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 NUM_NODES = 60

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.devices import here
 from tests.graph.test_data import CONFIGS, CPU, NUM_CLASSES, Nodes, data, random_graph, trained
 from thrifty.core import GraphError
 from thrifty.graph import GNN, SAGE, Batch, NeighborLoader
@@ -21,7 +22,7 @@ from thrifty.graph._graph_data import SharedEpoch, Sharing
 from thrifty.pack import ConcatenatedBackend, SoloBackend
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 def loader(**options):
@@ -155,7 +156,11 @@ class Changing(Nodes):
 CHANGES = {
     "features": lambda batch: batch.x.mul_(1.5).add_(0.1),
     "features by data": lambda batch: batch.x.data.mul_(1.5),
-    "features by numpy": lambda batch: np.multiply(batch.x.numpy(), 1.5, out=batch.x.numpy()),
+    "features by numpy": lambda batch: (
+        np.multiply(batch.x.numpy(), 1.5, out=batch.x.numpy())
+        if here().type == "cpu"
+        else batch.x.data.mul_(1.5)
+    ),
     "labels": lambda batch: batch.y.fill_(0),
     "an activation": lambda batch: F.relu(batch.x, inplace=True),
     "edges": lambda batch: batch.blocks[0].indices.fill_(0),
@@ -166,9 +171,13 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_each_trial_gets_what_it_gets_alone(name, caplog):
     configs = [{**config, "dropout": 0.0} for config in CONFIGS]
-    together = trained(ConcatenatedBackend(Changing(CHANGES[name])), configs, epochs=3)
+    together = trained(
+        ConcatenatedBackend(Changing(CHANGES[name]), device=here()), configs, epochs=3
+    )
     for slot, values in enumerate(configs):
-        (alone,) = trained(SoloBackend(Changing(CHANGES[name])), [values], epochs=3).values()
+        (alone,) = trained(
+            SoloBackend(Changing(CHANGES[name]), device=here()), [values], epochs=3
+        ).values()
         for mine, its in zip(together[slot], alone, strict=True):
             assert mine == pytest.approx(its, rel=1e-5)
     assert "changed a batch in place" in caplog.text
@@ -177,14 +186,14 @@ def test_each_trial_gets_what_it_gets_alone(name, caplog):
 @pytest.mark.parametrize("name", CHANGES)
 def test_validation_is_the_same_in_each_epoch(name):
     (found,) = trained(
-        SoloBackend(Changing(CHANGES[name])), [{**CONFIGS[0], "lr": 0.0}], epochs=4
+        SoloBackend(Changing(CHANGES[name]), device=here()), [{**CONFIGS[0], "lr": 0.0}], epochs=4
     ).values()
     assert len({metrics["loss"] for metrics in found}) == 1
 
 
 def test_batches_that_nobody_changes_are_not_copied(caplog):
     task = Nodes()
-    trained(ConcatenatedBackend(task), CONFIGS, epochs=2)
+    trained(ConcatenatedBackend(task, device=here()), CONFIGS, epochs=2)
     assert len({id(batch) for batch in task.made}) == 2 * 3
     assert not caplog.records
 

@@ -186,18 +186,17 @@ def test_batches_without_features_and_edges_can_be_sent():
     assert moved.y is None
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("num_threads", [0, 2])
-def test_batches_on_cuda_are_those_on_the_cpu(num_threads):
+def test_batches_on_a_device_are_those_on_the_cpu(device, num_threads):
     graph = random_graph(2000, 20_000)
     graph = graph.replace(x=torch.randn(2000, 100), y=torch.arange(2000))
     options = {"batch_size": 50, "num_threads": num_threads, "depth": 3}
     here = NeighborLoader(graph, [5, 5], **options)
-    there = NeighborLoader(graph, [5, 5], device="cuda", **options)
-    weight = torch.randn(100, 100, device="cuda")
+    there = NeighborLoader(graph, [5, 5], device=device, **options)
+    weight = torch.randn(100, 100, device=device)
     for _ in range(3):
         for a, b in zip(here, there, strict=True):
-            assert b.x.device.type == "cuda"
+            assert b.x.device.type == device.type
             # Keep the device busy with the batch while later ones are copied.
             busy = b.x
             for _ in range(20):

@@ -21,7 +21,7 @@ from thrifty.hetero.training._batch_norm import SharedSums, whole_batch_norm
 from .jobs import FEATURES, SAMPLES, Worker, data, distance, loss, model, sgd
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 MANY_SUMS = 1e-6

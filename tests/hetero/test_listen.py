@@ -20,7 +20,7 @@ from thrifty.run import Local
 from thrifty.testing import LineTask
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 SOON = timedelta(seconds=30)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from transformers import BertConfig, BloomConfig, GPT2Config, LlamaConfig, LlamaForCausalLM
 
 import thrifty as th
+from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from thrifty.cli._outputs import _write_adapter
 from thrifty.core import derive_seed, step_seed
@@ -24,6 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     # peft 0.21 asks transformers 5.23 for an attribute by its old name
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    pytest.mark.usefixtures("device"),
 ]
 
 VOCABULARY = 30
@@ -76,7 +78,7 @@ def trials(*configs, epochs=2):
 
 
 def packed(task, of):
-    backend = FusedBackend(task, block=BlockOptions(size=8))
+    backend = FusedBackend(task, device=here(), block=BlockOptions(size=8))
     found = together(backend, of)
     assert all(result.error is None for result in found)
     return found
@@ -134,7 +136,7 @@ def test_packed_adapters_equal_those_of_peft():
 
 def test_factors_of_adapters_are_packed_together():
     task = llama()
-    backend = FusedBackend(task, block=BlockOptions(size=8))
+    backend = FusedBackend(task, device=here(), block=BlockOptions(size=8))
     of = trials({}, {"alpha": 2}, {"rank": 2, "alpha": 32})
     for slot, trial in enumerate(of):
         backend.stack(slot, trial.member)
@@ -146,7 +148,7 @@ def test_factors_of_adapters_are_packed_together():
 def test_ranks_come_in_any_order():
     ranks = (2, 4, 1)
     of = trials(*({"rank": rank, "alpha": 2 * rank} for rank in ranks))
-    backend = FusedBackend(llama(), block=BlockOptions(size=8))
+    backend = FusedBackend(llama(), device=here(), block=BlockOptions(size=8))
     for slot, trial in enumerate(of):
         backend.stack(slot, trial.member)
     assert len({id(block) for block in backend._home.values()}) == 1
@@ -176,7 +178,7 @@ def test_adapters_on_tied_weights(targets):
 
 
 def test_gradient_checkpointing_is_trained_alone():
-    backend = FusedBackend(llama(base=checkpointed))
+    backend = FusedBackend(llama(base=checkpointed), device=here())
     # peft puts a hook on the inputs, so that gradients get through the frozen embedding
     with pytest.raises(UnfusableError, match="has hooks"):
         backend.stack(0, trials({})[0].member)
@@ -389,7 +391,7 @@ def test_a_model_that_finds_out_its_loss_is_packed():
     )
     assert SMALL_BERT.problem_type is None
     check_packed(task, trials({}, {"alpha": 2}))
-    backend = FusedBackend(task, block=BlockOptions(size=8))
+    backend = FusedBackend(task, device=here(), block=BlockOptions(size=8))
     for slot, trial in enumerate(trials({}, {"alpha": 2})):
         backend.stack(slot, trial.member)
     assert len({id(each) for each in backend._home.values()}) == 1

@@ -37,7 +37,7 @@ from thrifty.search import ASHA, GridSearch, RandomSearch, SuccessiveHalving
 from thrifty.space import Choice, Float, Int, Space, Step, Timeline
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 X, Y = load_iris(return_X_y=True)

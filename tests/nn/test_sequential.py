@@ -184,12 +184,11 @@ def test_a_compiled_network_computes_what_the_plain_one_does(name):
     torch.compiler.reset()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("name", NETWORKS)
-def test_on_cuda(name):
+def test_on_a_device(device, name):
     make, shape = NETWORKS[name]
-    plain, sliced = (model.cuda() for model in pair(make, execution="sliced"))
-    x = torch.randn(9, *shape).double().cuda()
+    plain, sliced = (model.to(device) for model in pair(make, execution="sliced"))
+    x = torch.randn(9, *shape).double().to(device)
     for ours, theirs in zip(run(sliced, x), run(plain, x), strict=True):
         torch.testing.assert_close(ours, theirs)
 

@@ -6,12 +6,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import thrifty as th
+from tests.devices import here
 from tests.pack._drive import Trial, together
 from thrifty.nn import GyroMLP, GyroSchedule, gyro_
 from thrifty.pack import BlockOptions, FusedBackend, SoloBackend
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 EPOCHS, ROWS, BATCH = 4, 22, 5
@@ -66,9 +67,9 @@ CONFIGS = [
 @pytest.mark.parametrize("task", [Gyro, Blocks])
 def test_packed_is_solo(task):
     trials = [Trial(config=c, seed=k, epochs=EPOCHS) for k, c in enumerate(CONFIGS)]
-    found = together(FusedBackend(task(), block=BlockOptions(size=4)), trials)
+    found = together(FusedBackend(task(), device=here(), block=BlockOptions(size=4)), trials)
     for trial, result in zip(trials, found, strict=True):
-        (alone,) = together(SoloBackend(task()), [trial])
+        (alone,) = together(SoloBackend(task(), device=here()), [trial])
         assert result.error is None
         for one, other in zip(result.metrics, alone.metrics, strict=True):
             assert one == pytest.approx(other, rel=1e-10)
@@ -76,10 +77,12 @@ def test_packed_is_solo(task):
 
 @pytest.mark.parametrize("task", [Gyro, Blocks])
 def test_stopped_in_mid_period_and_resumed(task):
-    (whole,) = together(SoloBackend(task()), [Trial(config=CONFIGS[0], epochs=EPOCHS)])
-    (half,) = together(SoloBackend(task()), [Trial(config=CONFIGS[0], epochs=1)])
+    (whole,) = together(
+        SoloBackend(task(), device=here()), [Trial(config=CONFIGS[0], epochs=EPOCHS)]
+    )
+    (half,) = together(SoloBackend(task(), device=here()), [Trial(config=CONFIGS[0], epochs=1)])
     rest = Trial(config=CONFIGS[0], epochs=EPOCHS, start=1, state=half.state)
-    (resumed,) = together(SoloBackend(task()), [rest])
+    (resumed,) = together(SoloBackend(task(), device=here()), [rest])
     assert resumed.metrics == whole.metrics[1:]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.devices import here
 from thrifty.pack import Backend, Member, SoloBackend, State, borrowed_streams
 from thrifty.run._alone import epoch_plan
 from thrifty.space import Timeline
@@ -93,7 +94,7 @@ def together(backend: Backend, trials, *, at_once: int | None = None, slots=None
 
 def alone(task, trials):
     """Train the same trials, each by itself in plain PyTorch."""
-    return [together(SoloBackend(task), [trial])[0] for trial in trials]
+    return [together(SoloBackend(task, device=here()), [trial])[0] for trial in trials]
 
 
 def assert_same(found, wanted, *, tolerance: float = 0.0) -> None:
@@ -116,8 +117,8 @@ def assert_same_state(found: State, wanted: State, *, tolerance: float = 0.0) ->
         other = found.tensors[name]
         assert (other.shape, other.dtype) == (tensor.shape, tensor.dtype), name
         if not tolerance:
-            assert torch.equal(other, tensor), name
+            assert torch.equal(other.cpu(), tensor.cpu()), name
             continue
         scale = max(1.0, float(tensor.abs().max())) if tensor.numel() else 1.0
-        difference = float((other.double() - tensor.double()).abs().max())
+        difference = float((other.cpu().double() - tensor.cpu().double()).abs().max())
         assert difference <= tolerance * scale, f"{name} differs by {difference}"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._measuring import curves
 from tests.pack._toys import Dropping, Images, Toy
@@ -19,7 +20,11 @@ from thrifty.space import MultiStep
 from thrifty.testing import FaultyTask
 
 
-pytestmark = [pytest.mark.usefixtures("free_checks"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.usefixtures("free_checks"),
+    pytest.mark.slow,
+    pytest.mark.usefixtures("device"),
+]
 
 TRIALS = [Trial(config={"lr": 0.05 / (k + 1)}, seed=k, epochs=2 + k % 2) for k in range(3)]
 
@@ -45,22 +50,22 @@ def blocks(backend):
 
 def test_fused_where_that_is_faster(measure):
     measure({1: 0.5, 4: 1.0})
-    backend = AutoBackend(Toy())
+    backend = AutoBackend(Toy(), device=here())
     assert fused_slots(backend) == [0, 1, 2]
     assert blocks(backend) == [3]
 
 
 def test_blocks_have_the_best_size(measure):
     measure({1: 0.5, 2: 0.6})
-    backend = AutoBackend(Toy())
+    backend = AutoBackend(Toy(), device=here())
     assert fused_slots(backend) == [0, 1, 2]
     assert blocks(backend) == [2, 1]
 
 
 def test_plain_where_fused_is_slower(measure):
     measure({1: 3.0, 4: 8.0})
-    assert fused_slots(AutoBackend(Dropping())) == []
-    assert_same(together(AutoBackend(Dropping()), TRIALS), alone(Dropping(), TRIALS))
+    assert fused_slots(AutoBackend(Dropping(), device=here())) == []
+    assert_same(together(AutoBackend(Dropping(), device=here()), TRIALS), alone(Dropping(), TRIALS))
 
 
 def test_the_order_of_images_that_is_best(monkeypatch):
@@ -69,7 +74,7 @@ def test_the_order_of_images_that_is_best(monkeypatch):
         "thrifty.pack.backends._fusion_policy.calibrate",
         lambda *_, **__: [*curves({1: 0.5, 4: 2.0}), better],
     )
-    backend = AutoBackend(Images())
+    backend = AutoBackend(Images(), device=here())
     assert_same(together(backend, TRIALS), alone(Images(), TRIALS), tolerance=1e-5)
     held = [block for each in backend._fused._blocks.values() for block in each]
     assert held
@@ -79,28 +84,30 @@ def test_the_order_of_images_that_is_best(monkeypatch):
 @pytest.mark.parametrize("fused", [{1: 0.5, 4: 1.0}, {4: 9.0}])
 def test_the_answer_does_not_depend_on_the_choice(measure, fused):
     measure(fused)
-    found = together(AutoBackend(Dropping()), TRIALS, at_once=2)
+    found = together(AutoBackend(Dropping(), device=here()), TRIALS, at_once=2)
     assert_same(found, alone(Dropping(), TRIALS), tolerance=1e-5)
 
 
 def test_one_measurement_for_each_structure(measure):
     measuring = measure({1: 0.5, 4: 1.0})
     other = [Trial(config={"lr": 0.1, "width": width}) for width in (64, 64, 3)]
-    fused_slots(AutoBackend(Toy()), [*TRIALS, *other])
+    fused_slots(AutoBackend(Toy(), device=here()), [*TRIALS, *other])
     assert len(measuring.calls) == 3
 
 
 def test_a_measurement_leaves_no_trace():
     """A real measurement does not change the training that follows."""
-    assert_same(together(AutoBackend(Toy()), TRIALS), alone(Toy(), TRIALS), tolerance=1e-5)
+    assert_same(
+        together(AutoBackend(Toy(), device=here()), TRIALS), alone(Toy(), TRIALS), tolerance=1e-5
+    )
 
 
 def test_known_measurements_are_told_but_not_made_again(measure):
     measuring, told = measure({1: 0.5, 4: 1.0}), []
-    fused_slots(AutoBackend(Toy(), on_calibrated=told.append))
+    fused_slots(AutoBackend(Toy(), device=here(), on_calibrated=told.append))
     assert len(told) == len(measuring.calls) == 1
     known = {told[0].key: curves({1: 0.7, 4: 2.0})}
-    second = AutoBackend(Toy(), known=known, on_calibrated=told.append)
+    second = AutoBackend(Toy(), device=here(), known=known, on_calibrated=told.append)
     assert fused_slots(second) == [0, 1, 2]
     assert len(measuring.calls) == 1
     assert len(told) == 2
@@ -108,26 +115,26 @@ def test_known_measurements_are_told_but_not_made_again(measure):
     assert second.calibration(0).solo_s == 1.0
     assert "parameters" in told[0].structure
     slow = {told[0].key: curves({4: 9.0})}
-    assert fused_slots(AutoBackend(Toy(), known=slow)) == []
+    assert fused_slots(AutoBackend(Toy(), device=here(), known=slow)) == []
 
 
 def test_measurements_of_another_structure_are_not_taken(measure):
     measuring, told = measure({1: 0.5, 4: 1.0}), []
-    fused_slots(AutoBackend(Toy(), on_calibrated=told.append))
+    fused_slots(AutoBackend(Toy(), device=here(), on_calibrated=told.append))
     known = {told[0].key: curves({4: 9.0})}
-    assert fused_slots(AutoBackend(Dropping(), known=known)) == [0, 1, 2]
+    assert fused_slots(AutoBackend(Dropping(), device=here(), known=known)) == [0, 1, 2]
     assert len(measuring.calls) == 2
 
 
 @pytest.mark.parametrize(("prefer", "found"), [("fused", [0, 1, 2]), ("concatenated", [])])
 def test_what_the_user_prefers(measure, prefer, found):
     measure({4: 9.0} if prefer == "fused" else {1: 0.01})
-    assert fused_slots(AutoBackend(Toy(), prefer=prefer)) == found
+    assert fused_slots(AutoBackend(Toy(), device=here(), prefer=prefer)) == found
 
 
 @pytest.mark.parametrize("prefer", ["solo", "concatenated"])
 def test_what_is_bit_identical_if_the_user_prefers(prefer):
-    found = together(AutoBackend(Dropping(), prefer=prefer), TRIALS)
+    found = together(AutoBackend(Dropping(), device=here(), prefer=prefer), TRIALS)
     assert_same(found, alone(Dropping(), TRIALS))
 
 
@@ -142,7 +149,7 @@ def reasons(caplog):
 @pytest.mark.parametrize("kind", UNFUSABLE)
 def test_what_cannot_be_fused_goes_on_concatenated(kind, caplog):
     task = task_with(UNFUSABLE[kind][0])
-    found = together(AutoBackend(task), TRIALS)
+    found = together(AutoBackend(task, device=here()), TRIALS)
     (line,) = reasons(caplog)
     assert line.startswith("Task is trained by plain PyTorch, not fused: ")
     assert_same(found, alone(task, TRIALS))
@@ -152,7 +159,7 @@ def test_an_unknown_optimizer_goes_on_concatenated(caplog):
     class Task(Toy):
         optimizer = Optimizer(torch.optim.Adadelta, lr="lr")
 
-    found = together(AutoBackend(Task()), TRIALS)
+    found = together(AutoBackend(Task(), device=here()), TRIALS)
     (line,) = reasons(caplog)
     assert "Adadelta" in line
     assert_same(found, alone(Task(), TRIALS))
@@ -177,7 +184,7 @@ def test_a_trial_that_can_no_longer_be_fused_moves_and_goes_on(caplog):
         Trial(config={"lr": 0.05, "reads": reads}, seed=k, epochs=4)
         for k, reads in enumerate([MultiStep([False, True], milestones=[2]), False, False])
     ]
-    found = together(AutoBackend(Changing(), prefer="fused"), trials)
+    found = together(AutoBackend(Changing(), device=here(), prefer="fused"), trials)
     (line,) = reasons(caplog)
     assert "item" in line
     assert_same(found, alone(Changing(), trials), tolerance=1e-5)
@@ -191,7 +198,9 @@ def test_what_goes_wrong_is_the_affair_of_one_trial(fault, at_once):
         Trial(config={"lr": 0.05, "width": 4, "fault": each}, seed=k, epochs=4)
         for k, each in enumerate(["", MultiStep(["", fault], milestones=[2]), "", ""])
     ]
-    found = together(AutoBackend(FaultyTask(), prefer="fused"), trials, at_once=at_once)
+    found = together(
+        AutoBackend(FaultyTask(), device=here(), prefer="fused"), trials, at_once=at_once
+    )
     assert isinstance(found[1].error, DivergedError if fault == "nan" else RuntimeError)
     assert_same(found, alone(FaultyTask(), trials), tolerance=1e-5)
 
@@ -222,7 +231,7 @@ def test_loops_of_their_own_train_side_by_side(at_once):
     trials = [
         Trial(config={"add": float(k)}, seed=k % 2, epochs=1 + k % 3, start=0) for k in range(5)
     ]
-    backend = AutoBackend(Walk())
+    backend = AutoBackend(Walk(), device=here())
     found = together(backend, trials, at_once=at_once)
     assert_same(found, alone(Walk(), trials))
     rest = [

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy, normal
 from thrifty.core import TaskError
@@ -17,7 +18,7 @@ from thrifty.pack import AutoBackend, ConcatenatedBackend, UnverifiedError
 from thrifty.space import Cosine
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 TRIALS = [Trial(config={"lr": 0.05 / (k + 1), "k": float(k)}, seed=k) for k in range(3)]
@@ -64,14 +65,14 @@ class DrawingLateFromNumpy(DrawingLate):
 
 
 def test_a_task_that_draws_in_each_step_is_right_at_once():
-    backend = ConcatenatedBackend(Drawing())
+    backend = ConcatenatedBackend(Drawing(), device=here())
     assert not unverified(backend)
     check_again(backend)
 
 
 @pytest.mark.parametrize("task", [DrawingLate, DrawingLateFromNumpy])
 def test_a_draw_in_a_later_step_is_noticed(task):
-    backend = ConcatenatedBackend(task())
+    backend = ConcatenatedBackend(task(), device=here())
     assert unverified(backend)
     check_again(backend)
 
@@ -96,7 +97,7 @@ class FromRowsDrawing(FromRows):
 
 
 def test_rows_may_draw():
-    backend = ConcatenatedBackend(FromRows())
+    backend = ConcatenatedBackend(FromRows(), device=here())
     assert not unverified(backend)
     assert not backend.why_apart
 
@@ -104,7 +105,7 @@ def test_rows_may_draw():
 def test_steps_on_rows_that_others_have_read_may_not():
     """Trials may not take turns if a step draws after rows have drawn, since rows are read once."""
     trials = [Trial(config={"lr": 0.05 / (k + 1)}) for k in range(3)]
-    backend = ConcatenatedBackend(FromRowsDrawing())
+    backend = ConcatenatedBackend(FromRowsDrawing(), device=here())
     assert unverified(backend, trials)
     check_again(backend, trials)
 
@@ -123,7 +124,7 @@ class Shared(Toy):
 
 
 def test_a_shared_variable_that_adapt_sets_is_noticed():
-    backend = ConcatenatedBackend(Shared())
+    backend = ConcatenatedBackend(Shared(), device=here())
     assert unverified(backend) >= {0, 1}
     assert "FACTOR" in backend.why_apart
     check_again(backend)
@@ -143,7 +144,7 @@ class SharedObject(Toy):
 
 
 def test_a_shared_variable_that_a_step_sets_is_noticed():
-    backend = ConcatenatedBackend(SharedObject())
+    backend = ConcatenatedBackend(SharedObject(), device=here())
     assert unverified(backend)
     assert "Counter.last" in backend.why_apart
 
@@ -169,7 +170,7 @@ class Own(Toy):
 
 
 def test_variables_of_its_own_are_no_concern():
-    backend = ConcatenatedBackend(Own())
+    backend = ConcatenatedBackend(Own(), device=here())
     assert not unverified(backend)
     assert not backend.why_apart
 
@@ -192,7 +193,7 @@ class SharedBackbone(SharedModel):
 
 
 @pytest.mark.parametrize(
-    "make", [ConcatenatedBackend, lambda task: AutoBackend(task, prefer="fused")]
+    "make", [ConcatenatedBackend, lambda task: AutoBackend(task, device=here(), prefer="fused")]
 )
 def test_parameters_that_several_trials_train_are_refused(make):
     backend = make(SharedModel())
@@ -204,7 +205,7 @@ def test_parameters_that_several_trials_train_are_refused(make):
 def test_a_frozen_backbone_may_be_shared():
     CACHED[0.0] = nn.Linear(6, 4)
     state = {name: t.clone() for name, t in CACHED[0.0].state_dict().items()}
-    backend = ConcatenatedBackend(SharedBackbone())
+    backend = ConcatenatedBackend(SharedBackbone(), device=here())
     found = together(backend, TRIALS)
     CACHED[0.0].load_state_dict(state)
     assert_same(found, alone(SharedBackbone(), TRIALS))
@@ -217,7 +218,7 @@ class Unfreezing(SharedBackbone):
 
 def test_a_backbone_that_is_unfrozen_later_is_refused_then():
     trials = [Trial(config={"lr": Cosine(0.06)}, run_epochs=3, seed=k) for k in range(2)]
-    found = together(ConcatenatedBackend(Unfreezing()), trials)
+    found = together(ConcatenatedBackend(Unfreezing(), device=here()), trials)
     assert all(isinstance(result.error, TaskError) for result in found)
 
 
@@ -229,7 +230,7 @@ def test_an_error_in_a_step_is_that_trials_alone():
             return super().loss(model, batch)
 
     trials = [Trial(config={"lr": 0.1, "width": width}) for width in (8, 4)]
-    found = together(ConcatenatedBackend(Failing()), trials)
+    found = together(ConcatenatedBackend(Failing(), device=here()), trials)
     assert str(found[1].error) == "broken"
     assert_same(found[:1], alone(Failing(), trials[:1]))
 
@@ -239,7 +240,7 @@ def test_a_model_with_lazy_layers_is_refused():
         def network(self, hp):
             return nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
 
-    backend = ConcatenatedBackend(Lazy())
+    backend = ConcatenatedBackend(Lazy(), device=here())
     with pytest.raises(TaskError, match=r"a lazy layer whose '0\.weight' has no shape yet"):
         backend.stack(0, TRIALS[0].member)
     assert torch.is_grad_enabled()

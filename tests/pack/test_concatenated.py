@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import TOYS, Dropping, Toy, normal
 from thrifty.core import DivergedError, TaskError
@@ -18,11 +19,11 @@ from thrifty.space import Cosine, MultiStep
 from thrifty.testing import FaultyTask
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 def check(task, trials, *, at_once=None):
-    found = together(ConcatenatedBackend(task), trials, at_once=at_once)
+    found = together(ConcatenatedBackend(task, device=here()), trials, at_once=at_once)
     assert_same(found, alone(task, trials))
     return found
 
@@ -142,7 +143,7 @@ def test_data_that_draw_at_random_for_trials_that_share_them(noise):
 
 def num_train_reads(trials):
     task = FromRows()
-    together(ConcatenatedBackend(task), trials)
+    together(ConcatenatedBackend(task, device=here()), trials)
     return sorted(task.train_rows.num_read)
 
 
@@ -159,7 +160,7 @@ def test_trials_of_other_seeds_read_batches_of_their_own():
 def test_states_of_solo_and_concatenated_are_one():
     task = Dropping()
     half = [Trial(config={"lr": 0.05}, seed=k, epochs=2) for k in range(3)]
-    states = [r.state for r in together(ConcatenatedBackend(task), half)]
+    states = [r.state for r in together(ConcatenatedBackend(task, device=here()), half)]
     rest = [
         Trial(config=t.config, seed=t.seed, start=2, epochs=4, state=state)
         for t, state in zip(half, states, strict=True)
@@ -198,7 +199,7 @@ def test_running_out_of_memory_is_raised(error):
         def loss(self, model, batch):
             raise error("no memory left")
 
-    backend = ConcatenatedBackend(Task())
+    backend = ConcatenatedBackend(Task(), device=here())
     with pytest.raises(error, match="no memory"):
         together(backend, [Trial(config={"lr": 0.1})])
 
@@ -221,6 +222,8 @@ def test_batches_that_cannot_be_read_end_no_epoch_early():
 
     task = FromRows()
     task.train_rows = Breaking(noise=None)
-    found = together(ConcatenatedBackend(task), [Trial(config={"lr": 0.1}) for _ in range(2)])
+    found = together(
+        ConcatenatedBackend(task, device=here()), [Trial(config={"lr": 0.1}) for _ in range(2)]
+    )
     assert [str(result.error) for result in found] == ["this row is broken"] * 2
     assert not any(result.metrics for result in found)

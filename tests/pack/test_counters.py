@@ -4,8 +4,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import thrifty as th
+from tests.devices import here
 from tests.pack._drive import Trial, together
 from thrifty.pack import BlockOptions, ConcatenatedBackend, FusedBackend, SoloBackend, unpack_state
+
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 class Counting(nn.Module):
@@ -42,7 +46,7 @@ class Task(th.Task):
 BACKENDS = {
     "solo": SoloBackend,
     "concatenated": ConcatenatedBackend,
-    "fused": lambda task: FusedBackend(task, block=BlockOptions(size=4)),
+    "fused": lambda task: FusedBackend(task, device=here(), block=BlockOptions(size=4)),
 }
 
 
@@ -55,12 +59,12 @@ def test_each_step_counts_once_whoever_trains(name):
     """
     trials = [Trial(config={"lr": 0.01}, seed=k, epochs=k + 1) for k in range(3)]
     if name == "solo":
-        found = [together(SoloBackend(Task()), [trial])[0] for trial in trials]
+        found = [together(SoloBackend(Task(), device=here()), [trial])[0] for trial in trials]
     else:
         found = together(BACKENDS[name](Task()), trials)
     seen = [int(unpack_state(each.state)["model"]["1.seen"]) for each in found]
     assert seen == [3, 6, 9]
-    wanted = [together(SoloBackend(Task()), [trial])[0] for trial in trials]
+    wanted = [together(SoloBackend(Task(), device=here()), [trial])[0] for trial in trials]
     for one, other in zip(found, wanted, strict=True):
         assert one.metrics[-1]["error"] == pytest.approx(other.metrics[-1]["error"], rel=1e-4)
 

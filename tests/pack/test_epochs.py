@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import thrifty as th
+from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Dropping, Toy
 from tests.study.helpers import SOLO, StopAfter, make_study
@@ -21,7 +22,7 @@ from thrifty.search import GridSearch
 from thrifty.space import Choice, Space, Step
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 CPU = torch.device("cpu")
@@ -164,7 +165,7 @@ def test_packed_trials_equal_solo_ones(base, steps):
         Trial(config={"lr": 0.05}),
         Trial(config={"lr": lr}, seed=3),
     ]
-    backend = FusedBackend(task)
+    backend = FusedBackend(task, device=here())
     found = together(backend, trials, at_once=2)
     assert backend.structures
     assert_same(found, alone(task, trials), tolerance=2e-5)
@@ -206,7 +207,7 @@ def test_a_batch_size_with_a_schedule_is_refused_before_training():
 def test_a_batch_size_that_an_algorithm_changes_is_refused():
     task = counted(batch_size="rows")
     (found,) = together(
-        FusedBackend(task),
+        FusedBackend(task, device=here()),
         [Trial(config={"lr": 0.1, "rows": th.MultiStep([8, 4], milestones=[1])})],
     )
     assert "batch_size follows it" in str(found.error)

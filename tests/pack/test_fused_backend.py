@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, assert_same_state, together
 from tests.pack._toys import (
     TOYS,
@@ -45,7 +46,7 @@ from thrifty.space import Cosine, Linear, MultiStep, Step
 from thrifty.testing import FaultyTask
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 SINGLE, DOUBLE = 1e-5, 1e-10
@@ -62,7 +63,7 @@ def in_double(base, **attributes):
 
 
 def fused(task, *, size=8):
-    return FusedBackend(task, block=BlockOptions(size=size))
+    return FusedBackend(task, device=here(), block=BlockOptions(size=size))
 
 
 def check(task, trials, *, size=8, tolerance=DOUBLE, at_once=None):
@@ -201,7 +202,10 @@ def test_momentum_that_comes_and_goes(levels):
 def test_a_state_goes_on_in_the_other_back_end(name, first):
     task, trials = optimized(name)
     whole = alone(task, trials)
-    makers = {"fused": lambda: fused(task, size=3), "solo": lambda: SoloBackend(task)}
+    makers = {
+        "fused": lambda: fused(task, size=3),
+        "solo": lambda: SoloBackend(task, device=here()),
+    }
     (second,) = makers.keys() - {first}
 
     def train(kind, part):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Dropping, Toy
 from tests.pack.test_auto import blocks, fused_slots, is_fused
@@ -13,7 +14,11 @@ from thrifty.pack.backends._fusion_policy import max_padding
 from thrifty.perf import PackCurve
 
 
-pytestmark = [pytest.mark.usefixtures("free_checks"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.usefixtures("free_checks"),
+    pytest.mark.slow,
+    pytest.mark.usefixtures("device"),
+]
 
 
 class Kin(Toy):
@@ -45,7 +50,7 @@ by_relative = pytest.mark.parametrize("changes", RELATIVES.values(), ids=RELATIV
 @pytest.mark.parametrize(("fused_s", "fuses"), [(0.5, True), (0.86, True), (1.15, False)])
 def test_a_clear_measurement_is_believed_of_relatives(measure, changes, fused_s, fuses):
     measuring = measure({1: fused_s})
-    backend = AutoBackend(Kin())
+    backend = AutoBackend(Kin(), device=here())
     assert fused_slots(backend, [kin(), kin(**changes)]) == ([0, 1] if fuses else [])
     assert len(measuring.calls) == 1
 
@@ -54,7 +59,7 @@ def test_a_clear_measurement_is_believed_of_relatives(measure, changes, fused_s,
 @pytest.mark.parametrize("fused_s", [0.88, 0.99, 1.01, 1.14])
 def test_a_close_measurement_is_made_again_for_relatives(measure, changes, fused_s):
     measuring = measure({1: fused_s})
-    fused_slots(AutoBackend(Kin()), [kin(), kin(**changes)])
+    fused_slots(AutoBackend(Kin(), device=here()), [kin(), kin(**changes)])
     assert [call[0].values for call in measuring.calls] == [
         kin().member.values,
         kin(**changes).member.values,
@@ -64,13 +69,13 @@ def test_a_close_measurement_is_made_again_for_relatives(measure, changes, fused
 @pytest.mark.parametrize("changes", STRANGERS.values(), ids=STRANGERS)
 def test_a_measurement_is_not_believed_of_strangers(measure, changes):
     measuring = measure({1: 0.1})
-    fused_slots(AutoBackend(Kin()), [kin(), kin(**changes)])
+    fused_slots(AutoBackend(Kin(), device=here()), [kin(), kin(**changes)])
     assert len(measuring.calls) == 2
 
 
 def test_relatives_are_fused_as_was_best_for_the_one_that_was_measured(measure):
     measure({1: 0.5, 2: 0.6})
-    backend = AutoBackend(Kin())
+    backend = AutoBackend(Kin(), device=here())
     fused_slots(backend, [kin(), *[kin(relu=True)] * 3])
     assert sorted(blocks(backend)) == [1, 1, 2]
 
@@ -79,7 +84,7 @@ def test_relatives_are_fused_as_was_best_for_the_one_that_was_measured(measure):
 def test_relatives_are_what_they_are_alone(measure, changes):
     measure({1: 0.5, 4: 1.0})
     trials = [kin(), kin(**changes), kin()]
-    found = together(AutoBackend(Kin()), trials)
+    found = together(AutoBackend(Kin(), device=here()), trials)
     assert_same(found, alone(Kin(), trials), tolerance=1e-5)
 
 
@@ -90,7 +95,7 @@ class Watched(AutoBackend):
     """An automatic back-end that records which slots are fused at each step."""
 
     def __init__(self, task):
-        super().__init__(task)
+        super().__init__(task, device=here())
         self.seen = []
 
     def step(self, plans):
@@ -144,6 +149,6 @@ def test_how_much_may_be_padded(step_s, wanted):
 @pytest.mark.parametrize(("size", "held"), [(9, [2]), (10, [1, 1])])
 def test_blocks_pad_as_much_as_was_found_to_pay(measure, size, held):
     measure({1: 0.5, 4: 1.7})
-    backend = AutoBackend(Kin())
+    backend = AutoBackend(Kin(), device=here())
     assert fused_slots(backend, [kin(), kin(size=size)]) == [0, 1]
     assert blocks(backend) == held

@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from tests.devices import here
 from tests.pack._drive import Trial, alone, together
 from tests.pack._toys import Toy
 from thrifty.pack import ArrayData, FusedBackend
 from thrifty.pack.fused._evaluation import evaluate_packed, evaluate_whole
 from thrifty.pack.task._metrics import MetricSums
 from thrifty.pack.trial._trial import evaluate
+
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 RNG = np.random.default_rng(0)
@@ -124,5 +128,5 @@ class Uneven(Toy):
 
 def test_equal_values_of_batches_give_equal_bits_in_a_study():
     trials = [Trial(config={"lr": lr}, epochs=1) for lr in (0.01, 0.02)]
-    fused, solo = together(FusedBackend(Uneven()), trials), alone(Uneven(), trials)
+    fused, solo = together(FusedBackend(Uneven(), device=here()), trials), alone(Uneven(), trials)
     assert [r.metrics[0]["y"] for r in fused] == [r.metrics[0]["y"] for r in solo]

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from tests import alone
+from tests.devices import here
 from tests.pack._drive import Trial, together
 from thrifty.core import CheckpointRef, DivergedError, TaskError
 from thrifty.pack import (
@@ -41,11 +42,11 @@ from thrifty.store import CheckpointFolder
 from thrifty.testing import FaultyTask, LineTask
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 def backend_at(task, values, *, state=None, epoch=0):
-    backend = SoloBackend(task)
+    backend = SoloBackend(task, device=here())
     backend.stack(0, Member(values=values, seed=0, epoch=epoch, state=state))
     return backend
 

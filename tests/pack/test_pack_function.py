@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import thrifty as th
+from tests.devices import here
 from tests.pack._faults import wrong_from
 from tests.pack._toys import Attending, BatchNormed, Dropping, Images, Toy, normal
 from thrifty.core import UsageError, derive_seed, step_seed
@@ -18,7 +19,7 @@ from thrifty.pack.fused._block import Block
 from thrifty.pack.fused._fusable import RULES
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 def loss(model, batch):
@@ -375,7 +376,7 @@ def cube(x):
 
 
 def _plain_cube(x):
-    return torch.from_numpy(x.detach().numpy() ** 3) + 0 * x
+    return torch.from_numpy(x.detach().cpu().numpy() ** 3).to(x.device) + 0 * x
 
 
 class Cubed(nn.Module):
@@ -422,7 +423,7 @@ def test_a_rule_that_refuses():
         raise th.pack.UnfusableError("cubes cannot be packed")
 
     task = type("Task", (Toy,), {"network": lambda self, hp: Cubed()})()
-    backend = th.pack.FusedBackend(task)
+    backend = th.pack.FusedBackend(task, device=here())
     try:
         with pytest.raises(th.pack.UnfusableError, match="cubes cannot be packed"):
             backend.stack(0, th.pack.Member(values={"lr": 0.1}, seed=0))

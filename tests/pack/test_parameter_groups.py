@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import thrifty as th
+from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import TOYS, Toy, normal
 from thrifty.core import TaskError, derive_seed, step_seed
@@ -31,7 +32,7 @@ from thrifty.pack import (
 from thrifty.space import Cosine, Linear, MultiStep, Warmup
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 DOUBLE = 1e-10
@@ -73,7 +74,7 @@ def without_train_loss(results):
 
 
 def check_fused(task, given, *, blocks=1, **options):
-    backend = FusedBackend(task, block=BlockOptions(size=8))
+    backend = FusedBackend(task, device=here(), block=BlockOptions(size=8))
     found = together(backend, given, **options)
     wanted = alone(task, given)
     assert [result.error for result in found] == [None] * len(given)
@@ -135,7 +136,7 @@ def test_training_is_a_plain_loop_with_param_groups(backend):
 def test_concatenated_equals_solo(kind):
     task = variant(optimizer=OPTIMIZERS[kind](groups=GROUPS, clip_norm=0.5))
     given = trials()
-    assert_same(together(ConcatenatedBackend(task), given), alone(task, given))
+    assert_same(together(ConcatenatedBackend(task, device=here()), given), alone(task, given))
 
 
 # -- fused -----------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ def test_groups_make_a_difference_in_a_block():
     """Groups change the results of a block; otherwise the tests above would show nothing."""
     given = trials(2)
     grouped, plain = (
-        together(FusedBackend(in_double(spec)), given)
+        together(FusedBackend(in_double(spec), device=here()), given)
         for spec in (AdamW(lr="lr", groups=GROUPS), AdamW(lr="lr"))
     )
     assert all(a.metrics[0] != b.metrics[0] for a, b in zip(grouped, plain, strict=True))
@@ -217,7 +218,7 @@ def test_a_group_of_which_nothing_is_trained():
 
 def test_what_torch_takes_for_all_parameters_only_is_not_fused():
     groups = {"*.bias": {"initial_accumulator_value": 1.0}}
-    backend = FusedBackend(variant(optimizer=Adagrad(lr="lr", groups=groups)))
+    backend = FusedBackend(variant(optimizer=Adagrad(lr="lr", groups=groups)), device=here())
     with pytest.raises(th.pack.UnfusableError, match="initial_accumulator_value"):
         backend.stack(0, trials(1)[0].member)
 
@@ -261,7 +262,7 @@ def test_parameters_that_are_frozen_for_a_while(kind, thawed):
     """Updates count for each parameter; rows cannot hold counts that differ within a group."""
     task = variant(Thawing, dtype=torch.float64, optimizer=OPTIMIZERS[kind](groups=GROUPS))
     given = [Trial(config=config(k, thawed=thawed), seed=k, epochs=4) for k in range(2)]
-    found = together(th.pack.AutoBackend(task, prefer="fused"), given)
+    found = together(th.pack.AutoBackend(task, device=here(), prefer="fused"), given)
     assert_same(without_train_loss(found), without_train_loss(alone(task, given)), tolerance=DOUBLE)
 
 
@@ -279,7 +280,7 @@ def test_a_method_is_followed_as_an_attribute_is():
     groups = {"*.bias": {"lr": times("lr", "scale"), "weight_decay": 0.0}}
     attribute = variant(optimizer=AdamW(lr=times("lr", 0.5), weight_decay="wd", groups=groups))
     given = [Trial(config=config(k, scale=2.0), seed=k) for k in range(2)]
-    found = together(SoloBackend(Method()), given[:1]) + alone(Method(), given[1:])
+    found = together(SoloBackend(Method(), device=here()), given[:1]) + alone(Method(), given[1:])
     wanted = alone(attribute, given)
     for one, other in zip(found, wanted, strict=True):
         assert one.metrics == other.metrics
@@ -300,7 +301,11 @@ class Turning(Toy):
 @pytest.mark.parametrize("backend", [SoloBackend, ConcatenatedBackend, FusedBackend])
 def test_a_method_that_turns_to_another_optimizer(backend):
     turns = Trial(config={"lr": 0.1, "m": MultiStep([0.9, 0.1], milestones=[1])})
-    auto = th.pack.AutoBackend(Turning(), prefer="fused") if backend is FusedBackend else None
+    auto = (
+        th.pack.AutoBackend(Turning(), device=here(), prefer="fused")
+        if backend is FusedBackend
+        else None
+    )
     (result,) = together(auto or backend(Turning()), [turns])
     assert len(result.metrics) == 1
     assert isinstance(result.error, TaskError)

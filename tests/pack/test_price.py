@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.devices import here
 from tests.pack._drive import Trial
 from tests.pack._toys import Toy
 from tests.pack.test_auto import fused_slots, is_fused
@@ -17,7 +18,7 @@ from thrifty.pack.verify import Difference
 from thrifty.testing import VirtualClock
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 STEPS, CHECKS = 3, CHECKED_STEPS * CHECK_STEPS
@@ -52,7 +53,7 @@ def test_the_shares_of_a_step_are_what_it_took(monkeypatch):
         return clock.monotonic()
 
     monkeypatch.setattr(time, "perf_counter", ticking)
-    backend = AutoBackend(Toy(), prefer="fused")
+    backend = AutoBackend(Toy(), device=here(), prefer="fused")
     fused_slots(backend, TRIALS)
     began = clock.monotonic()
     epochs(backend, 1)
@@ -65,14 +66,14 @@ def test_the_shares_of_a_step_are_what_it_took(monkeypatch):
 
 
 def test_trials_alone_pay_for_no_checks_of_packs():
-    backend = AutoBackend(Toy(), prefer="concatenated")
+    backend = AutoBackend(Toy(), device=here(), prefer="concatenated")
     fused_slots(backend, TRIALS)
     epochs(backend, 1)
     assert [share.checks for share in backend.shares.values()] == [0.0] * 3
 
 
 def test_a_trial_beside_a_pack_pays_for_itself_only():
-    backend = AutoBackend(Toy(), prefer="fused")
+    backend = AutoBackend(Toy(), device=here(), prefer="fused")
     trials = [replace(TRIALS[0].member, alone=True), *(t.member for t in TRIALS[1:])]
     for slot, member in enumerate(trials):
         backend.stack(slot, member)
@@ -100,7 +101,7 @@ def test_the_time_alone_comes_from_checked_steps(monkeypatch):
         return found
 
     monkeypatch.setattr(StepCheck, "_judge", judge)
-    backend = AutoBackend(Toy(), prefer="fused")
+    backend = AutoBackend(Toy(), device=here(), prefer="fused")
     fused_slots(backend, TRIALS)
     values = TRIALS[0].member.values
     assert backend.alone_time(0, values) is None
@@ -111,7 +112,7 @@ def test_the_time_alone_comes_from_checked_steps(monkeypatch):
 
 
 def test_a_step_that_makes_the_state_of_its_optimizer_is_not_timed():
-    backend = FusedBackend(Toy())
+    backend = FusedBackend(Toy(), device=here())
     seen = []
     for slot, trial in enumerate(TRIALS):
         backend.stack(slot, trial.member)
@@ -131,7 +132,7 @@ def test_a_step_that_makes_the_state_of_its_optimizer_is_not_timed():
 def test_trials_too_short_to_pay_for_checks_train_in_turn(measure, num_epochs, wins):
     measuring = measure({1: 0.5, 4: 1.0})
     trials = [replace(t.member, stop=num_epochs) for t in TRIALS]
-    backend = AutoBackend(Toy())
+    backend = AutoBackend(Toy(), device=here())
     for slot, member in enumerate(trials):
         backend.stack(slot, member)
     assert [is_fused(backend, slot) for slot in range(3)] == [wins] * 3
@@ -140,7 +141,7 @@ def test_trials_too_short_to_pay_for_checks_train_in_turn(measure, num_epochs, w
 
 def test_an_unknown_number_of_epochs_counts_as_one(measure):
     measure({1: 0.01})
-    assert fused_slots(AutoBackend(Toy())) == []
+    assert fused_slots(AutoBackend(Toy(), device=here())) == []
 
 
 def test_what_is_gained_must_exceed_what_checks_cost(measure):
@@ -150,7 +151,7 @@ def test_what_is_gained_must_exceed_what_checks_cost(measure):
     num_epochs = 10 * (CHECKS + 1) / STEPS
     found = []
     for factor in (0.5, 1.5):
-        backend = AutoBackend(Toy())
+        backend = AutoBackend(Toy(), device=here())
         backend.stack(0, replace(TRIALS[0].member, stop=round(factor * num_epochs)))
         found.append(is_fused(backend, 0))
     assert found == [False, True]
@@ -158,7 +159,7 @@ def test_what_is_gained_must_exceed_what_checks_cost(measure):
 
 def test_epochs_that_are_left_count_when_a_trial_is_asked_again(measure):
     measure({1: 0.5, 4: 1.0})
-    backend = AutoBackend(Toy())
+    backend = AutoBackend(Toy(), device=here())
     fused_slots(backend, TRIALS)
     epochs(backend, 1, stop=2)
     assert not is_fused(backend, 0)
@@ -167,7 +168,7 @@ def test_epochs_that_are_left_count_when_a_trial_is_asked_again(measure):
 
 
 def test_fused_is_fused_whatever_checks_cost():
-    assert fused_slots(AutoBackend(Toy(), prefer="fused"), TRIALS) == [0, 1, 2]
+    assert fused_slots(AutoBackend(Toy(), device=here(), prefer="fused"), TRIALS) == [0, 1, 2]
 
 
 # -- refused structures --------------------------------------------------------------------
@@ -178,7 +179,7 @@ def refused(monkeypatch, task):
     with monkeypatch.context() as patch:
         failing(patch)
         backend = AutoBackend(
-            task, prefer="fused", on_refused=lambda key, why: told.append((key, why))
+            task, device=here(), prefer="fused", on_refused=lambda key, why: told.append((key, why))
         )
         fused_slots(backend, TRIALS)
         plans = {s: EpochPlan(epoch=0, values=TRIALS[0].member.values) for s in range(3)}
@@ -195,10 +196,12 @@ def test_a_failed_check_is_told_once(monkeypatch, caplog):
 
 def test_a_refused_structure_is_not_fused_by_another_back_end(monkeypatch, caplog):
     told = dict(refused(monkeypatch, Toy()))
-    assert fused_slots(AutoBackend(Toy(), prefer="fused", refused=told), TRIALS) == []
+    assert (
+        fused_slots(AutoBackend(Toy(), device=here(), prefer="fused", refused=told), TRIALS) == []
+    )
     assert not caplog.records
     wide = [Trial(config={"lr": 0.05, "width": 9})]
-    assert fused_slots(AutoBackend(Toy(), prefer="fused", refused=told), wide) == [0]
+    assert fused_slots(AutoBackend(Toy(), device=here(), prefer="fused", refused=told), wide) == [0]
 
 
 def test_a_refused_structure_has_the_same_key_each_time(monkeypatch):
@@ -207,7 +210,7 @@ def test_a_refused_structure_has_the_same_key_each_time(monkeypatch):
 
 def test_trials_under_way_are_checked_when_another_worker_refuses_them(monkeypatch):
     ((key, reason),) = refused(monkeypatch, Toy())
-    backend = AutoBackend(Toy(), prefer="fused")
+    backend = AutoBackend(Toy(), device=here(), prefer="fused")
     fused_slots(backend, TRIALS)
     epochs(backend, 1)
     assert all(backend.trial(slot).is_step_verified for slot in range(3))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from tests.devices import here
 from tests.pack._drive import Trial, together
 from tests.pack._toys import Toy
 from thrifty.core import SpaceError, TaskError
@@ -34,11 +35,15 @@ from thrifty.run import train_alone
 from thrifty.space import Linear, MultiStep, Timeline
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 MOVES = MultiStep([1, 2], milestones=[1])
-BACKENDS = [SoloBackend, ConcatenatedBackend, lambda task: AutoBackend(task, prefer="fused")]
+BACKENDS = [
+    SoloBackend,
+    ConcatenatedBackend,
+    lambda task: AutoBackend(task, device=here(), prefer="fused"),
+]
 
 
 # -- reading hyper-parameters ----------------------------------------------------------------
@@ -201,7 +206,9 @@ def test_what_is_followed_may_be_read_once_too(task, backend):
 
 
 def test_what_is_read_and_does_not_move():
-    (result,) = together(SoloBackend(ReadByModel()), [Trial(config={"lr": Linear(0.1), "x": 2})])
+    (result,) = together(
+        SoloBackend(ReadByModel(), device=here()), [Trial(config={"lr": Linear(0.1), "x": 2})]
+    )
     assert result.error is None
 
 
@@ -267,8 +274,10 @@ class ReadsWithItsRows(Toy):
 def test_data_that_are_read_later_are_not_shared():
     given = [Trial(config={"lr": 0.1, "x": x}, epochs=1) for x in (1, 2)]
     task = ReadsWithItsRows()
-    both = together(ConcatenatedBackend(task), given)
-    apart = [together(ConcatenatedBackend(ReadsWithItsRows()), [one])[0] for one in given]
+    both = together(ConcatenatedBackend(task, device=here()), given)
+    apart = [
+        together(ConcatenatedBackend(ReadsWithItsRows(), device=here()), [one])[0] for one in given
+    ]
     assert [result.metrics for result in both] == [result.metrics for result in apart]
     assert both[0].metrics != both[1].metrics
 
@@ -289,7 +298,7 @@ def test_data_that_are_read_too_late_to_be_told_apart():
 
     def results(task, *xs):
         given = [Trial(config={"lr": 0.1, "x": x}, epochs=1) for x in xs]
-        return together(ConcatenatedBackend(task), given)
+        return together(ConcatenatedBackend(task, device=here()), given)
 
     for result in results(Task(), 1, 2):
         with pytest.raises(TaskError, match=r"hp\.x is read after data\(hp\) has returned"):
@@ -326,7 +335,9 @@ def test_data_that_only_keep_what_they_were_given_are_shared():
             both[0].hp = hp
             return both
 
-    together(ConcatenatedBackend(Task()), [Trial(config={"lr": lr}) for lr in (0.1, 0.2)])
+    together(
+        ConcatenatedBackend(Task(), device=here()), [Trial(config={"lr": lr}) for lr in (0.1, 0.2)]
+    )
     assert Task.num_loaded == 1
 
 
@@ -382,7 +393,7 @@ def test_a_trainable_is_set_up_with_the_values_of_the_first_epoch():
     member = Member(
         values=timeline.at(2), first=timeline.at(0), seed=0, epoch=2, state=half.unstack(0)
     )
-    backend = SoloBackend(Reads())
+    backend = SoloBackend(Reads(), device=here())
     backend.stack(0, member)
     assert backend.trial.task.x == 1
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
+from tests.devices import here
 from thrifty.core import StateError
 from thrifty.pack import ArrayData, DatasetPair, EpochPlan, FusedBackend, Member
 from thrifty.pack.task._sources import NUM_RECENT, AliveSources
@@ -27,7 +28,7 @@ from thrifty.study import Study
 from thrifty.testing import LineTask
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 MADE: list[weakref.ref] = []
@@ -90,7 +91,7 @@ def test_data_of_trials_that_are_gone_are_freed(pack):
 
 
 def begun(task, *scales):
-    backend = FusedBackend(task)
+    backend = FusedBackend(task, device=here())
     return [
         backend.prepare(Member(values={"lr": 0.1, "scale": s}, seed=0, epoch=0)) for s in scales
     ]
@@ -276,7 +277,7 @@ class Own:
     arrays, num_train = None, 8
 
     def __init__(self):
-        self.x = torch.ones(8, 1)
+        self.x = torch.ones(8, 1, device=here())
 
     def source(self, device):
         return self
@@ -347,7 +348,7 @@ def test_batches_of_a_source_of_ones_own_may_be_changed(pack, tmp_path):
     )
     study.run(progress=False, executor=Local(pack=pack, threads=1))
     assert [trial.state for trial in study.trials] == ["done", "done"]
-    assert torch.equal(data.x, torch.ones(8, 1))
+    assert torch.equal(data.x.cpu(), torch.ones(8, 1))
 
 
 class Transform:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import thrifty as th
+from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.study.helpers import SOLO, StopAfter, make_study
 from thrifty.core import StateError, TaskError
@@ -26,7 +27,7 @@ from thrifty.search import GridSearch
 from thrifty.space import Choice, Space, Step
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 CPU = torch.device("cpu")
 SIZE = 4
@@ -203,7 +204,7 @@ def test_packed_trials_equal_solo_ones(make):
         Trial(config={"lr": 0.03}, epochs=2),
         Trial(config={"lr": 0.1}, seed=4),
     ]
-    backend = FusedBackend(make())
+    backend = FusedBackend(make(), device=here())
     found = together(backend, trials)
     assert [result.error for result in found] == [None] * 3
     assert_same(found, alone(make(), trials), tolerance=1e-5)
@@ -216,7 +217,9 @@ def test_packed_trials_on_a_token_file_equal_solo_ones(tokens):
         Trial(config={"lr": 0.1}, seed=4),
     ]
     task = from_file(tokens)
-    assert_same(together(FusedBackend(task), trials), alone(task, trials), tolerance=1e-5)
+    assert_same(
+        together(FusedBackend(task, device=here()), trials), alone(task, trials), tolerance=1e-5
+    )
 
 
 @pytest.mark.sample(2)
@@ -236,7 +239,9 @@ def test_trials_do_not_advance_each_others_streams():
     shared = Loader()
     task = task_of(train=shared)
     trials = [Trial(config={"lr": 0.1}), Trial(config={"lr": 0.02}, epochs=2)]
-    assert_same(together(th.pack.ConcatenatedBackend(task), trials), alone(loader(), trials))
+    assert_same(
+        together(th.pack.ConcatenatedBackend(task, device=here()), trials), alone(loader(), trials)
+    )
     assert (shared.at, shared.number) == (0, 0)  # the stream itself is never read
 
 
@@ -423,7 +428,9 @@ def test_a_function_may_draw_from_the_global_stream_which_is_seeded_for_each_bat
     (found,) = alone(task, [rest])
     assert first.metrics + found.metrics == whole.metrics
     trials = [Trial(config={"lr": 0.1}), Trial(config={"lr": 0.1}, seed=1)]
-    assert_same(together(FusedBackend(task), trials), alone(task, trials), tolerance=1e-5)
+    assert_same(
+        together(FusedBackend(task, device=here()), trials), alone(task, trials), tolerance=1e-5
+    )
     ahead = task_of(train=staticmethod(train), options={"prefetch": 2})
     (drawing,) = alone(ahead, [Trial(config={"lr": 0.1})])
     assert "draws from a global random stream" in str(drawing.error)
@@ -446,7 +453,9 @@ def test_a_stream_that_ends_within_an_epoch():
         task = task_of(train=staticmethod(train), options=options)
         (found,) = alone(task, [Trial(config={"lr": 0.1})])
         assert "ended after 2 batches of epoch 1, and an epoch has 3 steps" in str(found.error)
-        packed = together(FusedBackend(task), [Trial(config={"lr": lr}) for lr in (0.1, 0.2)])
+        packed = together(
+            FusedBackend(task, device=here()), [Trial(config={"lr": lr}) for lr in (0.1, 0.2)]
+        )
         assert all("ended after 2 batches" in str(each.error) for each in packed)
 
 

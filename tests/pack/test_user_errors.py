@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from tests.depth import draws
+from tests.devices import here
 from thrifty.pack import (
     SGD,
     AutoBackend,
@@ -26,7 +27,7 @@ from thrifty.study import Study
 from thrifty.testing import LineTask
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 X = torch.linspace(-1, 1, 32)[:, None]
@@ -60,12 +61,12 @@ class Batches:
         for number, x in enumerate(X.split(batch_size)):
             if number == 1 and self.is_broken("second batch", epoch):
                 raise BrokenError("in second batch")
-            yield x.clone(), 2 * x + 1
+            yield x.to(here(), copy=True), (2 * x + 1).to(here())
 
     def valid_batches(self, *, batch_size):
         if self.point == "valid":
             raise BrokenError("in valid")
-        yield (X.clone(), 2 * X + 1), len(X)
+        yield (X.to(here(), copy=True), (2 * X + 1).to(here())), len(X)
 
 
 class Faulty(LineTask):
@@ -229,7 +230,7 @@ def outcomes(backend, faults, *, num_epochs=3, lr=(0.1, 0.05, 0.02)):
 @pytest.mark.parametrize("point", ["optimizer", "adapt"])
 def test_an_error_amid_a_stage_is_the_outcome_of_its_trial(prefer, point):
     faults = [("", "", ""), ("", "", point), ("", "", "")]
-    first, second, third = outcomes(AutoBackend(Faulty(), prefer=prefer), faults)
+    first, second, third = outcomes(AutoBackend(Faulty(), device=here(), prefer=prefer), faults)
     assert isinstance(first, dict)
     assert isinstance(third, dict)
     assert isinstance(second, BrokenError)
@@ -240,7 +241,7 @@ def test_each_of_the_trials_that_share_batches_gets_the_error_of_reading_them():
         def data(self, hp):
             return Batches("second batch at 1")
 
-    found = outcomes(FusedBackend(Failing()), [("", "", "")] * 3)
+    found = outcomes(FusedBackend(Failing(), device=here()), [("", "", "")] * 3)
     assert [repr(each) for each in found] == ["BrokenError('in second batch')"] * 3
 
 
@@ -249,7 +250,7 @@ def test_an_error_of_the_measurement_alone_is_no_error_of_a_trial(caplog, monkey
         raise BrokenError("in train")  # of an epoch that no trial reaches
 
     monkeypatch.setattr(_fusion_policy, "calibrate", measured)
-    backend = AutoBackend(FaultyBatches(), prefer="fused")
+    backend = AutoBackend(FaultyBatches(), device=here(), prefer="fused")
     found = outcomes(backend, [("",) * 3] * 3)
     assert all(isinstance(each, dict) for each in found), found
     assert "its measurement for packing failed with BrokenError: in train" in caplog.text
@@ -275,7 +276,7 @@ class Cut(Batches):
 @pytest.mark.parametrize(("num", "word"), [(2, "fewer"), (6, "more")])
 def test_only_a_source_with_other_batches_than_it_says_is_trained_alone(num, word):
     faults = [("",) * 3, (num,) * 3, ("",) * 3]
-    first, second, third = outcomes(FusedBackend(Uneven()), faults)
+    first, second, third = outcomes(FusedBackend(Uneven(), device=here()), faults)
     assert isinstance(first, dict)
     assert isinstance(third, dict)
     assert isinstance(second, UnverifiedError)
@@ -299,7 +300,7 @@ def test_a_source_that_draws_after_its_last_batch_draws_what_it_draws_alone():
             self.shift = float(torch.rand(()))
 
     alone, fused = (
-        outcomes(backend(Drawing()), [("", "", "")], lr=(0.1,))
+        outcomes(backend(Drawing(), device=here()), [("", "", "")], lr=(0.1,))
         for backend in (SoloBackend, FusedBackend)
     )
     assert fused[0] == pytest.approx(alone[0])
@@ -311,7 +312,7 @@ def test_a_batch_size_that_is_none_in_a_later_epoch_is_the_outcome_of_its_trial(
         batch_size = "fault"
 
     faults = [(8, 8, 8), (8, 8, 0), (8, 8, 8)]
-    first, second, third = outcomes(AutoBackend(Sized(), prefer=prefer), faults)
+    first, second, third = outcomes(AutoBackend(Sized(), device=here(), prefer=prefer), faults)
     assert isinstance(first, dict)
     assert isinstance(third, dict)
     assert "batch_size is 0" in str(second)
@@ -335,7 +336,7 @@ def test_a_wider_trial_is_not_joined_where_reading_a_batch_fails():
         def data(self, hp):
             return made
 
-    backend = FusedBackend(Wide())
+    backend = FusedBackend(Wide(), device=here())
     with borrowed_streams():
         backend.stack(0, Member(values={"lr": 0.1, "width": 8}, seed=0))
         made.is_whole = False

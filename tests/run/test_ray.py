@@ -22,7 +22,7 @@ from thrifty.testing._executors import (
 )
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 ONE = Ray(workers=1, threads=1, pack="solo")

@@ -7,6 +7,9 @@ from thrifty.core import AlgorithmError
 from thrifty.search import History, Proposal, Stop
 
 
+pytestmark = pytest.mark.usefixtures("device")
+
+
 INF = float("inf")
 
 

@@ -4,6 +4,9 @@ from tests.search._drive import ask, ends, follow, to_the_end, with_scores
 from thrifty.search import History, Proposal, Stop, SuccessiveHalving
 
 
+pytestmark = pytest.mark.usefixtures("device")
+
+
 NINE = SuccessiveHalving(max_epochs=9, num_trials=9)
 
 

@@ -9,6 +9,9 @@ from thrifty.core import ScheduleError, SpaceError, UsageError
 from thrifty.space import EpochSize, Timeline, Trunk, common_prefix
 
 
+pytestmark = pytest.mark.usefixtures("device")
+
+
 def test_every_rate_shape_and_horizon_is_a_trial_that_ends_there():
     ladder = th.Ladder(horizons=[5, 8, 20], rates=[0.1, 0.2], shapes=["linear", "1-sqrt"])
     assert [

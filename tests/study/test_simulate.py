@@ -43,7 +43,7 @@ from thrifty.study.simulation._simulate import (
 from thrifty.study.simulation._simulation_report import DecisionTimes, Simulation, least_s
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 SPACE = Space(

@@ -17,7 +17,7 @@ from thrifty.study import plots
 from thrifty.study._forecast import unique_epochs
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 LOSS = {"metric": "loss", "mode": "min"}

@@ -11,7 +11,7 @@ from thrifty.space import MultiStep, Timeline
 from thrifty.web.views._forest_view import draw, stage_forest
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 EPOCHS = 9

@@ -303,7 +303,20 @@ def seed_step(seed: int, device: torch.device) -> None:
     """Seed the streams that a training step draws from: torch's on the CPU and on the device."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+        cuda_generator(device).manual_seed(seed)
+
+
+def cuda_generator(device: torch.device) -> torch.Generator:
+    """Return the generator that PyTorch's own functions draw from on a GPU."""
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # before it, there are no generators
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
+
+
+def torch_streams(device: torch.device) -> list[torch.Tensor]:
+    """Return the positions of torch's global streams on the CPU and on a device."""
+    cpu = torch.get_rng_state()
+    return [cpu, cuda_generator(device).get_state()] if device.type == "cuda" else [cpu]
 
 
 def loose_streams() -> tuple[Any, ...]:

@@ -106,6 +106,9 @@ class Worker:
         *,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        place = torch.device(spec.device)
+        if place.type == "cuda":
+            torch.cuda.set_device(place)  # what names no device, user code too, means this one
         self.name = spec.name
         self._task = task
         self._spec = spec
@@ -128,7 +131,7 @@ class Worker:
         )
         self._activations.take_news()  # that of earlier studies in this process
         self._backend = self._new_backend()
-        self._complete = Completeness(task, device=torch.device(spec.device))
+        self._complete = Completeness(task, device=place)
         self._waiting: deque[RunningChain] = deque()
         self._courses: dict[int, RunningChain] = {}
         self._closing: list[RunningChain] = []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Dropping
 from thrifty.pack import BlockOptions, FusedBackend
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 class Sized(Dropping):
@@ -32,14 +33,14 @@ def sized(*sizes):
     ],
 )
 def test_a_block_takes_no_batches_beyond_its_padding(sizes, max_padding, num_blocks):
-    backend = FusedBackend(Sized(), block=BlockOptions(max_padding=max_padding))
+    backend = FusedBackend(Sized(), device=here(), block=BlockOptions(max_padding=max_padding))
     for slot, trial in enumerate(sized(*sizes)):
         backend.stack(slot, trial.member)
     assert len(set(backend._home.values())) == num_blocks
 
 
 def test_a_block_takes_no_more_than_its_size():
-    backend = FusedBackend(Sized(), block=BlockOptions(size=2))
+    backend = FusedBackend(Sized(), device=here(), block=BlockOptions(size=2))
     for slot, trial in enumerate(sized(8, 8, 8)):
         backend.stack(slot, trial.member)
     assert len(set(backend._home.values())) == 2
@@ -48,5 +49,5 @@ def test_a_block_takes_no_more_than_its_size():
 @pytest.mark.parametrize("max_padding", [1.0, 2.5])
 def test_trials_are_what_they_are_alone_however_they_are_padded(max_padding):
     trials = sized(8, 10, 20)
-    backend = FusedBackend(Sized(), block=BlockOptions(max_padding=max_padding))
+    backend = FusedBackend(Sized(), device=here(), block=BlockOptions(max_padding=max_padding))
     assert_same(together(backend, trials), alone(Sized(), trials), tolerance=1e-5)

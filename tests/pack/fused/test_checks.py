@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy, normal
 from thrifty.pack import (
@@ -23,7 +24,7 @@ from thrifty.run import train_alone
 from thrifty.space import Timeline
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 TRIALS = [Trial(config={"lr": lr}, epochs=2) for lr in (0.02, 0.05, 0.1)]
@@ -54,7 +55,7 @@ def wrong_updates(monkeypatch):
 
 
 def begun(task, trials=TRIALS):
-    backend = FusedBackend(task)
+    backend = FusedBackend(task, device=here())
     for slot, trial in enumerate(trials):
         backend.stack(slot, trial.member)
     return backend
@@ -112,7 +113,7 @@ def test_a_structure_that_failed_is_not_fused_again(wrong_updates):
 
 def test_the_automatic_back_end_fuses_what_agrees():
     """The automatic back-end does fuse, so that the other tests really test fusion."""
-    backend = AutoBackend(Toy(), prefer="fused")
+    backend = AutoBackend(Toy(), device=here(), prefer="fused")
     assert_same(together(backend, TRIALS), alone(Toy(), TRIALS), tolerance=2e-5)
     assert backend.checks.num_checks >= len(TRIALS)
     assert backend.checks.spent_s > 0
@@ -123,7 +124,7 @@ def test_metrics_that_differ_are_computed_one_by_one(monkeypatch, caplog):
         return [{"mse": 1000.0 + k} for k in range(size)]
 
     monkeypatch.setattr("thrifty.pack.fused._evaluation.evaluate_packed", wrong)
-    found = together(AutoBackend(Toy(), prefer="fused"), TRIALS)
+    found = together(AutoBackend(Toy(), device=here(), prefer="fused"), TRIALS)
     assert_same(found, alone(Toy(), TRIALS), tolerance=2e-5)
     assert "one trial after the other" in caplog.text
 
@@ -234,7 +235,7 @@ class Meddled(Toy):
 
 def test_what_a_dataset_changes_within_an_epoch_is_noticed():
     trials = TRIALS[:2]
-    backend = AutoBackend(Meddled(), prefer="fused")
+    backend = AutoBackend(Meddled(), device=here(), prefer="fused")
     found = together(backend, trials)
     for one, config in zip(found, trials, strict=True):
         if one.error is not None:
@@ -249,11 +250,13 @@ def test_a_state_that_a_block_gives_is_that_of_the_trial_alone():
     epoch(backend, 0)
     mine, _ = train_alone(Toy(), Timeline({"lr": 0.02}, epochs=20), seed=0, epochs=1)
     for name, tensor in mine.unstack(0).tensors.items():
-        assert torch.allclose(backend.unstack(0).tensors[name], tensor, rtol=1e-4, atol=1e-6)
+        assert torch.allclose(
+            backend.unstack(0).tensors[name].cpu(), tensor.cpu(), rtol=1e-4, atol=1e-6
+        )
 
 
 def test_a_trial_that_must_stay_alone_is_not_fused():
-    backend = AutoBackend(Toy(), prefer="fused")
+    backend = AutoBackend(Toy(), device=here(), prefer="fused")
     backend.stack(0, Member(values={"lr": 0.1}, seed=0, alone=True))
     backend.step({0: EpochPlan(epoch=0, values={"lr": 0.1})})
     assert backend.checks.num_checks == 0

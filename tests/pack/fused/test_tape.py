@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.devices import here
 from tests.pack.fused.twin import check, normal
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 def ratio_to_a_part_of_itself(x):
@@ -83,14 +84,14 @@ def an_activation_in_place(x):
 
 
 def a_constant_that_is_written(x):
-    c = torch.zeros(4, dtype=torch.float64)
+    c = torch.zeros(4, dtype=torch.float64, device=here())
     c[1] = 3
     return x * c
 
 
 def outputs_of_every_kind(x):
     y = x * 2
-    return x, x.t(), y, y, y[0], y.t(), y.sum(), torch.ones(3)
+    return x, x.t(), y, y, y[0], y.t(), y.sum(), torch.ones(3, device=here())
 
 
 def several_results(x):
@@ -99,8 +100,10 @@ def several_results(x):
 
 
 def scattered(x):
-    into = torch.zeros_like(x).scatter_add_(1, torch.zeros(4, 4, dtype=torch.long), x)
-    return into, torch.zeros_like(x).index_add_(0, torch.tensor([0, 1, 1, 2]), x)
+    into = torch.zeros_like(x).scatter_add_(
+        1, torch.zeros(4, 4, dtype=torch.long, device=here()), x
+    )
+    return into, torch.zeros_like(x).index_add_(0, torch.tensor([0, 1, 1, 2], device=here()), x)
 
 
 def sums_of_parts(x):
@@ -158,7 +161,9 @@ def test_a_tape_gives_what_the_program_gives(compute, gradients):
         lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
         lambda x: F.local_response_norm(x, 2),
         lambda x: F.grid_sample(x, torch.tanh(x[:, :2].permute(0, 2, 3, 1)), align_corners=False),
-        lambda x: torch.linalg.solve(x @ x.mT + 3 * torch.eye(4, dtype=torch.float64), x),
+        lambda x: torch.linalg.solve(
+            x @ x.mT + 3 * torch.eye(4, dtype=torch.float64, device=here()), x
+        ),
         lambda x: torch.fft.rfft(x).abs(),
         lambda x: torch.cdist(x[:, 0], x[:, 1]),
         lambda x: torch.einsum("bcij,bckj->bik", x, x),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy, normal
 from thrifty.pack import AutoBackend, FusedBackend, UnverifiedError
@@ -17,7 +18,7 @@ from thrifty.pack.fused._block import Block
 from thrifty.space import Step
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 DOUBLE = 1e-10
@@ -81,7 +82,7 @@ class Counting(ActivationStore):
 
 def trained(task, *, store=None, trials=RATES):
     store = Counting() if store is None else store
-    return together(FusedBackend(task, activations=store), trials), store
+    return together(FusedBackend(task, device=here(), activations=store), trials), store
 
 
 def test_trials_with_kept_activations_equal_trials_alone():
@@ -109,7 +110,7 @@ class Ranking(nn.Module):
     """Adds a sample's place in the batch."""
 
     def forward(self, x):
-        return x + torch.arange(len(x), dtype=x.dtype)[:, None]
+        return x + torch.arange(len(x), dtype=x.dtype, device=x.device)[:, None]
 
 
 class Scaling(nn.Module):
@@ -237,7 +238,7 @@ class Overwriting(Headed):
 def test_a_trunk_that_changes_half_way(task, config):
     trials = [Trial(config={"lr": lr, **config}, epochs=4) for lr in (0.01, 0.02)]
     store = Counting()
-    found = together(AutoBackend(task, prefer="fused", activations=store), trials)
+    found = together(AutoBackend(task, device=here(), prefer="fused", activations=store), trials)
     assert_same(found, alone(task, trials), tolerance=DOUBLE)
     assert store.saved == 30
 
@@ -247,8 +248,8 @@ def test_results_do_not_count_after_data_have_changed_in_place(monkeypatch, capl
 
     def turned(self, trials):
         if trials[0].plan.epoch == 2:
-            rows = trials[0].source.arrays[0].numpy()  # past PyTorch, and after the last check
-            rows[:] = rows[::-1].copy()
+            rows = trials[0].source.arrays[0].data  # past PyTorch, and after the last check
+            rows.copy_(rows.flip(0))
         return finish(self, trials)
 
     monkeypatch.setattr(Block, "finish", turned)
@@ -291,7 +292,7 @@ def test_what_does_not_fit_is_computed_again():
 
 
 def test_memory_that_ran_out_is_given_back():
-    backend = FusedBackend(Headed(), activations=Counting())
+    backend = FusedBackend(Headed(), device=here(), activations=Counting())
     step = backend.step
 
     def tight(plans):

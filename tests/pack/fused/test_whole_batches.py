@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from thrifty.core import derive_seed
 from thrifty.pack import SGD, BlockOptions, FusedBackend, Member, Task, UnfusableError, times
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 CONFIG = {"lr": 0.05}
@@ -50,8 +51,8 @@ class Clouds:
 
 def cloud(num, generator):
     return Cloud(
-        torch.randn(num, 3, generator=generator, dtype=torch.float64),
-        torch.randint(2, (num - 2,), generator=generator),
+        torch.randn(num, 3, generator=generator, dtype=torch.float64).to(here()),
+        torch.randint(2, (num - 2,), generator=generator).to(here()),
     )
 
 
@@ -88,7 +89,7 @@ class Normed(Labels):
 
 
 def fused(task, size=4):
-    return FusedBackend(task, block=BlockOptions(size=size))
+    return FusedBackend(task, device=here(), block=BlockOptions(size=size))
 
 
 def refused(task, message):
@@ -125,7 +126,7 @@ def test_control_flow_may_follow_the_batch():
 def test_random_numbers_that_are_nobodys_own():
     class Task(Labels):
         def loss(self, model, batch):
-            noise = torch.rand(batch.points.shape, dtype=torch.float64)
+            noise = torch.rand_like(batch.points)
             return F.cross_entropy(model(batch.points + noise)[: len(batch.labels)], batch.labels)
 
     refused(Task(), "random numbers that are not each trial's own")
@@ -181,7 +182,7 @@ def test_the_dry_run_asks_for_a_small_batch():
         def data(self, hp):
             return Noted()
 
-    backend = FusedBackend(Large(), block=BlockOptions(size=2))
+    backend = FusedBackend(Large(), device=here(), block=BlockOptions(size=2))
     together(backend, [Trial(config=CONFIG, seed=k) for k in range(2)])
     assert asked[:2] == [1, 8], "a row shows what reading changes, the dry run takes eight"
     assert set(asked[2:]) == {12}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import pytest
@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 import thrifty.pack.fused.rules  # noqa: F401
+from tests.devices import here
+from thrifty.pack._state import seed_step
 from thrifty.pack.fused._fusable import UnfusableError
 from thrifty.pack.fused._packed import Group, Layout
-from thrifty.pack.fused._randomness import DropoutMask, Randomness, fill
+from thrifty.pack.fused._randomness import Randomness, fill
 from thrifty.pack.fused._record import record
 from thrifty.pack.fused._tape import bind
 
@@ -42,7 +44,7 @@ def normal(*shape, seed=0, size=SIZE, axis=0, shared=False):
     generator = torch.Generator().manual_seed(1000 + seed)
     whole = shape if shared else (size, *shape)
     value = torch.randn(whole, generator=generator, dtype=torch.float64)
-    return Shared(value) if shared else Each(value, axis)
+    return Shared(value.to(here())) if shared else Each(value.to(here()), axis)
 
 
 def integers(high, *shape, seed=0, size=SIZE, axis=0, shared=False):
@@ -50,14 +52,14 @@ def integers(high, *shape, seed=0, size=SIZE, axis=0, shared=False):
     generator = torch.Generator().manual_seed(2000 + seed)
     whole = shape if shared else (size, *shape)
     value = torch.randint(0, high, whole, generator=generator)
-    return Shared(value) if shared else Each(value, axis)
+    return Shared(value.to(here())) if shared else Each(value.to(here()), axis)
 
 
 def group_of(size=SIZE, *, num_rows=None, batch=None, seed=0, channels_last=False):
-    generators = [torch.Generator().manual_seed(seed + k) for k in range(size)]
+    generators = [torch.Generator(here()).manual_seed(seed + k) for k in range(size)]
     rows = None
     if num_rows is not None:
-        rows = torch.zeros(size, batch, dtype=torch.float64)
+        rows = torch.zeros(size, batch, dtype=torch.float64, device=here())
         for k, num in enumerate(num_rows):
             rows[k, :num] = 1.0 / num
     return Group(size, randomness=Randomness(generators), rows=rows, channels_last=channels_last)
@@ -66,7 +68,7 @@ def group_of(size=SIZE, *, num_rows=None, batch=None, seed=0, channels_last=Fals
 def refused(match, forward, *inputs, make=nn.Module, size=SIZE, num_rows=None, batch=None):
     """Assert that ``forward`` cannot be packed and that the error matches ``match``."""
     group = group_of(size, num_rows=num_rows, batch=batch)
-    module = copy.deepcopy(make()).double()
+    module = copy.deepcopy(make()).double().to(here())
     for name, parameter in list(module.named_parameters()):
         put(module, "_parameters", name, group.pack(torch.stack([parameter.detach()] * size)))
     for name, buffer in list(module.named_buffers()):
@@ -125,8 +127,8 @@ class _Twins:
         self.size = size
         self.seed = seed
         self.num_rows = num_rows
-        torch.default_generator.manual_seed(seed + 77)
-        self.modules = [make().double().train(training) for _ in range(size)]
+        seed_step(seed + 77, here())
+        self.modules = [make().double().to(here()).train(training) for _ in range(size)]
         for module in self.modules:  # fresh norm layers all have the same values
             for tensor in [*module.parameters(), *module.buffers()]:
                 if tensor.is_floating_point():
@@ -139,7 +141,7 @@ class _Twins:
         shared_grads = [torch.zeros_like(x.value) for x in self.inputs]
         for k, module in enumerate(self.modules):
             module = copy.deepcopy(module)
-            torch.default_generator.manual_seed(self.seed + k)
+            seed_step(self.seed + k, here())
             leaves = [self._alone_input(x, k) for x in self.inputs]
             out = _tensors(self.forward(module, *[x * 1 if _float(x) else x for x in leaves]))
             wanted = [*module.parameters(), *[x for x in leaves if x.requires_grad]]
@@ -188,8 +190,8 @@ class _Twins:
             lambda: compute(group), [*chain(*leaves)], draws=lambda: [d.noise for d in draws]
         )
         fresh = self._leaves()
-        noises = [DropoutMask(noise=torch.zeros_like(d.noise), path=d.path, p=d.p) for d in draws]
-        generators = [torch.Generator().manual_seed(self.seed + k) for k in range(self.size)]
+        noises = [replace(d, noise=torch.zeros_like(d.noise)) for d in draws]
+        generators = [torch.Generator(here()).manual_seed(self.seed + k) for k in range(self.size)]
         for draw in noises:
             fill(draw, generators=generators, rates=[{}] * self.size, num_rows=self.num_rows)
         tape = bind(program, [t.detach() for t in chain(*fresh)], draws=[d.noise for d in noises])
@@ -216,7 +218,7 @@ class _Twins:
         """Return parameters as views of the flat state, buffers that need a copy, and inputs."""
         named = [list(m.named_parameters()) for m in self.modules]
         layout = Layout.of(named[0])
-        flat = torch.zeros(self.size, layout.width, dtype=torch.float64)
+        flat = torch.zeros(self.size, layout.width, dtype=torch.float64, device=here())
         views = list(layout.views(flat))
         parameters = []
         for number, view in enumerate(views):
@@ -225,7 +227,7 @@ class _Twins:
         buffers = []
         for tensors in zip(*[m.buffers() for m in self.modules], strict=True):
             value = torch.stack(tensors)
-            wide = torch.zeros(self.size, value[0].numel() + 3, dtype=value.dtype)
+            wide = torch.zeros(self.size, value[0].numel() + 3, dtype=value.dtype, device=here())
             buffer = wide[:, : value[0].numel()].view(value.shape)
             buffers.append(buffer.copy_(value))
         inputs = []
@@ -291,10 +293,12 @@ def _tensors(out):
 
 def _total(out, k):
     """Return a number that depends on each output in a different way."""
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=here())
     for i, t in enumerate(out):
         if _float(t):
-            weights = torch.linspace(0.5, 1.5 + i, max(t.numel(), 2), dtype=torch.float64)
+            weights = torch.linspace(0.5, 1.5 + i, max(t.numel(), 2), dtype=torch.float64).to(
+                here()
+            )
             total = total + (t * (weights[: t.numel()].view(t.shape) + 0.1 * k)).sum()
     return total
 

@@ -13,6 +13,9 @@ from thrifty.perf.steptime._model import LocalErrors
 from ._draw import grid
 
 
+pytestmark = pytest.mark.usefixtures("device")
+
+
 SETUPS = grid([(n,) for n in range(1, 26)], (8, 16, 32, 64))
 ERRORS = np.array([0.5 if setup.num_devices > 12 else 0.05 for setup in SETUPS])
 

@@ -143,8 +143,10 @@ def _measure_fused(
         structures=structures,
         activations=activations,
     )
+    before = 0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)  # what others in this process hold
     for slot in range(size):
         backend.stack(slot, replace(member, state=None, epoch=0))
     try:
@@ -152,7 +154,7 @@ def _measure_fused(
     except UnverifiedError as error:
         raise UnfusableError(str(error)) from error
     if device.type == "cuda":
-        return seconds, float(torch.cuda.max_memory_allocated(device))
+        return seconds, float(torch.cuda.max_memory_allocated(device) - before)
     return seconds, float(backend.memory_bytes())
 
 

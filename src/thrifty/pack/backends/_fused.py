@@ -604,10 +604,15 @@ class FusedBackend(Backend):
                 )
                 self._feeds[key] = ArrayFeed(
                     samples_of(trial.source)[0] or Samples(trial.source.arrays),
-                    order.to(self._device),
+                    _sent(order, self._device),
                     sizes,
                 )
         return self._feeds[key]
+
+
+def _sent(order: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Send numbers to a device; this thread does not wait for the work that the device has."""
+    return order.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else order
 
 
 def _found_out(

@@ -325,9 +325,13 @@ def device_name(device: torch.device) -> str:
 
 
 def device_memory(device: torch.device) -> float:
-    """Return the memory of a GPU, or the free memory of this machine; infinite if unknown."""
+    """Return the free memory of a GPU or of this machine; infinite if unknown.
+
+    Memory that PyTorch keeps for later counts as free.
+    """
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[1])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + kept)
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (ValueError, OSError, AttributeError):

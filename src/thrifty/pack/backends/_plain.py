@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import tee
@@ -160,7 +159,7 @@ def check_parameters(trial: TaskTrial, others: Iterable[TaskTrial | TrainableTri
 
 
 class ConcatenatedBackend(Backend):
-    """A back-end with any number of slots and any models. On a GPU each member has its own stream.
+    """A back-end with any number of slots and any models.
 
     Members take turns step by step as long as they do not affect each other. If a step draws from
     Python's or NumPy's stream, or writes to a variable that others read, the outcome of every
@@ -179,7 +178,6 @@ class ConcatenatedBackend(Backend):
         self._device = torch.device(device)
         self.trials: dict[int, TaskTrial] = {}
         self.why_apart = ""
-        self._streams: dict[int, Any] = {}
         self._under_way: set[int] = set()
         self._company = EpochGroup()
 
@@ -197,8 +195,6 @@ class ConcatenatedBackend(Backend):
         """Give a slot to a trial that has already begun. Raises as ``stack`` does."""
         check_parameters(trial, self.trials.values())
         self.trials[slot] = trial
-        if self._device.type == "cuda" and slot not in self._streams:
-            self._streams[slot] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
         """Return how many optimizer steps the next epoch has."""
@@ -283,38 +279,30 @@ class ConcatenatedBackend(Backend):
             check_parameters(trial, (t for s, t in self.trials.items() if s != slot))
             others = {s: self.trials[s] for s in self._under_way if s != slot}
             self._company.join(slot, trial, others)
-        if slot in self._streams:  # the default stream has put batches and model there
-            self._streams[slot].wait_stream(torch.cuda.current_stream(self._device))
-        with self._stream(slot):
-            more = self._company.step(slot, trial)
-            if len(self.trials) > 1 and not trial.seeds_each_batch and self._company.is_moved():
-                # no other trial has drawn since the epoch was seeded, so the result is right
-                # as long as no other trial takes a turn from here on
-                self.why_apart = self.why_apart or STREAMS_MOVED
-            if self.why_apart or not more:
-                while more:
-                    more = trial.step()
-                return self._finish(trial)
-            return {}
+        more = self._company.step(slot, trial)
+        if len(self.trials) > 1 and not trial.seeds_each_batch and self._company.is_moved():
+            # no other trial has drawn since the epoch was seeded, so the result is right
+            # as long as no other trial takes a turn from here on
+            self.why_apart = self.why_apart or STREAMS_MOVED
+        if self.why_apart or not more:
+            while more:
+                more = trial.step()
+            return self._finish(trial)
+        return {}
 
     def _one_step(self, slot: int) -> Mapping[str, float]:
         """Train one step of a member, and return its metrics if its epoch has ended."""
         trial = self.trials[slot]
-        with self._stream(slot):
-            if self._company.step(slot, trial):
-                return {}
-            self._company.check(slot)
-            return self._finish(trial)
+        if self._company.step(slot, trial):
+            return {}
+        self._company.check(slot)
+        return self._finish(trial)
 
     def _finish(self, trial: TaskTrial) -> Mapping[str, float]:
         try:
             return trial.finish()
         finally:
             self._company.seeded()
-
-    def _stream(self, slot: int) -> AbstractContextManager[Any]:
-        stream = self._streams.get(slot)
-        return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 def _batches_key(trial: TaskTrial, plan: EpochPlan) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ import torch
 
 from thrifty.core import plain_logger
 from thrifty.pack.task._array_samples import Samples
-from thrifty.pack.verify import relative_tolerance
+from thrifty.pack.verify import relative_tolerance, rounds_to_tf32
 
 from ._activation_folder import ActivationFolder
 from ._structure import Variant
@@ -128,7 +128,9 @@ class Activations:
 def _agree(kept: torch.Tensor, fresh: torch.Tensor) -> bool:
     if not fresh.dtype.is_floating_point:
         return torch.equal(fresh, kept)
-    tolerance = relative_tolerance(fresh.dtype, num_terms=fresh.numel())
+    tolerance = relative_tolerance(
+        fresh.dtype, num_terms=fresh.numel(), tf32=rounds_to_tf32([fresh])
+    )
     scale = max(float(fresh.abs().nan_to_num().max()), SMALLEST)
     return torch.allclose(kept, fresh, rtol=0.0, atol=tolerance * scale, equal_nan=True)
 

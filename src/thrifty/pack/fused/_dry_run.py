@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from thrifty.pack._frozen import cheap_copy, copy_of, share
-from thrifty.pack._state import step_counters
+from thrifty.pack._state import seed_step, step_counters, torch_streams
 from thrifty.pack.task._data import WholeBatch
 from thrifty.pack.task._task import Task
 from thrifty.pack.verify import Watch, as_it_was
@@ -103,14 +103,15 @@ def _check_caches(caches: Sequence[Any], *, task: Task, model: torch.nn.Module, 
         UnfusableError: One of them draws random numbers.
     """
     states = []
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     # an exception here is suppressed because it recurs in the dry run itself
     with torch.no_grad(), suppress(Exception):
         for _ in range(2):
-            torch.default_generator.manual_seed(0)
+            seed_step(0, device)
             task.loss(copy_of(model), pytree.tree_map(_copied, batch))
-            states.append(torch.get_rng_state())
+            states.append(torch_streams(device))
     filled = any(cache.cache_info().currsize for cache in caches)
-    if filled and len(states) == 2 and not torch.equal(*states):
+    if filled and len(states) == 2 and not all(map(torch.equal, *states)):
         raise UnfusableError("it caches a value that is drawn at random")
 
 
@@ -184,7 +185,8 @@ def _evaluates_whole(
     structure: Structure, models: Sequence[torch.nn.Module], batch: WholeBatch
 ) -> bool:
     """Return whether each model's metrics on a whole batch are the same packed and alone."""
-    before, state = torch.get_rng_state(), stacked(structure, models)
+    state = stacked(structure, models)
+    before = torch_streams(state[0].device)
     versions = [tensor._version for tensor in state]
     try:
         found = structure.metrics(batch, state=state, size=len(models))
@@ -193,7 +195,7 @@ def _evaluates_whole(
     if versions != [tensor._version for tensor in state]:
         return False  # a check evaluates a trial once more, which must not count
     wanted = [evaluate_alone(structure.task, model, batch) for model in models]
-    return torch.equal(before, torch.get_rng_state()) and all(
+    return all(map(torch.equal, before, torch_streams(state[0].device))) and all(
         found.keys() == each.keys()
         and all(
             close(found[name][k].double(), torch.as_tensor(value).double(), TOLERANCE)

@@ -25,6 +25,7 @@ from thrifty.pack.verify import (
     exchanged,
     own_tensors,
     relative_tolerance,
+    rounds_to_tf32,
 )
 
 from ._checking import metrics_agree_in_double
@@ -196,7 +197,9 @@ class Evaluation:
         if isinstance(alone, Exception):
             return alone
         tolerance = relative_tolerance(
-            self._structure.layout.dtype, num_terms=trial.source.num_train
+            self._structure.layout.dtype,
+            num_terms=trial.source.num_train,
+            tf32=rounds_to_tf32(trial.model.parameters()),
         )
         difference = compare_metrics(found, alone, tolerance=tolerance)
         if difference is not None and self._is_tie(trial, found, alone, tolerance=tolerance):

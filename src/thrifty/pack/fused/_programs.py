@@ -186,6 +186,8 @@ class Programs(User):
         self._device = device
         self._arena = arena
         self._bound: dict[Hashable, Bound] = {}
+        self.num_uncaptured = 0
+        """Count of programs that cannot be captured as a CUDA graph and run call by call."""
 
     def training(
         self, size: int, *, shared: bool, padded: bool, num_rows: int, row_shapes: Shapes
@@ -334,9 +336,7 @@ class Programs(User):
         trained = self._state.trained(variant.size)
         untrained = self._state.untrained(variant.size)
         bound.names = recorded.names
-        bound.draws = tuple(
-            DropoutMask(noise=torch.zeros_like(d.noise), path=d.path, p=d.p) for d in recorded.draws
-        )
+        bound.draws = tuple(replace(d, noise=torch.zeros_like(d.noise)) for d in recorded.draws)
         gradients = self._state.gradients(variant.size) if variant.training else []
         inputs = in_order(bound.batch, bound.rows, [*trained, *untrained])
         noises = [d.noise for d in bound.draws]
@@ -346,9 +346,23 @@ class Programs(User):
             tape = compiled(program, inputs, draws=noises, destinations=wanted)
         else:
             tape = bind(program, inputs, draws=noises, destinations=wanted, arena=self._arena)
-        if self._options.cuda_graphs and variant.training:
-            tape = _captured(tape, [t for t in untrained if not is_shared(t)])
+        if self._options.cuda_graphs and self._device.type == "cuda" and recorded.program.calls:
+            return self._captured(tape, [t for t in untrained if not is_shared(t)])
         return tape
+
+    def _captured(self, tape: Tape, untrained: Sequence[torch.Tensor]) -> Tape:
+        """Capture a tape as a CUDA graph, or count it where that is not possible.
+
+        The warm-up run changes running statistics (``untrained``), so they are put back.
+        """
+        before = [tensor.clone() for tensor in untrained]
+        with torch.no_grad():
+            tape()
+            found = captured(tape, self._device)
+            for tensor, value in zip(untrained, before, strict=True):
+                tensor.copy_(value)
+        self.num_uncaptured += found is None
+        return tape if found is None else found
 
     def _without_trunk(
         self, bound: Bound, program: Program, inputs: Sequence[torch.Tensor]
@@ -444,16 +458,3 @@ def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
     return out.copy_(tensor)
-
-
-def _captured(tape: Tape, untrained: Sequence[torch.Tensor]) -> Tape:
-    """Capture a tape as a CUDA graph.
-
-    The warm-up run changes running statistics (``untrained``), so they are put back.
-    """
-    before = [tensor.clone() for tensor in untrained]
-    tape()
-    out = captured(tape)
-    for tensor, value in zip(untrained, before, strict=True):
-        tensor.copy_(value)
-    return out

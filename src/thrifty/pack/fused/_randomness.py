@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+
+from thrifty.pack._state import cuda_generator
 
 from ._member import FusedTrial
 
@@ -34,7 +36,7 @@ def draw_masks(
     for draw in draws:
         for k in drawing:
             fill(
-                DropoutMask(noise=draw.noise[k : k + 1], path=draw.path, p=draw.p),
+                replace(draw, noise=draw.noise[k : k + 1]),
                 generators=[trials[k].generator],
                 rates=[trials[k].rates],
                 num_rows=None if num_rows is None else [num_rows[k]],
@@ -103,11 +105,14 @@ class DropoutMask:
         noise: The mask, ``[K, batch, ...]``, which holds 0 or 1/(1-p).
         path: Path of the dropout layer if its rate may differ from trial to trial, else None.
         p: The dropout rate of trials without their own rate for ``path``.
+        is_elementwise: Whether the result is a new tensor and each number in it is dropped by
+            itself, for which torch has a kernel of its own on GPUs.
     """
 
     noise: torch.Tensor
     path: str | None
     p: float
+    is_elementwise: bool = False
 
 
 class Randomness:
@@ -130,13 +135,14 @@ class Randomness:
         return [p if path is None else rates.get(path, p) for rates in self._rates]
 
     def dropout(
-        self, shape: Sequence[int], p: float, *, dtype: torch.dtype, device: torch.device
+        self, shape: Sequence[int], p: float, *, like: torch.Tensor, is_elementwise: bool
     ) -> torch.Tensor:
-        """Draw the noise that dropout multiplies by, ``[K, *shape]``."""
+        """Draw the noise that dropout multiplies by, ``[K, *shape]``, for a tensor ``like`` one."""
         size = len(self.generators)
         with _disable_current_modes():  # the draw must not be recorded
-            noise = torch.empty((size, *shape), dtype=dtype, device=device)
-            draw = DropoutMask(noise=noise, path=getattr(p, "path", None), p=plain(p))
+            noise = torch.empty((size, *shape), dtype=like.dtype, device=like.device)
+            path = getattr(p, "path", None)
+            draw = DropoutMask(noise=noise, path=path, p=plain(p), is_elementwise=is_elementwise)
             fill(draw, generators=self.generators, rates=self._rates)
         self.draws.append(draw)
         return noise
@@ -170,4 +176,21 @@ def fill(
             elif p == 1.0:
                 mask.fill_(0.0)
             else:
-                mask.bernoulli_(1.0 - p, generator=generator).div_(1.0 - p)
+                _draw(mask, p, generator=generator, is_elementwise=draw.is_elementwise)
+
+
+def _draw(
+    mask: torch.Tensor, p: float, *, generator: torch.Generator, is_elementwise: bool
+) -> None:
+    if not (mask.is_cuda and is_elementwise):
+        mask.bernoulli_(1.0 - p, generator=generator).div_(1.0 - p)
+        return
+    # On a GPU, torch draws these masks by a kernel of its own, which takes no generator.
+    own = cuda_generator(mask.device)
+    before = own.get_state()
+    own.set_state(generator.get_state())
+    try:
+        mask.copy_(torch.native_dropout(torch.ones_like(mask), p, train=True)[0])
+        generator.set_state(own.get_state())
+    finally:
+        own.set_state(before)

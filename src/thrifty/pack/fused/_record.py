@@ -88,6 +88,13 @@ Calling torch's own functions costs half as much as calling their ATen overloads
 better computed in another way.
 """
 
+_NO_BUFFERS = frozenset({aten.cudnn_batch_norm.default})
+"""Functions whose variant for buffers must not be used.
+
+That of ``cudnn_batch_norm`` frees tensors that are still in use (torch 2.11: the process crashes at
+the next garbage collection).
+"""
+
 OutVariant = tuple[Callable[..., Any], tuple[str, ...]]
 
 
@@ -99,6 +106,8 @@ def out_variant(function: Any, device_type: str) -> OutVariant | None:
     """
     if function in _QUICK:
         return _QUICK[function]
+    if function in _NO_BUFFERS:
+        return None
     wanted = [(a.name, str(a.type)) for a in function._schema.arguments]
     key = "CUDA" if device_type == "cuda" else "CPU"
     for name in function._overloadpacket.overloads():
@@ -224,7 +233,8 @@ def record(
         UnfusableError: The computation drew random numbers, or read values of the inputs.
     """
     recorder = _Recorder(inputs)
-    with recorder, _Reads(recorder):
+    # On a GPU, backward passes run on a thread of their own: the order of calls would depend on it.
+    with recorder, _Reads(recorder), torch.autograd.set_multithreading_enabled(False):
         outputs = compute()
     program = Program(
         calls=tuple(recorder.calls),

@@ -8,6 +8,7 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 from thrifty.pack._frozen import FrozenTensor, address, are_intact, cheap_copy
 from thrifty.pack.task._followed_optimizer import Options
@@ -427,11 +428,11 @@ def with_own_storage(view: torch.Tensor) -> torch.Tensor:
     ``torch.save`` writes whole storages. Without this, saving a packed model's ``state_dict`` would
     save the parameters of all models of its pack.
     """
-    if view.device.type != "cpu" or not view.numel():
+    if not view.numel():
         return view
     try:
-        return torch.from_numpy(view.numpy())
-    except TypeError:  # NumPy lacks this dtype
+        return from_dlpack(to_dlpack(view))
+    except (BufferError, RuntimeError):  # DLPack lacks this dtype
         return view
 
 

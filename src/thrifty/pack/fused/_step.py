@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from thrifty.pack._frozen import copy_of
+from thrifty.pack._state import seed_step, torch_streams
 from thrifty.pack.task._data import WholeBatch
 from thrifty.pack.task._task import Task
 
@@ -27,27 +28,27 @@ from ._tape import bind
 class BlockOptions:
     """Options for fusing one structure.
 
-    ``compile`` and ``cuda_graphs`` keep a block's steps at its full size, so that trials can come
-    and go without anything being built again.
+    ``compile`` keeps a block's steps at its full size, so that trials can come and go without
+    anything being built again.
 
     Attributes:
         size: Number of trials per block.
         max_padding: Maximum ratio of the largest to the smallest batch size in a block.
         channels_last: Whether images are stored in channels-last layout.
         compile: Whether training steps go through ``torch.compile``.
-        cuda_graphs: Whether training steps are captured as CUDA graphs.
+        cuda_graphs: Whether programs are captured as CUDA graphs on a GPU.
     """
 
     size: int = 8
     max_padding: float = 1.5
     channels_last: bool = False
     compile: bool = False
-    cuda_graphs: bool = False
+    cuda_graphs: bool = True
 
     @property
     def fixed(self) -> bool:
         """Whether steps always have the full size, so that free rows train too, with no use."""
-        return self.compile or self.cuda_graphs
+        return self.compile
 
 
 @contextmanager
@@ -69,6 +70,7 @@ class LossHistory:
 
     def __init__(self, capacity: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self._steps = torch.zeros(0, capacity, dtype=dtype, device=device)
+        self._on_host: torch.Tensor | None = None
         self.tick = 0
 
     def make_room(self, num_steps: int) -> None:
@@ -80,20 +82,25 @@ class LossHistory:
         for tick in range(max(0, self.tick - len(steps)), self.tick):
             longer[tick % len(longer)] = steps[tick % len(steps)]
         self._steps = longer
+        self._on_host = None
 
     def note(self, losses: torch.Tensor) -> None:
         """Add the losses of one more step."""
         self._steps[self.tick % len(self._steps), : len(losses)].copy_(losses)
+        self._on_host = None
         self.tick += 1
 
     def move(self, source: int, target: int) -> None:
         """Move a trial's losses from one row to another."""
         self._steps[:, target].copy_(self._steps[:, source])
+        self._on_host = None
 
     def mean(self, row: int, *, since: int) -> float:
         """Return the mean loss of the trial in a row over all steps from tick ``since`` on."""
-        ticks = torch.arange(since, self.tick, device=self._steps.device)
-        return float(self._steps[ticks % len(self._steps), row].mean())
+        if self._on_host is None:
+            self._on_host = self._steps.cpu()  # from a GPU once for all trials
+        ticks = torch.arange(since, self.tick)
+        return float(self._on_host[ticks % len(self._steps), row].mean())
 
     def last(self, num: int) -> torch.Tensor:
         """Return a copy of the losses of the first rows in the last step, ``[num]``."""
@@ -156,9 +163,7 @@ def train_alone(task: Task, model: torch.nn.Module, batch: Any, *, seed: int) ->
     """
     before = _other_streams()
     device = next(model.parameters()).device
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+    seed_step(seed, device)
     model.train()
     loss = task.loss(model, batch)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -373,9 +378,9 @@ def run_packed(
     generators = [
         torch.Generator(device=state[0].device).manual_seed(k) for k in range(len(models))
     ]
-    before = torch.get_rng_state()
+    before = torch_streams(state[0].device)
     losses, *gradients = structure.run(batch, state=state, randomness=Randomness(generators))
-    if not torch.equal(before, torch.get_rng_state()):
+    if not all(map(torch.equal, before, torch_streams(state[0].device))):
         raise UnfusableError("it draws random numbers that are not each trial's own")
     assert losses is not None
     after = dict(zip(structure.state_names, state, strict=True))

@@ -8,6 +8,7 @@ tape as a CUDA graph.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,12 +40,44 @@ class Tape:
         self.run()
 
 
-def captured(tape: Tape) -> Tape:
-    """Return the tape as a CUDA graph: one launch for all calls. The tape must have run before."""
+class _Replay:
+    """A captured tape; it keeps the tape, since the graph finds its memory by address."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, tape: Tape) -> None:
+        self._graph = graph
+        self._tape = tape
+
+    def __call__(self) -> None:
+        self._graph.replay()
+
+
+def captured(tape: Tape, device: torch.device) -> Tape | None:
+    """Return the tape as a CUDA graph, one launch for all calls; None if it cannot be captured.
+
+    A tape that waits for the GPU cannot. The tape must have run before.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        tape()
-    return Tape(graph.replay, tape.outputs)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    present = torch.cuda.current_stream(device)
+    stream.wait_stream(present)
+    collects = gc.isenabled()
+    gc.disable()  # freeing the memory of another graph is not allowed meanwhile
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                tape()
+            finally:
+                graph.capture_end()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return None
+    finally:
+        if collects:
+            gc.enable()
+        present.wait_stream(stream)
+    return Tape(_Replay(graph, tape), tape.outputs)
 
 
 class Arena:

@@ -17,7 +17,7 @@ import torch
 
 from thrifty.core import StateError, TaskError, derive_seed
 from thrifty.pack._backend import EpochPlan
-from thrifty.pack._state import borrowed_streams, seed_everything
+from thrifty.pack._state import borrowed_streams, seed_everything, torch_streams
 from thrifty.pack.identity import places_of
 from thrifty.pack.identity._contents import Names
 from thrifty.pack.identity._values import Values
@@ -239,7 +239,8 @@ def changes_nothing(call: Callable[[], Any], *, task: Any, model: torch.nn.Modul
 def _state(task: Any, model: torch.nn.Module) -> list[Any] | None:
     values = Values(Names(home=""))
     numpy = np.random.get_state(legacy=False)  # noqa: NPY002 (only read, not drawn from)
-    streams = [torch.get_rng_state(), numpy, random.getstate()]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    streams = [*torch_streams(device), numpy, random.getstate()]
     try:
         content = values.digest([model, streams], path="the model")
     except TaskError:

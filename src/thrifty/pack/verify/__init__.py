@@ -13,6 +13,7 @@ from ._compare import (
     compare_step,
     differences,
     relative_tolerance,
+    rounds_to_tf32,
     same,
 )
 from ._keeper import Keeper, as_it_was, cached_places, training_places
@@ -61,6 +62,7 @@ __all__ = [
     "own_tensors",
     "probes_differ",
     "relative_tolerance",
+    "rounds_to_tf32",
     "same",
     "stand_in",
     "step_alone",

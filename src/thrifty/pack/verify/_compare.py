@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -152,8 +152,10 @@ def compare_step(
         A difference that is too large for rounding; None if there is none. One that rounding
         can never explain is preferred, then the largest relative to what is allowed.
     """
+    tf32 = rounds_to_tf32(alone.tensors.values())
+    packed, alone, before = _on_host(packed, alone, before)
     found = [
-        *differences(packed, alone, num_terms=num_terms),
+        *_differences(packed, alone, num_terms=num_terms, tf32=tf32),
         *_tensor_differences(packed, alone, before),
     ]
     hard = (difference for difference in found if not difference.is_rounding_possible)
@@ -162,10 +164,56 @@ def compare_step(
 
 def differences(packed: StepTaken, alone: StepTaken, *, num_terms: int) -> Iterator[Difference]:
     """Yield differences of losses and gradients of two steps that are too large for rounding."""
-    loss = _loss_difference(packed.loss, alone.loss, num_terms=num_terms)
+    tf32 = rounds_to_tf32(alone.tensors.values())
+    yield from _differences(packed, alone, num_terms=num_terms, tf32=tf32)
+
+
+def _differences(
+    packed: StepTaken, alone: StepTaken, *, num_terms: int, tf32: bool
+) -> Iterator[Difference]:
+    loss = _loss_difference(packed.loss, alone.loss, num_terms=num_terms, tf32=tf32)
     if loss is not None:
         yield loss
-    yield from _gradient_differences(packed, alone, num_terms=num_terms)
+    yield from _gradient_differences(packed, alone, num_terms=num_terms, tf32=tf32)
+
+
+MOST_SENT = 2**22
+"""How many numbers are sent from a GPU to be compared by the CPU.
+
+Comparing them there takes one wait for the GPU instead of several for each tensor. More of them are
+compared where they are.
+"""
+
+
+def _on_host(
+    packed: StepTaken, alone: StepTaken, before: Mapping[str, torch.Tensor]
+) -> tuple[StepTaken, StepTaken, Mapping[str, torch.Tensor]]:
+    """Return what is compared as tensors of the CPU, unless it is much."""
+    steps = (packed, alone)
+    named: dict[Any, torch.Tensor | None] = {("before", n): t for n, t in before.items()}
+    for number, step in enumerate(steps):
+        named[number, "loss"] = step.loss
+        named.update({(number, "gradients", n): t for n, t in step.gradients.items()})
+        named.update({(number, "tensors", n): t for n, t in step.tensors.items()})
+    there = {key: t for key, t in named.items() if t is not None and t.is_cuda}
+    if not there or sum(t.numel() for t in there.values()) > MOST_SENT:
+        return packed, alone, before
+    for dtype in {t.dtype for t in there.values()}:
+        group = {key: t for key, t in there.items() if t.dtype == dtype}
+        flat = torch.cat([t.detach().reshape(-1) for t in group.values()]).cpu()
+        parts = flat.split([t.numel() for t in group.values()])  # type: ignore[no-untyped-call]
+        for (key, tensor), part in zip(group.items(), parts, strict=True):
+            named[key] = part.view(tensor.shape)
+
+    def step_of(number: int) -> StepTaken:
+        loss = named[number, "loss"]
+        assert loss is not None
+        gradients = {n: named[number, "gradients", n] for n in steps[number].gradients}
+        tensors = {n: named[number, "tensors", n] for n in steps[number].tensors}
+        return StepTaken(loss=loss, gradients=gradients, tensors=cast("Any", tensors))
+
+    moved = {n: named["before", n] for n in before}
+    return step_of(0), step_of(1), cast("Any", moved)
 
 
 def compare_metrics(
@@ -188,19 +236,44 @@ def compare_metrics(
     return None
 
 
-def relative_tolerance(dtype: torch.dtype, *, num_terms: int) -> float:
+def rounds_to_tf32(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether torch may round float32 numbers to TF32 before it multiplies them.
+
+    By default, it does so for convolutions, whose weights have three dimensions or more.
+
+    Args:
+        tensors: The tensors of a model.
+    """
+    ranks = [tensor.dim() for tensor in tensors if tensor.is_cuda]
+    if torch.backends.cuda.matmul.allow_tf32:
+        return bool(ranks)
+    return torch.backends.cudnn.allow_tf32 and max(ranks, default=0) > 2
+
+
+TF32_EPS = 2.0**-10
+"""The unit in the last place of TF32, relative to the number."""
+
+
+def relative_tolerance(dtype: torch.dtype, *, num_terms: int, tf32: bool = False) -> float:
     """Return the relative error that counts as rounding for a sum of ``num_terms`` terms.
+
+    Args:
+        dtype: Type of the numbers.
+        num_terms: How many are added.
+        tf32: Whether float32 numbers may be rounded to TF32 (see ``rounds_to_tf32``).
 
     >>> relative_tolerance(torch.float32, num_terms=10_000) < 1e-4
     True
     """
     inexact = dtype.is_floating_point or dtype.is_complex
     eps = torch.finfo(dtype).eps if inexact else 0.0
+    if tf32 and dtype == torch.float32:
+        eps = TF32_EPS
     return max(GRADIENT_FACTOR * eps * math.sqrt(max(num_terms, MIN_TERMS)), FINEST)
 
 
 def _loss_difference(
-    packed: torch.Tensor, alone: torch.Tensor, *, num_terms: int
+    packed: torch.Tensor, alone: torch.Tensor, *, num_terms: int, tf32: bool
 ) -> Difference | None:
     one, other = float(packed), float(alone)
     if one == other or (math.isnan(one) and math.isnan(other)):
@@ -208,7 +281,9 @@ def _loss_difference(
     if not (math.isfinite(one) and math.isfinite(other)):
         return Difference(what="the loss", found=math.inf, allowed=0.0)
     scale = max(abs(one), abs(other), SMALLEST_LOSS)
-    allowed = relative_tolerance(_coarser(packed.dtype, alone.dtype), num_terms=num_terms)
+    allowed = relative_tolerance(
+        _coarser(packed.dtype, alone.dtype), num_terms=num_terms, tf32=tf32
+    )
     found = abs(one - other)
     if found <= allowed * scale:
         return None
@@ -216,7 +291,7 @@ def _loss_difference(
 
 
 def _gradient_differences(
-    packed: StepTaken, alone: StepTaken, *, num_terms: int
+    packed: StepTaken, alone: StepTaken, *, num_terms: int, tf32: bool
 ) -> Iterator[Difference]:
     largest = 0.0
     for name in dict.fromkeys((*alone.gradients, *packed.gradients)):
@@ -239,7 +314,7 @@ def _gradient_differences(
         if torch.equal(mine, own):
             continue
         terms = max(num_terms, own.numel())
-        tolerance = relative_tolerance(own.dtype, num_terms=terms)
+        tolerance = relative_tolerance(own.dtype, num_terms=terms, tf32=tf32)
         largest = largest or max(
             _largest(g) for g in alone.gradients.values() if g is not None and g.numel()
         )

@@ -153,6 +153,8 @@ def _step(
     optimizer.state.clear()
     for name, moments in state.moments.items():
         optimizer.state[parameters[name]] = dict(moments)
+    if isinstance(optimizer, torch.optim.Adagrad):
+        _begin_adagrad(optimizer)
     model.train()
     began = _now(parameters)
     with torch.enable_grad():
@@ -180,6 +182,18 @@ def _step(
         seconds=seconds,
         is_first=not state.moments and bool(optimizer.state),
     )
+
+
+def _begin_adagrad(optimizer: torch.optim.Adagrad) -> None:
+    """Create the state of parameters without any, as torch's optimizer does when it is made."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in optimizer.state:
+                start = group["initial_accumulator_value"]
+                optimizer.state[parameter] = {
+                    "step": torch.tensor(0.0, dtype=torch.float32),
+                    "sum": torch.full_like(parameter, start, memory_format=torch.preserve_format),
+                }
 
 
 def _now(parameters: Mapping[str, torch.Tensor]) -> float:

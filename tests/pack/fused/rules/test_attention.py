@@ -5,11 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.devices import here
 from tests.pack.fused.twin import Each, Shared, check, normal, refused
 from tests.pairs import pairwise
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 def mask_of(*shape, seed, shared=False, boolean=True):
@@ -63,7 +64,7 @@ def test_attention_with_a_mask_is_fused(p, shape, shared, boolean):
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_a_row_that_sees_nothing(p):
     def inputs(seed):
-        mask = torch.ones(5, 6, dtype=torch.bool)
+        mask = torch.ones(5, 6, dtype=torch.bool, device=here())
         mask[2] = False
         return [
             *[normal(2, 3, n, 4, seed=seed + i) for i, n in ((0, 5), (10, 6), (20, 6))],
@@ -205,7 +206,7 @@ def test_masks_of_layers(p, need_weights, attention, padding, shared, boolean):
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_a_causal_hint(need_weights, p):
-    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64, device=here())
     check(
         lambda m, x: m(x, attn_mask=mask, is_causal=True, need_weights=need_weights),
         lambda s: [normal(4, 5, 6, seed=s)],
@@ -264,7 +265,7 @@ def test_an_encoder_with_padding(training):
 
 def test_an_encoder_with_padding_in_evaluation():
     """Solo evaluation zeroes padded outputs unless ``enable_nested_tensor=False`` is passed."""
-    mask = torch.zeros(4, 5, dtype=torch.bool)
+    mask = torch.zeros(4, 5, dtype=torch.bool, device=here())
     mask[:, 3:] = True
     inputs = [normal(4, 5, 6), Each(torch.stack([mask] * 3))]
     with torch.no_grad():
@@ -295,7 +296,7 @@ def test_evaluation_without_gradients():
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_decoder_layer_is_fused(training):
-    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64, device=here())
     check(
         lambda m, x, y: m(x, y, tgt_mask=mask, tgt_is_causal=True),
         lambda s: [normal(4, 5, 6, seed=s), normal(4, 3, 6, seed=s + 5)],

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.devices import here
 from tests.pack.fused.twin import check, group_of, normal, refused
 from tests.pairs import pairwise
+
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 KINDS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
@@ -66,7 +71,7 @@ def test_a_cumulative_average_is_refused():
 
 
 def test_statistics_that_all_share_are_refused():
-    mean, var = torch.zeros(3).double(), torch.ones(3).double()
+    mean, var = torch.zeros(3).double().to(here()), torch.ones(3).double().to(here())
     refused(
         "statistics that all trials share",
         lambda m, x: F.batch_norm(x, mean, var, training=True),

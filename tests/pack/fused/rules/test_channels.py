@@ -12,6 +12,9 @@ from tests.pack.fused.twin import check, group_of, normal, put
 from thrifty.pack.fused._record import record
 
 
+pytestmark = pytest.mark.usefixtures("device")
+
+
 BATCH = 5
 
 

@@ -9,7 +9,7 @@ from tests.depth import draws
 from tests.pack.fused.twin import check, normal
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 KINDS = {

@@ -6,6 +6,9 @@ import torch
 from tests.pack.fused.twin import check, integers, normal
 
 
+pytestmark = pytest.mark.usefixtures("device")
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize(
     "create",

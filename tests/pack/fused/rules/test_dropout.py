@@ -6,10 +6,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
+from tests.devices import here
 from tests.pack.fused.twin import check, group_of, normal, refused
+from thrifty.pack._state import seed_step
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 FUNCTIONS = [
@@ -38,7 +40,7 @@ def test_masks_are_those_of_solo_training_to_the_last_bit(size, shape, p, seed, 
     """Masks depend neither on other trials nor on the memory layout, in both of two draws."""
     order = data.draw(st.permutations(range(len(shape))))
     axis = data.draw(st.integers(0, len(shape)))
-    x = torch.ones([shape[d] for d in order], dtype=dtype)
+    x = torch.ones([shape[d] for d in order], dtype=dtype, device=here())
     x = x.permute([order.index(d) for d in range(len(shape))])
     group = group_of(size, seed=seed)
     packed = group.pack(torch.stack([x.permute(order)] * size), 0)
@@ -46,7 +48,7 @@ def test_masks_are_those_of_solo_training_to_the_last_bit(size, shape, p, seed, 
     packed = group.pack(packed.value.movedim(0, axis), axis)
     once, twice = F.dropout(packed, p), F.dropout(packed, p / 2)
     for k in range(size):
-        torch.default_generator.manual_seed(seed + k)
+        seed_step(seed + k, here())
         assert torch.equal(group.first(once)[k], F.dropout(x, p))
         assert torch.equal(group.first(twice)[k], F.dropout(x, p / 2))
 

@@ -5,8 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.devices import here
 from tests.pack.fused.twin import check, group_of, integers, normal, refused
 from tests.pairs import pairwise
+from thrifty.pack.fused._fusable import UnfusableError
+
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 @pairwise(shape=[(), (4,), (4, 5), (2, 3, 4)], shared=[False, True], padding_idx=[None, 0, 3, -1])
@@ -28,7 +33,7 @@ def test_wherever_the_trials_are_counted(axis):
 
 
 def test_a_table_that_all_share():
-    table = torch.randn(7, 5, dtype=torch.float64)
+    table = torch.randn(7, 5, dtype=torch.float64, device=here())
     check(lambda m, x: F.embedding(x, table, 2), lambda s: [integers(7, 4, seed=s, axis=1)])
 
 
@@ -75,3 +80,47 @@ def test_nothing_is_copied_on_the_way_in():
     with torch.profiler.profile(profile_memory=True) as profile:
         F.embedding(group.pack(torch.zeros(2, 3, dtype=torch.long)), group.pack(table))
     assert max(e.cpu_memory_usage for e in profile.key_averages()) < 4000
+
+
+@pytest.mark.parametrize("wrong", [-1, 7, 13])
+def test_no_trial_reads_the_table_of_another(wrong):
+    """A GPU answers an index beyond the table by ending the process, also alone."""
+    if here().type != "cpu":
+        pytest.skip("the process would end")
+    group = group_of(3)
+    indices = torch.zeros(3, 4, dtype=torch.long)
+    indices[0, 2] = wrong
+    table = group.pack(torch.randn(3, 7, 5))
+    with pytest.raises(UnfusableError, match="out of range"):
+        F.embedding(group.pack(indices), table)
+
+
+@pytest.mark.parametrize("own_rows", [False, True])
+@pytest.mark.parametrize("own_places", [False, True])
+@pytest.mark.parametrize("dim", [0, -3, 1])
+def test_rows_are_added_at_each_trials_own_places(own_rows, own_places, dim):
+    def forward(module, x, places, rows):
+        return torch.index_add(x, dim, places, rows, alpha=0.5), x.index_add(dim, places, rows)
+
+    shape = (6, 4, 3) if dim != 1 else (4, 6, 3)
+    added = (9, 4, 3) if dim != 1 else (4, 9, 3)
+    check(
+        forward,
+        lambda s: [
+            normal(*shape, seed=s, axis=1),
+            integers(6, 9, seed=s, shared=not own_places),
+            normal(*added, seed=s + 1, shared=not own_rows),
+        ],
+    )
+
+
+@pytest.mark.parametrize("wrong", [-1, 6, 11])
+def test_no_trial_adds_to_the_rows_of_another(wrong):
+    if here().type != "cpu":
+        pytest.skip("the process would end")
+    group = group_of(3)
+    places = torch.zeros(3, 4, dtype=torch.long)
+    places[0, 2] = wrong
+    x, rows = group.pack(torch.zeros(3, 6, 2)), group.pack(torch.ones(3, 4, 2))
+    with pytest.raises(UnfusableError, match="out of bounds"):
+        torch.index_add(x, 0, group.pack(places), rows)

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.devices import here
 from tests.pack.fused.twin import check, normal
 from tests.pairs import pairwise
+
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 @pairwise(
@@ -24,7 +29,7 @@ def test_group_norm(shape, num_groups, affine, where):
 
 
 def test_weights_that_all_share():
-    w, b = torch.rand(2, 6, dtype=torch.float64)
+    w, b = torch.rand(2, 6, dtype=torch.float64, device=here())
     for axis in (0, 1):
         check(
             lambda m, x: F.group_norm(x, 2, w, b),

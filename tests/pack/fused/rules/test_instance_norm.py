@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import pytest
 from torch import nn
 
 from tests.pack.fused.twin import check, normal, refused
 from tests.pairs import pairwise
+
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 @pairwise(

@@ -5,8 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.devices import here
 from tests.pack.fused.twin import check, normal
 from tests.pairs import pairwise
+
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 @pairwise(
@@ -43,7 +47,7 @@ def test_rms_norm(shared, affine):
 
 
 def test_weights_that_all_share():
-    w, b = torch.rand(2, 5, dtype=torch.float64)
+    w, b = torch.rand(2, 5, dtype=torch.float64, device=here())
     check(lambda m, x: F.layer_norm(x, (5,), w, b), lambda s: [normal(4, 5, seed=s)])
 
 

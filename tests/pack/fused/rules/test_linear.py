@@ -5,7 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.devices import here
 from tests.pack.fused.twin import check, normal
+
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 3, 5), (2, 1, 3, 5)])
@@ -39,7 +43,7 @@ def test_any_number_of_trials(size):
 
 
 def test_weights_that_all_share():
-    weight = torch.randn(7, 5, dtype=torch.float64)
+    weight = torch.randn(7, 5, dtype=torch.float64, device=here())
     check(lambda m, x: F.linear(x, weight), lambda s: [normal(4, 5, seed=s)])
 
 

@@ -4,14 +4,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.devices import here
 from tests.pack.fused.twin import Each, Shared, check, integers, normal, refused
 from tests.pairs import pairwise
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 ROWS = (5, 2, 4)
+
+
+def weights():
+    return WEIGHTS.to(here())
+
+
+def placed(options):
+    """Return options with their tensors on the device of the test."""
+    return {k: v.to(here()) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+
+
 WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 0.25], dtype=torch.float64)
 
 
@@ -46,7 +58,7 @@ def ignored(x, *, where):
 def test_losses_of_classes_are_fused(function, extra, reduction, options, num_rows, where):
     place = {"shared": True} if where == "shared" else {"axis": where if num_rows is None else 0}
     check(
-        lambda m, x, y: function(x, y, reduction=reduction, **options),
+        lambda m, x, y: function(x, y, reduction=reduction, **placed(options)),
         lambda s: [normal(5, 4, *extra, seed=s), integers(4, 5, *extra, seed=s, **place)],
         num_rows=num_rows,
     )
@@ -63,7 +75,7 @@ def test_classes_that_torch_ignores_by_itself(function, num_rows, extra):
         ]
 
     check(lambda m, x, y: function(x, y), inputs, num_rows=num_rows)
-    check(lambda m, x, y: function(x, y, weight=WEIGHTS), inputs, num_rows=num_rows)
+    check(lambda m, x, y: function(x, y, weight=weights()), inputs, num_rows=num_rows)
 
 
 @pytest.mark.parametrize("num_rows", [None, ROWS])
@@ -72,7 +84,7 @@ def test_classes_that_torch_ignores_by_itself(function, num_rows, extra):
 )
 def test_cross_entropy_of_probabilities_is_fused(num_rows, options):
     check(
-        lambda m, x, y: F.cross_entropy(x, F.softmax(y, 1), **options),
+        lambda m, x, y: F.cross_entropy(x, F.softmax(y, 1), **placed(options)),
         lambda s: [normal(5, 4, seed=s), normal(5, 4, seed=s + 5)],
         num_rows=num_rows,
     )
@@ -103,7 +115,7 @@ PAIRS = [
     lambda x, y, **o: F.binary_cross_entropy(torch.sigmoid(x), torch.sigmoid(y), **o),
     lambda x, y, **o: F.binary_cross_entropy_with_logits(x, torch.sigmoid(y), **o),
     lambda x, y, **o: F.binary_cross_entropy_with_logits(
-        x, torch.sigmoid(y), weight=WEIGHTS, pos_weight=WEIGHTS, **o
+        x, torch.sigmoid(y), weight=weights(), pos_weight=weights(), **o
     ),
     lambda x, y, **o: F.kl_div(F.log_softmax(x, 1), F.softmax(y, 1), **o),
     lambda x, y, **o: F.kl_div(F.log_softmax(x, 1), F.log_softmax(y, 1), log_target=True, **o),
@@ -117,7 +129,7 @@ PAIRS = [
     lambda x, y, **o: F.margin_ranking_loss(x[:, 0], y[:, 0], y[:, 1].sign(), **o),
     lambda x, y, **o: F.cosine_embedding_loss(x, y, y[:, 1].sign(), **o),
     lambda x, y, **o: F.multi_margin_loss(x, y.argmax(1), **o),
-    lambda x, y, **o: F.multi_margin_loss(x, y.argmax(1), weight=WEIGHTS, **o),
+    lambda x, y, **o: F.multi_margin_loss(x, y.argmax(1), weight=weights(), **o),
 ]  # fmt: skip
 
 
@@ -215,8 +227,8 @@ def test_arguments_of_the_past(function):
 
 
 def test_what_all_share_is_no_loss_of_theirs():
-    x = Shared(torch.ones(5, 4, dtype=torch.float64))
+    x = Shared(torch.ones(5, 4, dtype=torch.float64, device=here()))
     check(
         lambda m, x, y: F.mse_loss(x, y),
-        lambda s: [x, Each(torch.rand(3, 5, 4, dtype=torch.float64))],
+        lambda s: [x, Each(torch.rand(3, 5, 4, dtype=torch.float64, device=here()))],
     )

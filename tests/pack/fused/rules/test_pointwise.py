@@ -10,7 +10,7 @@ from tests.pack.fused.twin import check, integers, normal, refused
 from thrifty.pack.fused.rules._tensor_operations import IN_PLACE, NAMES
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 HOMES = {"torch": torch, "Tensor": torch.Tensor, "F": F}

@@ -7,6 +7,9 @@ from tests.pack.fused.twin import check, normal
 from tests.pairs import pairwise
 
 
+pytestmark = pytest.mark.usefixtures("device")
+
+
 SHAPES = {1: (2, 3, 8), 2: (2, 3, 8, 6), 3: (2, 2, 4, 6, 4)}
 
 

@@ -7,6 +7,9 @@ from torch import nn
 from tests.pack.fused.twin import check, normal, refused
 
 
+pytestmark = pytest.mark.usefixtures("device")
+
+
 @pytest.mark.parametrize("function", [torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu])
 def test_recurrent_functions_are_refused(function):
     options = (True, 1, 0.0, True, False, False)

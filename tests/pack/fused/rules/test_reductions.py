@@ -8,7 +8,7 @@ from tests.pack.fused.twin import check, normal, refused
 from thrifty.pack.fused.rules._tensor_operations import OTHERS
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 ROWS = (5, 2, 4)

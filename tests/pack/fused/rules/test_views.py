@@ -6,7 +6,7 @@ import torch
 from tests.pack.fused.twin import check, normal
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 
 @pytest.mark.sample(60)

@@ -36,7 +36,7 @@ class SGD(RowOptimizer):
     def step(self, rows: Rows, options: Sequence[Options]) -> None:
         """Update each row once."""
         if rows.parameters.is_cuda:
-            self.update(rows, self.table(rows, options))
+            self.update_on_gpu(rows, options)
         elif self._is_small(rows, options):
             self._plain(rows, options)
         else:
@@ -151,7 +151,7 @@ class Adam(RowOptimizer):
         """Update each row once."""
         num = len(options)
         if rows.parameters.is_cuda:
-            self.update(rows, self.table(rows, options))
+            self.update_on_gpu(rows, options)
         else:
             fused = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
             singles = rows.singles
@@ -248,7 +248,7 @@ class Adagrad(RowOptimizer):
         num = len(options)
         self.prepare(rows, options)
         if rows.parameters.is_cuda:
-            self.update(rows, self.table(rows, options))
+            self.update_on_gpu(rows, options)
         else:
             for p, g, total, step, option in zip(
                 rows.parameters.unbind(),
@@ -308,7 +308,10 @@ class RMSprop(RowOptimizer):
 
     def step(self, rows: Rows, options: Sequence[Options]) -> None:
         """Update each row once."""
-        self.update(rows, self.table(rows, options))
+        if rows.parameters.is_cuda:
+            self.update_on_gpu(rows, options)
+        else:
+            self.update(rows, self.table(rows, options))
         advance(rows, len(options))
 
     def values(self, options: Options, *, step: int) -> tuple[float, ...]:

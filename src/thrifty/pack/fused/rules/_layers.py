@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thrifty.pack.fused._fusable import DRAWS, RULES, UnfusableError, register_rule
-from thrifty.pack.fused._packed import Group, Packed
+from thrifty.pack.fused._packed import Group, Packed, by_vmap
 from thrifty.pack.fused._randomness import plain
 
 
@@ -142,6 +142,28 @@ def embedding(
     return group.pack(_Embedding.apply(table, indices, padding_idx))  # type: ignore[no-untyped-call]
 
 
+@register_rule(torch.index_add, torch.Tensor.index_add)
+def index_add(
+    group: Group, input: Any, dim: int, index: Any, source: Any, *, alpha: float = 1
+) -> Packed:
+    """Add rows at each trial's own places, or at shared ones, in one call for all trials."""
+    if not input.dim() or (type(index) is Packed and dim % input.dim()):
+        named = {"alpha": alpha}
+        out: Packed = by_vmap(group, torch.index_add, (input, dim, index, source), named)
+        return out
+    into, added = group.first(input), group.first(source)
+    if type(index) is not Packed:
+        dim = dim % input.dim() + 1
+        return group.pack(torch.index_add(into, dim, index, added, alpha=alpha))
+    places = group.first(index)
+    size, num = into.shape[:2]
+    rows = _starts(places, size, num) + places
+    # torch refuses a place beyond the rows, but here the next trial's rows follow them
+    rows = torch.where((places >= 0) & (places < num), rows, size * num)
+    flat = torch.index_add(into.flatten(0, 1), 0, rows.flatten(), added.flatten(0, 1), alpha=alpha)
+    return group.pack(flat.view(into.shape))
+
+
 @register_rule(F.embedding_bag)
 def embedding_bag(group: Group, *args: Any, **kwargs: Any) -> Packed:
     """Refuse ``nn.EmbeddingBag``."""
@@ -179,6 +201,8 @@ class _Embedding(torch.autograd.Function):
         last = (size - 1) * jump + (num - 1) * width
         rows = tables.as_strided((last + 1, width), (1, 1))
         begin = torch.add(_starts(indices, size, jump), indices, alpha=width)
+        # torch refuses an index beyond the table, but here the next trial's rows follow it
+        begin = torch.where((indices >= 0) & (indices < num), begin, last + 1)
         return rows.index_select(0, begin.reshape(-1)).view(*begin.shape, width)
 
     @staticmethod
@@ -256,7 +280,7 @@ def alpha_dropout(
 
 def noise_like(group: Group, x: torch.Tensor, p: float) -> torch.Tensor:
     """Return noise for a plain ``[K, B, ...]``, drawn as dropout of ``[B, ...]`` draws it alone."""
-    return _noise(group, x.shape[1:], p, x, order=range(x.dim() - 1))
+    return _noise(group, x.shape[1:], p, x, order=range(x.dim() - 1), is_elementwise=True)
 
 
 def drops(p: float) -> bool:
@@ -271,7 +295,13 @@ def _active(p: float, *, training: bool) -> bool:
 
 
 def _noise(
-    group: Group, shape: Sequence[int], p: float, like: Any, *, order: Sequence[int]
+    group: Group,
+    shape: Sequence[int],
+    p: float,
+    like: Any,
+    *,
+    order: Sequence[int],
+    is_elementwise: bool,
 ) -> torch.Tensor:
     """Return noise of shape ``[K, *shape]``.
 
@@ -283,13 +313,14 @@ def _noise(
         p: The dropout rate.
         like: A tensor of the same dtype and device.
         order: Dimensions of ``shape`` in the memory order of one trial alone, outermost first.
+        is_elementwise: See ``DropoutMask``.
     """
     if group.rows is not None and shape[0] != group.batch:
         raise UnfusableError(
             "dropout over other rows than the batch's, while batches differ in size"
         )
     stored = [shape[d] for d in order]
-    noise = group.randomness.dropout(stored, p, dtype=like.dtype, device=like.device)
+    noise = group.randomness.dropout(stored, p, like=like, is_elementwise=is_elementwise)
     if list(order) == sorted(order):
         return noise
     draws = group.randomness.draws
@@ -313,16 +344,18 @@ def _order(x: Packed) -> list[int]:
 def _drop(group: Group, x: Packed, p: float, *, shape: Sequence[int], inplace: bool) -> Packed:
     whole = tuple(shape) == tuple(x.shape)
     order = _order(x) if whole else range(len(shape))
-    noise = _noise(group, shape, p, x, order=order).movedim(0, x.axis)
+    is_elementwise = whole and not inplace
+    noise = _noise(group, shape, p, x, order=order, is_elementwise=is_elementwise)
+    noise = noise.movedim(0, x.axis)
     if inplace:
         x.value.mul_(noise)
         return x
     return group.pack(x.value * noise, x.axis)
 
 
-@register_rule(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+@register_rule(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu, torch.Tensor.data_ptr)
 def recurrent(group: Group, *args: Any, **kwargs: Any) -> Any:
-    """Refuse whole recurrent layers."""
+    """Refuse whole recurrent layers, which on a GPU first ask where their weights lie."""
     raise UnfusableError("recurrent layers (nn.LSTM, nn.GRU, nn.RNN) have no batched rule")
 
 

@@ -1,0 +1,194 @@
+"""What only a GPU runs, on stand-ins: captured steps, updates and the precision of arithmetic."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from thrifty.pack.fused._tape import Tape, captured
+from thrifty.pack.fused.optimizers import Rows
+from thrifty.pack.fused.optimizers._rules import SGD, Adagrad, Adam, AdamW, RMSprop
+from thrifty.pack.verify import rounds_to_tf32
+from thrifty.pack.verify._compare import relative_tolerance
+from thrifty.pack.verify._reference import _begin_adagrad
+
+
+CPU = torch.device("cpu")
+
+
+class Graph:
+    """A stand-in for ``torch.cuda.CUDAGraph`` that replays by calling what was captured."""
+
+    def __init__(self):
+        self.is_capturing = False
+        self.num_replays = 0
+
+    def capture_begin(self, **options):
+        self.is_capturing = True
+        assert not gc.isenabled()
+
+    def capture_end(self):
+        self.is_capturing = False
+
+    def replay(self):
+        assert not self.is_capturing
+        self.num_replays += 1
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    made = []
+
+    def make():
+        made.append(Graph())
+        return made[-1]
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr("torch.cuda.CUDAGraph", make)
+    monkeypatch.setattr("torch.cuda.Stream", lambda device: stream)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: stream)
+    monkeypatch.setattr("torch.cuda.stream", lambda stream: nullcontext())
+    return made
+
+
+def test_a_captured_tape_is_replayed_and_keeps_what_it_captured(graphs):
+    calls = []
+
+    class Work:
+        def __call__(self):
+            calls.append(1)
+
+        def __del__(self):
+            calls.append("freed")
+
+    replayed = captured(Tape(Work(), ()), CPU)
+    gc.collect()
+    replayed()
+    replayed()
+    assert calls == [1]
+    assert graphs[0].num_replays == 2
+    del replayed
+    gc.collect()
+    assert calls == [1, "freed"]
+
+
+def test_a_tape_that_waits_for_the_gpu_is_not_captured(graphs):
+    def waits():
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    assert captured(Tape(waits, ()), CPU) is None
+    assert gc.isenabled()
+    assert not graphs[0].is_capturing
+
+
+def test_a_lack_of_memory_is_said(graphs):
+    def large():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        captured(Tape(large, ()), CPU)
+    assert gc.isenabled()
+
+
+def test_garbage_is_not_collected_afterwards_if_it_was_not_before(graphs):
+    gc.disable()
+    try:
+        captured(Tape(lambda: None, ()), CPU)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+OPTIONS = [
+    (SGD, [{"lr": 0.1, "momentum": 0.9}, {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.1}]),
+    (Adam, [{"lr": 0.1}, {"lr": 0.01, "betas": (0.8, 0.9), "weight_decay": 0.1}]),
+    (AdamW, [{"lr": 0.1}, {"lr": 0.01, "eps": 1e-3}]),
+    (Adagrad, [{"lr": 0.1, "lr_decay": 0.1}, {"lr": 0.2}]),
+    (RMSprop, [{"lr": 0.1, "momentum": 0.5}, {"lr": 0.01}]),
+]
+
+
+def rows_of(optimizer):
+    generator = torch.Generator().manual_seed(0)
+    return Rows(
+        parameters=torch.randn(3, 5, generator=generator),
+        gradients=torch.zeros(3, 5),
+        moments={name: torch.zeros(3, 5) for name in optimizer.moments},
+        steps=[0, 0, 0],
+    )
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_captured_update_is_the_update(kind, options, is_captured, monkeypatch):
+    """Learning rates and the number of trials may change from step to step."""
+    monkeypatch.setattr(
+        "thrifty.pack.fused.optimizers._fused_optimizer.captured",
+        lambda tape, device: tape if is_captured else None,
+    )
+    plain, recorded = kind(), kind()
+    one, other = rows_of(plain), rows_of(recorded)
+    for step in range(6):
+        now = [{**each, "lr": each["lr"] / (1 + step // 2)} for each in options]
+        now = now[:1] if step == 3 else now
+        gradients = torch.full((3, 5), 0.1 * (step + 1))
+        for rows in (one, other):
+            rows.gradients.copy_(gradients)
+        plain.update(one, plain.table(one, now))
+        recorded.update_on_gpu(other, now)
+        for rows in (one, other):
+            for row in range(len(now)):
+                rows.steps[row] += 1
+        torch.testing.assert_close(other.parameters, one.parameters, rtol=0, atol=0)
+
+
+def test_a_table_is_sent_once_while_it_stays_the_same():
+    optimizer, options = SGD(), [{"lr": 0.1}]
+    rows = rows_of(optimizer)
+    first = optimizer.table(rows, options)
+    assert optimizer.table(rows, [{"lr": 0.1}]) is first
+    assert optimizer.table(rows, [{"lr": 0.2}]) is not first
+
+
+def weights(*shapes, is_cuda=True):
+    return [SimpleNamespace(is_cuda=is_cuda, dim=shape.__len__) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("matmul", "cudnn", "tensors", "expected"),
+    [
+        (False, True, weights((3, 4), (3,)), False),
+        (False, True, weights((3, 4, 2, 2)), True),
+        (False, False, weights((3, 4, 2, 2)), False),
+        (True, False, weights((3, 4)), True),
+        (True, True, weights((3, 4, 2, 2), is_cuda=False), False),
+        (True, True, [], False),
+    ],
+)
+def test_where_numbers_are_rounded_to_tf32(monkeypatch, matmul, cudnn, tensors, expected):
+    monkeypatch.setattr("torch.backends.cuda.matmul", SimpleNamespace(allow_tf32=matmul))
+    monkeypatch.setattr("torch.backends.cudnn", SimpleNamespace(allow_tf32=cudnn))
+    assert rounds_to_tf32(tensors) is expected
+
+
+def test_tf32_is_allowed_for_in_single_precision_only():
+    single = relative_tolerance(torch.float32, num_terms=100, tf32=True)
+    assert single > 100 * relative_tolerance(torch.float32, num_terms=100)
+    double = relative_tolerance(torch.float64, num_terms=100, tf32=True)
+    assert double == relative_tolerance(torch.float64, num_terms=100)
+
+
+def test_adagrad_begins_as_torch_makes_it():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    made, cleared = (
+        torch.optim.Adagrad([parameter], initial_accumulator_value=0.5) for _ in range(2)
+    )
+    cleared.state.clear()
+    _begin_adagrad(cleared)
+    assert made.state[parameter].keys() == cleared.state[parameter].keys()
+    for name, value in made.state[parameter].items():
+        assert torch.equal(value, cleared.state[parameter][name]), name
