@@ -51,6 +51,7 @@ from ._events import (
     StageFailed,
     StageStarted,
 )
+from ._heap import trim_heap
 from ._prefetcher import OrderedPrefetcher
 
 
@@ -108,4 +109,5 @@ __all__ = [
     "replica_seed",
     "require",
     "step_seed",
+    "trim_heap",
 ]

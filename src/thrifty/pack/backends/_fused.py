@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thrifty.core import derive_seed, error_text, fingerprint
+from thrifty.core import derive_seed, error_text, fingerprint, trim_heap
 from thrifty.pack._backend import (
     Backend,
     EpochPlan,
@@ -639,6 +639,9 @@ def _found_out(
         if out_of_memory(error):
             raise
         return f"its dry run failed with {error_text(error)}"
+    finally:
+        if trial.frozen:
+            trim_heap()  # with a base, a dry run needs much memory for a moment
 
 
 def _settled(trial: FusedTrial, values: Mapping[str, Any]) -> bool:

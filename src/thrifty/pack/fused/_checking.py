@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from thrifty.pack._frozen import copy_of
+from thrifty.core import trim_heap
+from thrifty.pack._frozen import cheap_copy, copy_of
 from thrifty.pack.task._data import valid_batches
 from thrifty.pack.verify import (
     Difference,
@@ -32,6 +33,7 @@ from ._member import FusedTrial
 from ._row_state import RowState
 from ._step import Experiment, check_same, evaluate_alone, run_packed, train_alone
 from ._structure import Structure
+from ._upcast import doubled, upcast
 
 
 TOLERANCE = 1e-8
@@ -63,6 +65,9 @@ def agrees_in_double(
             return _agrees(structure, trial, state, is_current=is_current)
     except (UnfusableError, RuntimeError, TypeError, ValueError):
         return False
+    finally:
+        if structure.held:
+            trim_heap()
 
 
 def metrics_agree_in_double(
@@ -90,7 +95,7 @@ def _metrics_agree(structure: Structure, trial: FusedTrial) -> bool:
     double = _in_double(structure)
     batches = valid_batches(trial.source, batch_size=structure.task.eval_batch_size)
     state = own_tensors(trial.model)
-    with _in_double_for_a_while(trial.model, state) as model:
+    with _in_double_for_a_while(trial.model, state, lower=double.lower) as model:
         for batch, _ in batches:
             leaves, spec = pytree.tree_flatten(batch)
             rows = _double(leaves)
@@ -99,7 +104,8 @@ def _metrics_agree(structure: Structure, trial: FusedTrial) -> bool:
             )
             packed = experiment.packed_metrics()[0]
             own = pytree.tree_unflatten([row.clone() for row in rows], spec)
-            alone = {n: float(v) for n, v in evaluate_alone(trial.task, model, own).items()}
+            found = evaluate_alone(trial.task, model, own, lower=double.lower)
+            alone = {n: float(v) for n, v in found.items()}
             if compare_metrics(packed, alone, tolerance=TOLERANCE) is not None:
                 return False
     return True
@@ -115,7 +121,7 @@ def _agrees(
     leaves = [leaf[:MAX_ROWS] for leaf in _double(trial.feed.batch(trial.step_index))]
     known = structure.in_double.get(len(leaves[0]))
     double = _in_double(structure) if known is None else known[0]
-    with _in_double_for_a_while(trial.model, state) as model:
+    with _in_double_for_a_while(trial.model, state, lower=double.lower) as model:
         experiment = Experiment(
             structure=double, models=[model], batches=[leaves], tolerance=TOLERANCE
         )
@@ -126,7 +132,7 @@ def _agrees(
             known = structure.in_double[len(leaves[0])] = (double, experiment.record())
         packed = experiment.packed(known[1])[0]
         batch = pytree.tree_unflatten([leaf.clone() for leaf in leaves], double.batch_spec)
-        alone = train_alone(trial.task, model, batch, seed=0)
+        alone = train_alone(trial.task, model, batch, seed=0, lower=double.lower)
         check_same(packed, alone, tolerance=TOLERANCE)
     return True
 
@@ -144,26 +150,36 @@ def _agrees_whole(
 
 @contextmanager
 def _in_double_for_a_while(
-    model: torch.nn.Module, state: Mapping[str, torch.Tensor]
+    model: torch.nn.Module, state: Mapping[str, torch.Tensor], *, lower: Collection[str] = ()
 ) -> Iterator[torch.nn.Module]:
-    """Give a module the given tensors in double precision within the context.
+    """Give a module the given tensors in double precision, besides ``lower``, within the context.
 
     It is the module itself, since a copy may compute something else (hooks, object identities).
     """
-    with exchanged(model, {name: _double([tensor])[0] for name, tensor in state.items()}):
+    with exchanged(model, _doubled_state(state, lower=lower)):
         yield model
+
+
+def _doubled_state(
+    state: Mapping[str, torch.Tensor], *, lower: Collection[str]
+) -> dict[str, torch.Tensor]:
+    return {
+        name: cheap_copy(tensor) if name in lower else _double([tensor])[0]
+        for name, tensor in state.items()
+    }
 
 
 def _in_double(structure: Structure) -> Structure:
     out = Structure(
         structure.task,
-        copy_of(structure.model).double(),
+        doubled(copy_of(structure.model), besides=structure.held),
         batch_spec=structure.batch_spec,
         trained=structure.trained,
         held=structure.held,
         numbers=structure.numbers,
     )
     out.whole = structure.whole
+    out.lower = frozenset() if structure.whole else structure.held
     return out
 
 
@@ -290,8 +306,11 @@ def _in_double_alone(
         trial.seed_alone()
         return trial.task.loss(trial.model, batch)
 
-    tensors = {name: _double([tensor])[0] for name, tensor in state.items()}
-    return gradients_alone(trial.model, tensors, compute_loss=compute_loss)
+    lower = frozenset() if structure.whole else structure.held
+    tensors = _doubled_state(state, lower=lower)
+    stored = [tensor for name, tensor in tensors.items() if name in lower]
+    with upcast(stored), torch.autograd.set_multithreading_enabled(not stored):
+        return gradients_alone(trial.model, tensors, compute_loss=compute_loss)
 
 
 def _num_numbers(batch: Any) -> int:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from ._step import (
     train_alone,
 )
 from ._structure import Recorded, Structure
+from ._upcast import doubled
 
 
 NUM_ROWS = 8
@@ -151,10 +153,13 @@ def _tested_as_it_runs(
     frozen: Collection[str],
     numbers: Collection[str],
 ) -> Structure:
-    with suppress(_NoDoubleError):
-        return _tested(task, model, leaves, spec, frozen=frozen, numbers=numbers, double=True)
+    tested = partial(_tested, task, model, leaves, spec, frozen=frozen, numbers=numbers)
+    # a frozen base need not be held twice, unless its code insists on equal precisions
+    for lower in dict.fromkeys([tuple(frozen), ()]):
+        with suppress(_NoDoubleError):
+            return tested(double=True, lower=lower)
     # the model insists on its own precision, so the comparison is coarser
-    return _tested(task, model, leaves, spec, frozen=frozen, numbers=numbers, double=False)
+    return tested(double=False)
 
 
 def _tested_whole(task: Task, model: torch.nn.Module, batch: WholeBatch) -> Structure:
@@ -215,15 +220,17 @@ def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> boo
         return False
     rows = _some_rows(pytree.tree_leaves(batch), double=True)
     try:
-        narrow = _copy(model, double=True)
+        narrow = _copy(model, double=True, lower=structure.held)
+        lent = _lent(structure.model, structure.held, by=narrow)
         wide = Structure(
             structure.task,
-            _lent(structure.model, structure.held, by=narrow).double(),
+            doubled(lent, besides=structure.held),
             batch_spec=structure.batch_spec,
             trained=structure.trained,
             held=structure.held,
             numbers=structure.numbers,
         )
+        wide.lower = structure.held
         return Experiment(
             structure=wide, models=[narrow], batches=[rows], tolerance=TOLERANCE
         ).trains_alike()
@@ -248,8 +255,13 @@ def _tested(
     frozen: Collection[str],
     numbers: Collection[str],
     double: bool,
+    lower: Collection[str] = (),
 ) -> Structure:
-    first = _copy(model, double=double)
+    """Return a structure that is right for two models, in all variants of its programs.
+
+    With ``double``, all but the tensors named in ``lower`` are in double precision.
+    """
+    first = _copy(model, double=double, lower=lower)
     share(first, frozen)
     models = [first, copy_of(first)]
     _perturb(models[1], besides=frozen)
@@ -259,13 +271,15 @@ def _tested(
         held_in[key] *= 1.5
     batches = [_some_rows(leaves, double=double, last=last) for last in (False, True)]
     wholes = [pytree.tree_unflatten(batch, spec) for batch in batches]
-    alone = _all_alone(task, models, wholes, double=double)
+    alone = _all_alone(task, models, wholes, double=double, lower=lower)
     trained = [name for name, g in alone[0].gradients.items() if g is not None]
     held = _held(models[0], alone[0], frozen=frozen, trained=trained)
 
     def structure(*, double: bool) -> Structure:
         made = copy_of(models[0]) if double else _copy(model, double=False)
-        return Structure(task, made, batch_spec=spec, trained=trained, held=held, numbers=numbers)
+        out = Structure(task, made, batch_spec=spec, trained=trained, held=held, numbers=numbers)
+        out.lower = frozenset(lower if double else ())
+        return out
 
     experiment = Experiment(
         structure=structure(double=double),
@@ -300,7 +314,12 @@ def _held(
 
 
 def _all_alone(
-    task: Task, models: Sequence[torch.nn.Module], batches: Sequence[Any], *, double: bool
+    task: Task,
+    models: Sequence[torch.nn.Module],
+    batches: Sequence[Any],
+    *,
+    double: bool,
+    lower: Collection[str] = (),
 ) -> list[Step]:
     """Return each model's step alone, after checking that computing the loss changes nothing else.
 
@@ -315,7 +334,7 @@ def _all_alone(
         raise _StepError(f"{watch.unwatchable} is an iterator, whose position cannot be read")
     try:
         steps = [
-            train_alone(task, model, batch, seed=k)
+            train_alone(task, model, batch, seed=k, lower=lower)
             for k, (model, batch) in enumerate(zip(copies, batches, strict=True))
         ]
     except RuntimeError as error:
@@ -385,9 +404,9 @@ def _perturb(model: torch.nn.Module, *, besides: Collection[str] = ()) -> None:
                 parameter.add_(0.05 * torch.randn_like(parameter))
 
 
-def _copy(model: torch.nn.Module, *, double: bool) -> torch.nn.Module:
+def _copy(model: torch.nn.Module, *, double: bool, lower: Collection[str] = ()) -> torch.nn.Module:
     try:
         out = copy_of(model)
     except Exception as error:  # copying a model's attributes may raise anything
         raise UnfusableError(f"it cannot be copied: {error}") from error
-    return out.double() if double else out
+    return doubled(out, besides=lower) if double else out

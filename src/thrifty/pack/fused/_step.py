@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from ._packed import corner
 from ._randomness import Randomness, fill
 from ._structure import Recorded, Structure, Variant, in_order
 from ._tape import bind
+from ._upcast import named, upcast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +156,12 @@ def close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
     )
 
 
-def train_alone(task: Task, model: torch.nn.Module, batch: Any, *, seed: int) -> Step:
+def train_alone(
+    task: Task, model: torch.nn.Module, batch: Any, *, seed: int, lower: Collection[str] = ()
+) -> Step:
     """Run one step of a model, up to its gradients, and return the result.
+
+    ``lower`` names its tensors that are stored in a lower precision than it computes in.
 
     Raises:
         UnfusableError: The step draws from a random stream that is not torch's.
@@ -165,8 +170,9 @@ def train_alone(task: Task, model: torch.nn.Module, batch: Any, *, seed: int) ->
     device = next(model.parameters()).device
     seed_step(seed, device)
     model.train()
-    loss = task.loss(model, batch)
-    loss.backward()  # type: ignore[no-untyped-call]
+    with upcast(named(model, lower)), torch.autograd.set_multithreading_enabled(not lower):
+        loss = task.loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
     if before != _other_streams():
         raise UnfusableError("it draws from Python's or NumPy's random stream")
     return Step(
@@ -178,10 +184,12 @@ def train_alone(task: Task, model: torch.nn.Module, batch: Any, *, seed: int) ->
     )
 
 
-def evaluate_alone(task: Task, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
-    """Return the metrics of a model on one batch."""
+def evaluate_alone(
+    task: Task, model: torch.nn.Module, batch: Any, *, lower: Collection[str] = ()
+) -> Mapping[str, Any]:
+    """Return the metrics of a model on one batch; ``lower`` as for ``train_alone``."""
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), upcast(named(model, lower)):
         return task.metrics(model, batch)
 
 
@@ -230,7 +238,8 @@ class Experiment:
             return False
         found = self._replay(recorded, self._state())
         for k, (model, batch) in enumerate(zip(self.models, self.batches, strict=True)):
-            wanted = evaluate_alone(self.structure.task, model, self._whole(batch))
+            whole = self._whole(batch)
+            wanted = evaluate_alone(self.structure.task, model, whole, lower=self.structure.lower)
             if list(wanted) != list(recorded.names):
                 return False
             for value, name in zip(found, recorded.names, strict=True):
@@ -322,7 +331,10 @@ class Experiment:
         for k, (model, batch) in enumerate(zip(self.models, self.batches, strict=True)):
             num = None if self.num_rows is None else self.num_rows[k]
             real = self._whole([leaf[:num] for leaf in batch])
-            steps.append(train_alone(self.structure.task, copy_of(model), real, seed=k))
+            own = copy_of(model)
+            steps.append(
+                train_alone(self.structure.task, own, real, seed=k, lower=self.structure.lower)
+            )
         return steps
 
     def _whole(self, leaves: Sequence[torch.Tensor]) -> Any:

@@ -19,6 +19,7 @@ from ._packed import EachItsOwnMask, Group, Layout, Packed
 from ._randomness import DropoutMask, Randomness, TrialValue, plain
 from ._record import Program, record
 from ._tape import written_inputs
+from ._upcast import upcast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +113,11 @@ class Structure:
         self._recorded: dict[Variant, Recorded] = {}
         self.in_double: dict[int, tuple[Structure, Recorded]] = {}
         """Double-precision version for second opinions, by the number of rows."""
+        self.lower: frozenset[str] = frozenset()
+        """Names of tensors that are stored in a lower precision than programs compute in.
+
+        It is not empty for the double-precision version only (``upcast``).
+        """
         self.whole = False
         """Whether batches are objects that all trials of a group see at once.
 
@@ -245,6 +251,12 @@ class Structure:
             names.extend(metrics)
             return list(metrics.values())
 
+        stored = [t for n, t in zip(self.state_names, state, strict=True) if n in self.lower]
+
+        def compute() -> list[torch.Tensor | None]:
+            with upcast(stored):
+                return train() if variant.training else evaluate()
+
         inputs = in_order(batch, rows, state)
         with (
             self._holding(group, state),
@@ -253,11 +265,7 @@ class Structure:
         ):
             self.model.train(variant.training)
             draws = group.randomness.draws
-            program, _ = record(
-                train if variant.training else evaluate,
-                inputs,
-                draws=lambda: [draw.noise for draw in draws],
-            )
+            program, _ = record(compute, inputs, draws=lambda: [draw.noise for draw in draws])
         written = self._written(program, num_before=len(inputs) - len(self.state_names))
         if written and not variant.training:
             # a check evaluates a trial once more, which must not count

@@ -379,22 +379,24 @@ def _tensors(out: Any) -> list[torch.Tensor]:
     return [t for t in found if isinstance(t, torch.Tensor)]
 
 
+def writes_into(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments that a function writes into."""
+    out: list[Any] = []
+    for argument, value in zip(function._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            out += value if isinstance(value, list | tuple) else [value]
+    for argument in function._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            out.append(kwargs.get(argument.name))
+    if function in MUTATING and args[_TRAINING]:
+        out += [args[i] for i in MUTATING[function]]
+    return out
+
+
 def writes(call: Call) -> list[int]:
     """Return the values that a call writes into."""
-    out = []
-    for argument, value in zip(call.function._schema.arguments, call.args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            inside = value if isinstance(value, list | tuple) else (value,)
-            out += [v.value for v in inside if isinstance(v, Ref)]
-    for argument in call.function._schema.arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = call.kwargs.get(argument.name)
-            out += [value.value] if isinstance(value, Ref) else []
-    if call.function in MUTATING and call.args[_TRAINING]:
-        out += [
-            call.args[i].value for i in MUTATING[call.function] if isinstance(call.args[i], Ref)
-        ]
-    return out
+    found = writes_into(call.function, call.args, call.kwargs)
+    return [value.value for value in found if isinstance(value, Ref)]
 
 
 MUTATING = {
