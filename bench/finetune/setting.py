@@ -104,7 +104,7 @@ class Sweep(th.FineTune):
     def __init__(self, setting: Setting) -> None:
         super().__init__(
             setting.base,
-            adapter=th.LoRA(r="rank", alpha="alpha", targets="targets"),
+            adapter=th.LoRA(r="rank", alpha="alpha", targets="targets", all_targets=TARGETS[1]),
             data=partial(_sequences, setting),
             optimizer=th.AdamW(lr="lr"),
             batch_size=setting.batch,

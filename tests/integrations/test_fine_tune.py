@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
 import peft
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from transformers import BertConfig, BloomConfig, GPT2Config, LlamaConfig, LlamaForCausalLM
 
 import thrifty as th
 from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from thrifty.cli._outputs import _write_adapter
-from thrifty.core import derive_seed, step_seed
+from thrifty.core import TaskError, derive_seed, step_seed
 from thrifty.pack import BlockOptions, FusedBackend, HyperParameters, UnfusableError
 from thrifty.pack._state import unpack_state
 from thrifty.pack.task._data import epoch_order
@@ -175,6 +177,103 @@ def checkpointed(hp):
 def test_adapters_on_tied_weights(targets):
     adapter = th.LoRA(r="rank", alpha="alpha", targets=targets)
     check_packed(llama(base=tied, adapter=adapter), trials({}, {"alpha": 2}))
+
+
+EVERY = ("q_proj", "k_proj", "v_proj", "o_proj")
+CHOSEN = th.LoRA(r="rank", alpha="alpha", targets="targets", dropout="drop", all_targets=EVERY)
+IN_ALL = {"targets": EVERY, "drop": 0.0}
+IN_TWO = {"targets": ("q_proj", "v_proj"), "drop": 0.0}
+
+
+def num_blocks(task, of):
+    backend = FusedBackend(task, device=here(), block=BlockOptions(size=8))
+    for slot, trial in enumerate(of):
+        backend.stack(slot, trial.member)
+    return len({id(home) for home in backend._home.values()})
+
+
+@pytest.mark.parametrize("order", [[IN_ALL, IN_TWO, IN_TWO], [IN_TWO, IN_ALL, IN_TWO]])
+def test_adapters_on_different_layers_are_in_one_pack(order):
+    of = trials(*({**each, "rank": 4 if each is IN_ALL else 2} for each in order))
+    task = llama(adapter=CHOSEN)
+    assert num_blocks(task, of) == 1
+    check_packed(task, of)
+
+
+def test_adapters_that_drop_differently_on_different_layers():
+    of = trials({**IN_ALL, "drop": 0.3}, {**IN_TWO, "drop": 0.1}, {**IN_TWO, "drop": 0.3})
+    check_packed(llama(adapter=CHOSEN), of)
+
+
+def test_blocks_of_layers_may_differ_in_a_pack():
+    lora = th.LoRA(r=2, targets=("q_proj",), layers="layers", all_layers=(0, 1))
+    of = trials({"layers": (0, 1)}, {"layers": (1,)})
+    task = llama(adapter=lora)
+    assert num_blocks(task, of) == 1
+    check_packed(task, of)
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.3])
+def test_adapters_of_rank_0_change_nothing(drop):
+    config = {**IN_TWO, "drop": drop}
+    plain = th.LoRA(r="rank", alpha="alpha", targets="targets", dropout="drop")
+    (found,), (wanted,) = (
+        alone(llama(adapter=adapter), trials(config)) for adapter in (CHOSEN, plain)
+    )
+    assert found.metrics == wanted.metrics
+    held, own = (unpack_state(each.state)["model"] for each in (found, wanted))
+    held = {n.replace(".base_layer", ""): t for n, t in held.items() if t.numel()}
+    own = {n.replace(".base_layer", ""): t for n, t in own.items()}
+    assert held.keys() == own.keys()
+    assert all(torch.equal(held[name], tensor) for name, tensor in own.items())
+
+
+def test_a_trained_model_has_no_adapters_of_rank_0():
+    hp = th.HyperParameters({"rank": 2, "alpha": 8, **IN_TWO})
+    torch.manual_seed(0)
+    plain = th.LoRA(r="rank", alpha="alpha", targets="targets", dropout="drop")
+    wanted = llama(adapter=plain).model(hp)
+    torch.manual_seed(0)
+    task = llama(adapter=CHOSEN)
+    model = task.model(hp)
+    assert any("k_proj.lora_A" in name for name in model.state_dict())
+    found = task.trained_model(model)
+    assert found.state_dict().keys() == wanted.state_dict().keys()
+    ids = tokens(2, 0)
+    assert torch.equal(found(input_ids=ids).logits, wanted(input_ids=ids).logits)
+
+
+def test_the_forecast_of_memory_knows_adapters_of_rank_0():
+    hp = th.HyperParameters({"rank": 2, "alpha": 8, **IN_TWO})
+    made, real = (getattr(llama(adapter=CHOSEN), name)(hp) for name in ("meta_model", "model"))
+    shapes = [{n: tuple(p.shape) for n, p in each.named_parameters()} for each in (made, real)]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        (th.LoRA(targets="targets", all_layers=(0, 1)), "so give all_targets, too"),
+        (
+            th.LoRA(targets=("q_proj",), layers="layers", all_targets=("q_proj",)),
+            "so give all_layers, too",
+        ),
+        (
+            th.LoRA(targets=("q_proj", "k_proj"), all_targets=("q_proj",)),
+            "k_proj gets an adapter, but all_targets and all_layers do not name it",
+        ),
+    ],
+)
+def test_lists_that_lack_something(adapter, message):
+    hp = th.HyperParameters({"targets": ("q_proj",), "layers": (0,)})
+    with pytest.raises(TaskError, match=message):
+        llama(adapter=adapter).model(hp)
+
+
+def test_databases_of_before_find_their_trials_again():
+    before = llama(adapter=LORA).__thrifty_identity__()["adapter"]
+    assert before.keys() == {"r", "alpha", "targets", "dropout", "layers", "rslora"}
+    assert llama(adapter=CHOSEN).__thrifty_identity__()["adapter"]["all_targets"] == EVERY
 
 
 def test_gradient_checkpointing_is_trained_alone():
@@ -439,10 +538,11 @@ def test_the_base_is_the_same_for_all_seeds():
     assert {name for name in one if "lora_A" in name}.isdisjoint(same)
 
 
-def test_a_study_and_its_adapter(tmp_path):
+@pytest.mark.parametrize("adapter", [LORA, replace(LORA, all_targets=EVERY, all_layers=(0, 1))])
+def test_a_study_and_its_adapter(tmp_path, adapter):
     folder = tmp_path / "base"
     LlamaForCausalLM(SMALL).save_pretrained(folder)
-    task = th.FineTune(folder, adapter=LORA, data=sentences, optimizer=th.AdamW(lr="lr"))
+    task = th.FineTune(folder, adapter=adapter, data=sentences, optimizer=th.AdamW(lr="lr"))
     study = th.Study(
         task,
         th.Space(
@@ -459,6 +559,8 @@ def test_a_study_and_its_adapter(tmp_path):
     model = study.best_trial.load_model()
     assert isinstance(model, peft.PeftModel)
     model.save_pretrained(tmp_path / "adapter")
+    written = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert len(written) == 4, "two factors of two layers"
     again = peft.PeftModel.from_pretrained(
         LlamaForCausalLM.from_pretrained(folder), tmp_path / "adapter"
     )
@@ -494,7 +596,10 @@ def test_the_plan_forecasts_memory(tmp_path, is_folder):
         )
         assert each.activation_bytes
         assert 0.1 < each.shared_work < 0.7, "one of two blocks has no adapter"
-    assert "memory: a base of" in str(study.plan())
+    said = str(study.plan())
+    assert "memory: a base of" in said
+    assert "time: at least" in said
+    assert "GFLOP/s, measured now" in said
     assert study.plan(memory=False).memory is None
 
 

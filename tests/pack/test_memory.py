@@ -10,6 +10,7 @@ from thrifty.pack.trial._memory_forecast import (
     MemoryForecast,
     TrialMemory,
     available_memory,
+    flops_per_s,
     memory_of,
 )
 
@@ -36,6 +37,32 @@ def test_what_depends_on_base_and_batch_alone():
     assert memory_of(Headed(), VALUES, real=True).shared_work == pytest.approx(
         trunk / (trunk + 2 * head)
     )
+
+
+def test_the_products_of_an_epoch():
+    trunk, head = 2 * (6 * WIDTH + WIDTH * WIDTH), 2 * WIDTH
+    (rows, _), *_ = (Headed().data({}).train,)
+    steps = -(-len(rows) // Headed.batch_size)
+    found = memory_of(Headed(), VALUES, real=True)
+    assert found.epoch_flops == steps * Headed.batch_size * (trunk + 2 * head)
+
+
+def test_the_least_time_is_that_of_the_products():
+    trial = TrialMemory(
+        base_bytes=0, trained_bytes=1, activation_bytes=1, shared_work=0.5, epoch_flops=100.0
+    )
+    unknown = TrialMemory(base_bytes=0, trained_bytes=1, activation_bytes=1, shared_work=None)
+    forecast = MemoryForecast(
+        trials=(trial, unknown), capacity_bytes=9, place="here", flops_per_s=10.0
+    )
+    assert forecast.least_seconds(3, at_once=1) == 30
+    assert forecast.least_seconds(3, at_once=4) == 30 * (0.5 + 0.5 / 4)
+    nothing = MemoryForecast(trials=(unknown,), capacity_bytes=9, place="here", flops_per_s=10.0)
+    assert nothing.least_seconds(3, at_once=1) is None
+
+
+def test_this_machine_multiplies():
+    assert 1e8 < flops_per_s() < 1e16
 
 
 def test_no_model_is_made_unless_it_is_asked_for():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,6 +45,11 @@ class LoRA:
         layers: Numbers of the blocks that get adapters; None for all. Blocks below the first one
             are computed once for all trials of a pack.
         rslora: Whether the factor is ``alpha / sqrt(r)``.
+        all_targets: All layers that any trial of the study adapts. Given these, trials with other
+            ``targets`` may train in one pack, if one of them has the layers of the others: a trial
+            holds adapters of rank 0 where it has none, which add nothing. ``load_model`` and
+            exports leave them out.
+        all_layers: The same for ``layers``.
 
     >>> LoRA(r=8, alpha="alpha", targets=("q_proj", "v_proj")).values({"alpha": 32})["alpha"]
     32
@@ -60,6 +65,8 @@ class LoRA:
     dropout: float | str = 0.0
     layers: Sequence[int] | str | None = None
     rslora: bool = False
+    all_targets: Sequence[str] = ()
+    all_layers: Sequence[int] = ()
 
     def values(self, hp: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields, with hyper-parameters in place of their names."""
@@ -67,6 +74,34 @@ class LoRA:
             name: hp[value] if isinstance(value, str) else value
             for name, value in asdict(self).items()
         }
+
+    @property
+    def may_idle(self) -> bool:
+        """Whether trials hold adapters of rank 0 where others have one."""
+        return bool(self.all_targets or self.all_layers)
+
+    def everywhere(self) -> LoRA:
+        """Return adapters in all layers that any trial adapts.
+
+        Raises:
+            TaskError: ``all_targets`` or ``all_layers`` is missing.
+        """
+        for own, every in (("targets", "all_targets"), ("layers", "all_layers")):
+            if isinstance(getattr(self, own), str) and not getattr(self, every):
+                raise TaskError(
+                    f"LoRA: {own} is the hyper-parameter {getattr(self, own)!r}, so give {every}, "
+                    "too: what any trial of the study adapts"
+                )
+        return replace(
+            self,
+            r=1,
+            alpha=1.0,
+            dropout=0.0,
+            targets=tuple(self.all_targets) or self.targets,
+            layers=tuple(self.all_layers) or self.layers,
+            all_targets=(),
+            all_layers=(),
+        )
 
     def config(self, hp: Mapping[str, Any], *, kind: Kind) -> peft.LoraConfig:
         """Return the adapters as peft's configuration.
@@ -202,7 +237,7 @@ class FineTune(Task):
             base = base.to_dict()
         return {
             "base": base,
-            "adapter": asdict(self._adapter),
+            "adapter": _described(self._adapter),
             "data": self._data,
             "optimizer": self.optimizer,
             "kind": self.kind,
@@ -247,9 +282,21 @@ class FineTune(Task):
                 warnings.filterwarnings("ignore", message=old_name, category=FutureWarning)
                 # and says that it does the right thing for the layers of GPT-2
                 warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
+                skeleton = _skeleton(base) if self._adapter.may_idle else None
                 model: torch.nn.Module = _peft().get_peft_model(base, config)
+                if skeleton is not None:
+                    every = self._adapter.everywhere().config(hp, kind=self.kind)
+                    _add_idle(model, _peft().get_peft_model(skeleton, every))
         except ValueError as error:
             raise TaskError(f"FineTune: the adapters do not fit the model: {error}") from error
+        return model
+
+    def trained_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return a trained model without adapters of rank 0."""
+        for path, layer in list(_adapted(model)):
+            if not layer.lora_A[_NAME].weight.numel():
+                parent, _, name = path.rpartition(".")
+                setattr(model.get_submodule(parent), name, layer.base_layer)
         return model
 
     def _base_model(self, hp: HyperParameters, *, is_meta: bool = False) -> Any:
@@ -355,6 +402,69 @@ class FineTune(Task):
             mask = _attention(_seen_through(mask, is_causal=_is_causal(model)), model)
         found: torch.Tensor = model(input_ids=ids, attention_mask=mask).logits
         return found
+
+
+_NAME = "default"
+"""The name that peft gives an adapter."""
+
+
+def _described(adapter: LoRA) -> dict[str, Any]:
+    """Return the fields of adapters; databases of before do not know those for idle ones."""
+    fields = asdict(adapter)
+    return {name: v for name, v in fields.items() if v or not name.startswith("all_")}
+
+
+def _adapted(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the paths and layers of a model that have an adapter."""
+    for path, module in model.named_modules():
+        if _NAME in getattr(module, "lora_A", ()):
+            yield path, module
+
+
+def _skeleton(base: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a model without values."""
+    tensors = (*base.parameters(), *base.buffers())
+    return deepcopy(
+        base,
+        {
+            id(t): torch.nn.Parameter(t.to("meta"), requires_grad=t.requires_grad)
+            if isinstance(t, torch.nn.Parameter)
+            else t.to("meta")
+            for t in tensors
+        },
+    )
+
+
+def _add_idle(model: torch.nn.Module, everywhere: torch.nn.Module) -> None:
+    """Add adapters of rank 0 to the layers of a model that have none, but have one ``everywhere``.
+
+    Raises:
+        TaskError: A layer has an adapter that is not ``everywhere``.
+    """
+    own, others = dict(_adapted(model)), dict(_adapted(everywhere))
+    if unknown := own.keys() - others.keys():
+        raise TaskError(
+            f"LoRA: {sorted(unknown)[0]} gets an adapter, but all_targets and all_layers do not "
+            "name it; add it to them"
+        )
+    if not own:
+        return
+    example = next(iter(own.values()))
+    drops = isinstance(example.lora_dropout[_NAME], torch.nn.Dropout)
+    for path, layer in others.items():
+        if path in own:
+            continue
+        base = model.get_submodule(path)
+        like = next(base.parameters())
+        for factors, dim in ((layer.lora_A, 0), (layer.lora_B, 1)):
+            shape = list(factors[_NAME].weight.shape)
+            shape[dim] = 0
+            factors[_NAME].weight = torch.nn.Parameter(like.new_empty(shape))
+        if drops:  # of the same kind, though it drops nothing
+            layer.lora_dropout[_NAME] = torch.nn.Dropout(0.0)
+        parent, _, name = path.rpartition(".")
+        layer.base_layer = base
+        setattr(model.get_submodule(parent), name, layer)
 
 
 def _is_described(base: Any) -> bool:

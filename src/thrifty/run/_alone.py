@@ -125,6 +125,9 @@ def model_of(backend: SoloBackend, *, average: str | None = None) -> torch.nn.Mo
         TaskError: There is no such average.
     """
     model = backend.model if average is None else backend.averaged_model(average)
+    task = backend.trial.task
+    if isinstance(task, Task):
+        model = task.trained_model(model)
     return model.cpu().eval()
 
 

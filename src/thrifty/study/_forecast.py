@@ -12,7 +12,12 @@ import numpy as np
 
 from thrifty.core import error_text, plain_logger
 from thrifty.pack import Task, Trainable
-from thrifty.pack.trial._memory_forecast import MemoryForecast, available_memory, memory_of
+from thrifty.pack.trial._memory_forecast import (
+    MemoryForecast,
+    available_memory,
+    flops_per_s,
+    memory_of,
+)
 from thrifty.plan import ForestStage, SearchPlan, stage_forest
 from thrifty.search import Algorithm, History, Trial
 from thrifty.space import Config, Space, Timeline, TimeUnit
@@ -142,7 +147,27 @@ class Forecast:
             out.append(unit.definition)
         if not is_exact:
             out.append("estimate: the algorithm reacts to results, so thrifty simulated them")
-        return [*out, *([] if self.memory is None else self.memory.lines())]
+        return [*out, *([] if self.memory is None else self._needs(self.memory))]
+
+    def _needs(self, memory: MemoryForecast) -> list[str]:
+        """Return the memory of trials, and the least time that training takes."""
+        alone = memory.least_seconds(self.epochs_to_train, at_once=1)
+        if alone is None or memory.flops_per_s is None:
+            return memory.lines()
+        at_once = max(1, min(self.num_trials, memory.num_trials(shared=True)[0]))
+        packed = memory.least_seconds(self.epochs_to_train, at_once=at_once)
+        text = f"time: at least {_duration(alone)} one trial at a time"
+        if at_once > 1 and packed is not None and packed < alone:
+            text += f", {_duration(packed)} in packs of {at_once}"
+        rate = f"{memory.flops_per_s / 1e9:,.0f} GFLOP/s"
+        return [*memory.lines(), f"{text}, if products take all of it ({rate}, measured now)"]
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.1f} s"
 
 
 NUM_SAMPLED = 4
@@ -178,7 +203,10 @@ def memory_forecast(
             return None
         found.append(memory)
     capacity, place = available_memory()
-    return MemoryForecast(trials=tuple(found), capacity_bytes=capacity, place=place)
+    rate = flops_per_s() if any(each.epoch_flops for each in found) else None
+    return MemoryForecast(
+        trials=tuple(found), capacity_bytes=capacity, place=place, flops_per_s=rate
+    )
 
 
 def forecast(  # noqa: PLR0913 (the parts of a study, and what is known of it)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from thrifty.core import plain_logger
 from thrifty.pack._state import borrowed_streams
-from thrifty.pack.task._data import open_source, train_batches
+from thrifty.pack.task._data import open_source, steps_of, train_batches
 from thrifty.pack.task._followed_optimizers import FollowedOptimizers
 from thrifty.pack.task._task import HyperParameters, Task, options_of, own_task
 
@@ -43,12 +44,15 @@ class TrialMemory:
         activation_bytes: What a step keeps for its gradient; None if that is not known.
         shared_work: Share of a step's multiplications below the first trained parameter. Trials
             that see the same batch do them once; None if that is not known.
+        epoch_flops: Floating-point operations of the products of an epoch; None if that is not
+            known.
     """
 
     base_bytes: int
     trained_bytes: int
     activation_bytes: int | None
     shared_work: float | None
+    epoch_flops: float | None = None
 
     @property
     def own_bytes(self) -> tuple[float, float]:
@@ -65,11 +69,13 @@ class MemoryForecast:
         trials: Some trials of the study.
         capacity_bytes: The memory that trials may take.
         place: Whose memory that is.
+        flops_per_s: How many floating-point operations a second it does in a product of matrices.
     """
 
     trials: Sequence[TrialMemory]
     capacity_bytes: float
     place: str
+    flops_per_s: float | None = None
 
     @property
     def base_bytes(self) -> int:
@@ -94,6 +100,23 @@ class MemoryForecast:
             return int(left // high), int(left // low)
         base, capacity = self.base_bytes, self.capacity_bytes
         return int(capacity // (base + high)), int(capacity // (base + low))
+
+    def least_seconds(self, epochs: float, *, at_once: int) -> float | None:
+        """Return the least time of some epochs, by the multiplications alone.
+
+        Args:
+            epochs: How many epochs are trained.
+            at_once: How many trials are trained together; what depends on base and batch alone is
+                done once for them.
+        """
+        known = [
+            each.epoch_flops * (1 - (1 - 1 / at_once) * (each.shared_work or 0.0))
+            for each in self.trials
+            if each.epoch_flops is not None
+        ]
+        if not known or not self.flops_per_s:
+            return None
+        return epochs * sum(known) / len(known) / self.flops_per_s
 
     def lines(self) -> list[str]:
         """Return the forecast as text."""
@@ -142,13 +165,29 @@ def memory_of(task: Task, values: Mapping[str, Any], *, real: bool = False) -> T
             model = mine.model(hp).to("meta")
         frozen = [p for p in model.parameters() if not p.requires_grad]
         weights = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-        kept, work = _step(mine, model, values)
+        kept, work, flops = _step(mine, model, values)
         return TrialMemory(
             base_bytes=sum(p.nbytes for p in (*frozen, *model.buffers())),
             trained_bytes=2 * weights + _state_bytes(mine, model, values),
             activation_bytes=kept,
             shared_work=work,
+            epoch_flops=flops,
         )
+
+
+def flops_per_s() -> float:
+    """Measure how fast the first GPU, or else this machine, multiplies matrices."""
+    on_gpu = torch.cuda.is_available()
+    size = 4096 if on_gpu else 1024
+    x = torch.ones(size, size, device="cuda" if on_gpu else "cpu")
+    times = []
+    for _ in range(4):
+        began = time.perf_counter()
+        x @ x
+        if on_gpu:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return 2.0 * size**3 / min(times)
 
 
 def available_memory() -> tuple[float, str]:
@@ -178,14 +217,17 @@ def _state_bytes(task: Task, model: torch.nn.Module, values: Mapping[str, Any]) 
 
 def _step(
     task: Task, model: torch.nn.Module, values: Mapping[str, Any]
-) -> tuple[int | None, float | None]:
-    """Return the bytes that a step keeps for its gradient, and the share of its shared work.
+) -> tuple[int | None, float | None, float | None]:
+    """Return the bytes that a step keeps for its gradient, its shared work, and an epoch's work.
 
-    Both are None if the step needs values, which tensors on the meta device have not.
+    The shared work is a share of the multiplications, an epoch's work their number. All are None if
+    the step needs values, which tensors on the meta device have not.
     """
     source = open_source(task.data(HyperParameters(values)), device=torch.device("cpu"))
     options = options_of(task)
-    rows = batch_size_of(task, values) // check_batches(task, options, values)
+    batch_size = batch_size_of(task, values)
+    num_parts = check_batches(task, options, values)
+    rows = batch_size // num_parts
     batch = next(iter(train_batches(source, seed=0, epoch=0, batch_size=rows)))
     on_meta = pytree.tree_map(
         lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, batch
@@ -210,8 +252,10 @@ def _step(
             torch.autograd.backward(task.loss(model, on_meta))
     except Exception as error:  # noqa: BLE001 (user code may raise anything)
         logger.debug("activations are not forecast: %s: %s", type(error).__name__, error)
-        return None, None
-    return sum(kept.values()), counter.share
+        return None, None, None
+    steps = options.steps_per_epoch or steps_of(source, batch_size)
+    flops = float(counter.flops) * num_parts * steps
+    return sum(kept.values()), counter.share, flops or None
 
 
 class _SharedWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -222,6 +266,11 @@ class _SharedWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad]
         self._differ = {id(p) for p in self._held}
         self._shared = self._all = 0
+
+    @property
+    def flops(self) -> int:
+        """The operations of all of them."""
+        return self._all
 
     @property
     def share(self) -> float | None:

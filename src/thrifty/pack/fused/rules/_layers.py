@@ -5,6 +5,7 @@ Whole recurrent layers are refused, since their kernels take one set of weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,12 +36,12 @@ def linear(group: Group, input: Any, weight: Any, bias: Any = None) -> Packed:
     w = group.first(weight)
     b = None if bias is None else group.first(bias)
     if type(input) is not Packed:
-        rows = input.reshape(-1, input.shape[-1])
         shape = input.shape[:-1]
+        rows = input.reshape(math.prod(shape), input.shape[-1])
     else:
         x = group.first(input)
-        rows = x.reshape(group.size, -1, x.shape[-1])
         shape = x.shape[1:-1]
+        rows = x.reshape(group.size, math.prod(shape), x.shape[-1])
     out = _Linear.apply(rows, w, b)  # type: ignore[no-untyped-call]
     if out.dim() != len(shape) + 2:
         out = out.reshape(group.size, *shape, w.shape[1])
