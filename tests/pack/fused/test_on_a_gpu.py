@@ -9,11 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from thrifty.pack._state import cuda_generator, seed_step, torch_streams
+from thrifty.pack.backends._fused import _sent
+from thrifty.pack.fused._programs import Programs
+from thrifty.pack.fused._randomness import DropoutMask, fill
 from thrifty.pack.fused._tape import Tape, captured
 from thrifty.pack.fused.optimizers import Rows
 from thrifty.pack.fused.optimizers._rules import SGD, Adagrad, Adam, AdamW, RMSprop
-from thrifty.pack.verify import rounds_to_tf32
-from thrifty.pack.verify._compare import relative_tolerance
+from thrifty.pack.verify import StepTaken, compare_step, rounds_to_tf32
+from thrifty.pack.verify._compare import MOST_SENT, relative_tolerance
 from thrifty.pack.verify._reference import _begin_adagrad
 
 
@@ -192,3 +196,116 @@ def test_adagrad_begins_as_torch_makes_it():
     assert made.state[parameter].keys() == cleared.state[parameter].keys()
     for name, value in made.state[parameter].items():
         assert torch.equal(value, cleared.state[parameter][name]), name
+
+
+# -- programs, masks and streams -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_a_captured_program_leaves_running_statistics_as_they_were(graphs, monkeypatch, can):
+    mean = torch.zeros(3)
+    if not can:
+        monkeypatch.setattr("thrifty.pack.fused._programs.captured", lambda tape, device: None)
+    programs = SimpleNamespace(_device=CPU, num_uncaptured=0)
+    tape = Tape(lambda: mean.add_(1), ())
+    found = Programs._captured(programs, tape, [mean])
+    assert mean.tolist() == [0, 0, 0]
+    assert (found is tape) is not can
+    assert programs.num_uncaptured == (not can)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    num_copies = 0
+
+    @property
+    def is_cuda(self):
+        return True
+
+    def cpu(self):
+        OnGpu.num_copies += 1
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.fixture
+def own_stream(monkeypatch):
+    """Let the CPU's global stream be that of the GPU."""
+    for name in ("_state", "fused._randomness"):
+        monkeypatch.setattr(
+            f"thrifty.pack.{name}.cuda_generator", lambda _: torch.default_generator
+        )
+
+
+@pytest.mark.parametrize("p", [0.3, 0.8])
+def test_masks_are_drawn_by_the_function_that_draws_them_alone(own_stream, p):
+    x = torch.ones(2, 5, 4)
+    noise = torch.zeros(2, 5, 4).as_subclass(OnGpu)
+    generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    draw = DropoutMask(noise=noise, path=None, p=p, is_elementwise=True)
+    fill(draw, generators=generators, rates=[{}, {}])
+    fill(draw, generators=generators, rates=[{}, {}])
+    assert torch.equal(torch.get_rng_state(), before), "the stream was only lent"
+    for k, seed in enumerate((3, 4)):
+        torch.manual_seed(seed)
+        torch.native_dropout(x[k], p, train=True)
+        assert torch.equal(noise[k].cpu(), torch.native_dropout(x[k], p, train=True)[0])
+
+
+def test_a_step_seeds_the_streams_of_both(own_stream):
+    seed_step(5, torch.device("cuda"))
+    first = torch_streams(torch.device("cuda"))
+    seed_step(5, CPU)
+    assert len(first) == 2
+    assert all(map(torch.equal, first, torch_streams(CPU) * 2))
+
+
+@pytest.mark.parametrize(("name", "index"), [("cuda", 1), ("cuda:0", 0)])
+def test_a_device_without_a_number_is_the_present_one(monkeypatch, name, index):
+    monkeypatch.setattr("torch.cuda.init", lambda: None)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
+    monkeypatch.setattr("torch.cuda.default_generators", ("first", "second"), raising=False)
+    assert cuda_generator(torch.device(name)) == ("first", "second")[index]
+
+
+def test_numbers_are_sent_without_waiting():
+    calls = []
+
+    class Order:
+        def pin_memory(self):
+            calls.append("pinned")
+            return self
+
+        def to(self, device, **options):
+            calls.append((device.type, options))
+            return self
+
+    order = Order()
+    assert _sent(order, CPU) is order
+    assert not calls
+    _sent(order, torch.device("cuda"))
+    assert calls == ["pinned", ("cuda", {"non_blocking": True})]
+
+
+def step_of(size, *, off=0.0):
+    def tensor(*shape, value=1.0, dtype=torch.float32):
+        return torch.full(shape, value, dtype=dtype).as_subclass(OnGpu)
+
+    return StepTaken(
+        loss=tensor(value=2.0),
+        gradients={"w": tensor(size, 3, value=0.5 + off), "b": tensor(3), "idle": None},
+        tensors={"w": tensor(size, 3), "b": tensor(3), "n": tensor(1, dtype=torch.long)},
+    )
+
+
+@pytest.mark.parametrize("size", [4, MOST_SENT])
+def test_small_steps_are_compared_after_one_copy_for_each_type(size):
+    OnGpu.num_copies = 0
+    before = {name: t - 1 for name, t in step_of(size).tensors.items()}
+    found = compare_step(step_of(size, off=0.1), step_of(size), before=before, num_terms=10)
+    assert found.gradient_of == "w"
+    assert found.found == pytest.approx(0.1, rel=1e-5)
+    assert OnGpu.num_copies == (2 if size == 4 else 0)
+    assert compare_step(step_of(size), step_of(size), before=before, num_terms=10) is None

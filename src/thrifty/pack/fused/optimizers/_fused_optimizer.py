@@ -40,8 +40,8 @@ class Rows:
     gradients: torch.Tensor
     moments: dict[str, torch.Tensor]
     steps: list[int]
-    updates: dict[Any, _Update] = field(init=False, default_factory=dict)
-    """On a GPU, the updates captured so far (see ``RowOptimizer.update_on_gpu``)."""
+    updates: dict[int, _Update] = field(init=False, default_factory=dict)
+    """On a GPU, the updates captured so far, by the number of rows (``update_on_gpu``)."""
     singles: dict[str, list[list[torch.Tensor]]] = field(init=False)
     """Each row in a list of its own, as torch's fused kernels take lists of tensors."""
 
@@ -100,7 +100,7 @@ class RowOptimizer(ABC):
     def update_on_gpu(self, rows: Rows, options: Sequence[Options]) -> None:
         """Update the rows as ``update`` does, from the second time on by a single launch."""
         table = self.table(rows, options)
-        key = (len(options), rows.gradients.data_ptr())
+        key = len(options)
         known = rows.updates.get(key)
         if known is None:
             self.update(rows, table)
