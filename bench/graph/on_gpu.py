@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from bench.common.harness import Goal, at_least, table
 from bench.graph.datasets import connected, rmat
-from thrifty.graph import GNN, SAGE, Batch, NeighborLoader
+from thrifty.graph import GNN, SAGE, Batch, Graph, NeighborLoader
 
 
 FANOUTS = [15, 10, 5]
@@ -46,7 +46,7 @@ def on_gpu(
         "device": device,
     }
     whole = NeighborLoader(graph, FANOUTS, **options)
-    bare = NeighborLoader(graph.replace(x=None), FANOUTS, **options)
+    bare = NeighborLoader(Graph(graph.indptr, graph.indices, y=graph.y), FANOUTS, **options)
     assert graph.x is not None
     features = graph.x.to(device)
     num = min(10 if quick else 200, len(whole))
