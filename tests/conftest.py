@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, settings
 from thrifty.perf import PackCurve
 
 from .depth import IS_THOROUGH, drawn, draws
-from .devices import chosen, on
+from .devices import chosen, on, takes_device
 
 
 # The time of an example says more about the machine than about the code.
@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests that take ``device`` on each device."""
-    if "device" in metafunc.fixturenames:
+    if takes_device(metafunc.definition):
         metafunc.parametrize("device", chosen(metafunc.config), indirect=True, scope="module")
 
 
@@ -71,9 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests that take a device are left.
     """
     if config.getoption("device") is not None:
-        without = [item for item in items if "device" not in getattr(item, "fixturenames", ())]
-        config.hook.pytest_deselected(items=without)
-        items[:] = [item for item in items if "device" in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=[item for item in items if not takes_device(item)])
+        items[:] = [item for item in items if takes_device(item)]
     if IS_THOROUGH or any("::" in arg for arg in config.args):
         return
     groups: dict[str, list[pytest.Item]] = defaultdict(list)

@@ -7,6 +7,7 @@ back-ends make them ``here()``. ``pytest --device cuda`` runs these tests on the
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -56,3 +57,11 @@ def chosen(config: pytest.Config) -> tuple[str, ...]:
     if asked not in NAMES:
         raise pytest.UsageError(f"--device {asked}: PyTorch sees {' and '.join(NAMES)} here")
     return (asked,)
+
+
+def takes_device(item: pytest.Item) -> bool:
+    """Return whether a test takes the fixture ``device``, not a parameter of this name."""
+    if "device" not in getattr(item, "fixturenames", ()):
+        return False
+    own = (str(mark.args[0]) for mark in item.iter_markers("parametrize"))
+    return not any("device" in re.findall(r"\w+", names) for names in own)

@@ -643,7 +643,8 @@ class Logging(Toy):
 def test_state_that_does_not_matter_is_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         run_check(Logging())
-    (message,) = caplog.messages
+    # where memory is aligned differently, a product may round differently, which is said, too
+    (message,) = [each for each in caplog.messages if "differ in their last bits" not in each]
     assert "not in the checkpoint: 'self.notes'" in message
     assert "not_state" in message
 
