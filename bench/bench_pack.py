@@ -123,7 +123,7 @@ def block_sizes(workloads: Iterable[str], *, run: Run, quick: bool) -> list[dict
     limits = ["--seconds", "0" if quick else "0.5", "--max-step", "0.5"]
     for workload in workloads:
         asked = ",".join(map(str, sizes))
-        found = run(OURS, "sweep", workload, "fused", asked, *limits)
+        found = run(OURS, "sweep", workload, asked, *limits)
         rates = {int(k): rate for k, rate in found["rates"].items()}
         times = {f"{k}": 1e6 / rates[k] if k in rates else None for k in sizes}
         out.append({"us of a trial-step, fused": workload, **times, "ended": found["ended"]})

@@ -1,7 +1,7 @@
-"""Training of K trials by thrifty's back-ends, and sweeps over K of every method on one device.
+"""Training of K trials by thrifty's back-ends on the CPU, and of blocks of several sizes.
 
     python -m bench.pack.ours auto WORKLOAD K STEPS [--processes 2]
-    python -m bench.pack.ours sweep WORKLOAD METHOD KS [--device cuda] [--seconds 1] [--max-step 2]
+    python -m bench.pack.ours sweep WORKLOAD KS [--seconds 1] [--max-step 2]
 
 As with the peers, everything is ready and warm before the clock starts, and nothing is evaluated.
 The public interface of the back-ends is driven epoch by epoch.
@@ -14,9 +14,9 @@ import gc
 import math
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,23 +25,18 @@ from torch import nn
 import thrifty as th
 from bench.common.processes import say_result
 from bench.pack import peers
-from bench.pack.peers import WARM_UP, Measured
+from bench.pack.peers import WARM_UP
 from bench.pack.zoo import NUM_BATCHES, ZOO, Classification, Trial, Workload, trials
 from thrifty.pack import (
     AutoBackend,
     Backend,
     BlockOptions,
-    Calibration,
     ConcatenatedBackend,
     EpochPlan,
     FusedBackend,
     Member,
 )
 from thrifty.pack.backends._calibrate import SIZES
-from thrifty.perf import PackCurve
-
-
-Method = Callable[[Workload, int, int, str], Measured]
 
 
 def training_only(base: type[Classification], num_batches: int) -> th.Task:
@@ -167,98 +162,37 @@ def _choice(backend: AutoBackend) -> str:
     return " ".join(filter(None, ["fused", best.variant, str(max(best.step_s))]))
 
 
-# -- sweeps ------------------------------------------------------------------------------
+# -- blocks of several sizes -------------------------------------------------------------
 
 
 def sweep(
-    workload: Workload,
-    method: str,
-    ks: Sequence[int],
-    *,
-    device: str,
-    seconds: float,
-    max_step: float,
+    workload: Workload, ks: Sequence[int], *, seconds: float, max_step: float
 ) -> dict[str, Any]:
-    """Return trial-steps per second by K until K trials fail or a step of all takes too long.
-
-    Peaks are PyTorch's record of the GPU's memory: none for methods that use processes.
-    """
+    """Return trial-steps per second by K until K trials fail or a step of all takes too long."""
     rates: dict[int, float] = {}
-    peaks: dict[int, float] = {}
     rate, ended = 0.0, ""
     for k in (ks[0], *ks):  # the first is a pilot that tells how many steps to take
-        _forget(device)
+        gc.collect()
         try:
-            measured = SWEPT[method](workload, k, max(3, int(seconds * rate / k)), device)
-        except Exception as error:  # noqa: BLE001 (a method that fails is a result)
-            measured = Measured(None, f"{type(error).__name__}: {error}".partition("\n")[0])
-        if measured.rate is None:
-            ended = f"K = {k}: {measured.reason}"
+            rate = _fused(workload, k, max(3, int(seconds * rate / k)))
+        except Exception as error:  # noqa: BLE001 (a size that fails is a result)
+            ended = f"K = {k}: {type(error).__name__}: {error}".partition("\n")[0]
             break
-        rate = rates[k] = measured.rate
-        if device != "cpu" and not method.endswith("processes"):
-            peaks[k] = torch.cuda.max_memory_allocated(device) / 2**20
+        rates[k] = rate
         if k / rate > max_step:
             ended = f"K = {k}: a step of all takes {k / rate:.1f} s"
             break
-    return {"rates": rates, "peak_gpu_mb": peaks, "ended": ended}
+    return {"rates": rates, "ended": ended}
 
 
-def _forget(device: str) -> None:
-    gc.collect()
-    if device != "cpu":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def _packed(make: Callable[[th.Task, int, str], Backend]) -> Method:
-    def measure(workload: Workload, k: int, steps: int, device: str) -> Measured:
-        task = _task(workload.name, min(steps, NUM_BATCHES))
-        pack = Pack(make(task, k, device), trials(workload, k))
-        pack.train(WARM_UP)
-        began = peers._now(device)
-        trial_steps = pack.train(steps)
-        return Measured(trial_steps / (peers._now(device) - began))
-
-    return measure
-
-
-def _fused(task: th.Task, k: int, device: str, **options: bool) -> Backend:
-    return FusedBackend(task, device=device, block=BlockOptions(size=k, **options))
-
-
-_known: dict[str, Sequence[PackCurve]] = {}
-
-
-def _auto(task: th.Task, _: int, device: str) -> Backend:
-    """Return a back-end that is calibrated once, not for every K."""
-
-    def note(calibration: Calibration) -> None:
-        _known[calibration.key] = calibration.curves
-
-    return AutoBackend(task, device=device, known=_known, on_calibrated=note)
-
-
-@cache
-def _task(name: str, num_batches: int) -> th.Task:
-    return training_only(ZOO[name].make, num_batches)
-
-
-SWEPT: dict[str, Method] = {
-    "sequential": lambda w, k, steps, device: peers.sequential(w, k, steps, 1, device),
-    "concatenated": _packed(lambda task, _, device: ConcatenatedBackend(task, device=device)),
-    "fused": _packed(_fused),
-    "fused, channels_last": _packed(partial(_fused, channels_last=True)),
-    "fused, cuda_graphs": _packed(partial(_fused, cuda_graphs=True)),
-    "fused, compile": _packed(partial(_fused, compile=True)),
-    "fused, compile, cuda_graphs": _packed(partial(_fused, compile=True, cuda_graphs=True)),
-    "auto": _packed(_auto),
-    "vmap": lambda w, k, steps, device: peers.vmap(w, k, steps, 1, device),
-    "2 processes": lambda w, k, steps, device: peers.processes(w, k, steps, device, 2),
-    "4 processes": lambda w, k, steps, device: peers.processes(w, k, steps, device, 4),
-    "2 MPS processes": lambda w, k, steps, device: peers.mps(w, k, steps, device, 2),
-    "4 MPS processes": lambda w, k, steps, device: peers.mps(w, k, steps, device, 4),
-}
+def _fused(workload: Workload, k: int, steps: int) -> float:
+    """Return trial-steps per second of one block of K trials."""
+    task = training_only(workload.make, min(steps, NUM_BATCHES))
+    pack = Pack(FusedBackend(task, block=BlockOptions(size=k)), trials(workload, k))
+    pack.train(WARM_UP)
+    began = time.perf_counter()
+    trial_steps = pack.train(steps)
+    return trial_steps / (time.perf_counter() - began)
 
 
 def main() -> None:
@@ -272,9 +206,7 @@ def main() -> None:
     one.add_argument("--sizes", type=_numbers, default=SIZES["cpu"], help="to calibrate with")
     many = kinds.add_parser("sweep")
     many.add_argument("workload", choices=ZOO)
-    many.add_argument("method", choices=SWEPT)
     many.add_argument("ks", type=_numbers)
-    many.add_argument("--device", default="cpu")
     many.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     many.add_argument("--max-step", type=float, default=2.0, help="no larger K beyond that")
     args = parser.parse_args()
@@ -285,7 +217,7 @@ def main() -> None:
         say_result(auto(workload, args.k, args.steps, **processes))
         return
     limits = {"seconds": args.seconds, "max_step": args.max_step}
-    say_result(sweep(workload, args.method, args.ks, device=args.device, **limits))
+    say_result(sweep(workload, args.ks, **limits))
 
 
 def _numbers(text: str) -> list[int]:

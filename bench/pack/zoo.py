@@ -27,9 +27,6 @@ class Workload:
     make: Callable[[], th.Task]
     values: Mapping[str, Any]
     batch_size: int
-    ks_cpu: tuple[int, ...]
-    ks_cuda: tuple[int, ...]
-    cuda_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,45 +335,27 @@ class _SageLayer(nn.Module):
         return self.own(x) + self.neighbours(total / degree.clamp(min=1))
 
 
-def _workload(
-    name: str,
-    task: type[Classification],
-    ks_cpu: tuple[int, ...],
-    ks_cuda: tuple[int, ...],
-    **values: Any,
-) -> Workload:
-    """Return a workload; without pack sizes for the CPU, it is for CUDA alone."""
-    return Workload(
-        name=name,
-        make=task,
-        values=values,
-        batch_size=task.batch_size,
-        ks_cpu=ks_cpu,
-        ks_cuda=ks_cuda,
-        cuda_only=not ks_cpu,
-    )
+def _workload(name: str, task: type[Classification], **values: Any) -> Workload:
+    return Workload(name=name, make=task, values=values, batch_size=task.batch_size)
 
-
-_MANY, _SOME, _FEW = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16), (1, 2, 4, 8)
-_CUDA = (1, 4, 16, 64, 256)
 
 ZOO: dict[str, Workload] = {
     workload.name: workload
     for workload in (
-        _workload("mlp", Mlp, _MANY, _CUDA, lr=0.05, width=128),
-        _workload("mlp_adamw", MlpAdamW, _MANY, _CUDA, lr=1e-3, width=128),
-        _workload("mlp_wide", MlpWide, _FEW, _CUDA, lr=0.05, width=512),
-        _workload("mlp_narrow16", MlpNarrow, _MANY, _CUDA, lr=0.05, width=16),
-        _workload("mlp_narrow32", MlpNarrow, _MANY, _CUDA, lr=0.05, width=32),
-        _workload("mlp_narrow64", MlpNarrow, _MANY, _CUDA, lr=0.05, width=64),
-        _workload("mlp3", Mlp3, (), _CUDA[:4], lr=0.05, width=1024),
-        _workload("lenet", LeNet, _SOME, _CUDA, lr=0.05),
-        _workload("resnet20", ResNet20, _FEW, _CUDA[:4], lr=0.05),
-        _workload("resnet20_eighth", ResNet20Eighth, (), _CUDA[:4], lr=0.05),
-        _workload("resnet18", ResNet18, (), _SOME, lr=0.05),
-        _workload("resnet50", ResNet50, (), _FEW, lr=0.05),
-        _workload("transformer", Transformer, _FEW, _CUDA[:4], lr=0.02, dropout=0.1),
-        _workload("gpt", Gpt, (), _CUDA[:4], lr=0.05),
-        _workload("sage", Sage, _FEW, _CUDA[:4], lr=0.05),
+        _workload("mlp", Mlp, lr=0.05, width=128),
+        _workload("mlp_adamw", MlpAdamW, lr=1e-3, width=128),
+        _workload("mlp_wide", MlpWide, lr=0.05, width=512),
+        _workload("mlp_narrow16", MlpNarrow, lr=0.05, width=16),
+        _workload("mlp_narrow32", MlpNarrow, lr=0.05, width=32),
+        _workload("mlp_narrow64", MlpNarrow, lr=0.05, width=64),
+        _workload("mlp3", Mlp3, lr=0.05, width=1024),
+        _workload("lenet", LeNet, lr=0.05),
+        _workload("resnet20", ResNet20, lr=0.05),
+        _workload("resnet20_eighth", ResNet20Eighth, lr=0.05),
+        _workload("resnet18", ResNet18, lr=0.05),
+        _workload("resnet50", ResNet50, lr=0.05),
+        _workload("transformer", Transformer, lr=0.02, dropout=0.1),
+        _workload("gpt", Gpt, lr=0.05),
+        _workload("sage", Sage, lr=0.05),
     )
 }

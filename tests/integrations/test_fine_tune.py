@@ -237,7 +237,7 @@ def test_a_trained_model_has_no_adapters_of_rank_0():
     task = llama(adapter=CHOSEN)
     model = task.model(hp)
     assert any("k_proj.lora_A" in name for name in model.state_dict())
-    found = task.trained_model(model)
+    found = task.__thrifty_finished__(model)
     assert found.state_dict().keys() == wanted.state_dict().keys()
     ids = tokens(2, 0)
     assert torch.equal(found(input_ids=ids).logits, wanted(input_ids=ids).logits)

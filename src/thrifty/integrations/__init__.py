@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
-    from ._fine_tune import FineTune as FineTune, LoRA as LoRA, pack_tokens as pack_tokens
+    from ._fine_tune import FineTune as FineTune, pack_tokens as pack_tokens
     from ._huggingface import HuggingFaceTrainable as HuggingFaceTrainable
     from ._lightning import LightningTrainable as LightningTrainable
+    from ._lora import LoRA as LoRA
     from ._lr_scheduler import LRScheduler as LRScheduler
     from ._mlflow import MLflow as MLflow
     from ._tensorboard import TensorBoard as TensorBoard
@@ -25,7 +26,7 @@ _HOMES = {
     "HuggingFaceTrainable": "_huggingface",
     "LRScheduler": "_lr_scheduler",
     "LightningTrainable": "_lightning",
-    "LoRA": "_fine_tune",
+    "LoRA": "_lora",
     "MLflow": "_mlflow",
     "TensorBoard": "_tensorboard",
     "ThriftySearchCV": "sklearn._search",

@@ -114,6 +114,10 @@ def plan_of(
     return EpochPlan(epoch=epoch, values=values, moving=moving)
 
 
+FINISH = "__thrifty_finished__"
+"""The method of a task that takes out of a trained model what only training needs."""
+
+
 def model_of(backend: SoloBackend, *, average: str | None = None) -> torch.nn.Module:
     """Return the trained model, on the CPU and in evaluation mode.
 
@@ -125,10 +129,8 @@ def model_of(backend: SoloBackend, *, average: str | None = None) -> torch.nn.Mo
         TaskError: There is no such average.
     """
     model = backend.model if average is None else backend.averaged_model(average)
-    task = backend.trial.task
-    if isinstance(task, Task):
-        model = task.trained_model(model)
-    return model.cpu().eval()
+    finish = getattr(backend.trial.task, FINISH, None)
+    return (model if finish is None else finish(model)).cpu().eval()
 
 
 @contextmanager

@@ -119,6 +119,34 @@ def test_the_automatic_back_end_fuses_what_agrees():
     assert backend.checks.spent_s > 0
 
 
+@pytest.mark.parametrize("agrees", [True, False])
+def test_where_tf32_may_hide_an_error_a_second_opinion_decides(monkeypatch, agrees):
+    """It is asked at a trial's first check; later ones compare what is left."""
+    asked = []
+    checking = "thrifty.pack.fused._checking"
+    monkeypatch.setattr(f"{checking}.rounds_to_tf32", lambda tensors: True)
+    monkeypatch.setattr(
+        f"{checking}.agrees_in_double", lambda *_, **__: bool(asked.append(1)) or agrees
+    )
+    backend = begun(Toy())
+    outcomes = [epoch(backend, 0), epoch(backend, 1)]
+    if agrees:
+        assert not any(isinstance(each, Exception) for found in outcomes for each in found.values())
+        assert len(asked) == len(TRIALS)
+    else:
+        assert "in double precision differs" in str(outcomes[0][0])
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_the_same_for_metrics(monkeypatch, caplog, agrees):
+    evaluation = "thrifty.pack.fused._evaluation"
+    monkeypatch.setattr(f"{evaluation}.rounds_to_tf32", lambda tensors: True)
+    monkeypatch.setattr(f"{evaluation}.metrics_agree_in_double", lambda *_, **__: agrees)
+    found = together(AutoBackend(Toy(), device=here(), prefer="fused"), TRIALS)
+    assert_same(found, alone(Toy(), TRIALS), tolerance=2e-5)
+    assert ("they differ in double precision" in caplog.text) is not agrees
+
+
 def test_metrics_that_differ_are_computed_one_by_one(monkeypatch, caplog):
     def wrong(*args, size, **options):
         return [{"mse": 1000.0 + k} for k in range(size)]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from thrifty.core import trim_heap
 from thrifty.pack._frozen import cheap_copy, copy_of
 from thrifty.pack.task._data import valid_batches
 from thrifty.pack.verify import (
@@ -65,9 +64,6 @@ def agrees_in_double(
             return _agrees(structure, trial, state, is_current=is_current)
     except (UnfusableError, RuntimeError, TypeError, ValueError):
         return False
-    finally:
-        if structure.held:
-            trim_heap()
 
 
 def metrics_agree_in_double(

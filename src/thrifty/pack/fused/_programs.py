@@ -347,19 +347,21 @@ class Programs(User):
         else:
             tape = bind(program, inputs, draws=noises, destinations=wanted, arena=self._arena)
         if self._options.cuda_graphs and self._device.type == "cuda" and recorded.program.calls:
-            return self._captured(tape, [t for t in untrained if not is_shared(t)])
+            return self._captured(tape, untrained)
         return tape
 
     def _captured(self, tape: Tape, untrained: Sequence[torch.Tensor]) -> Tape:
         """Capture a tape as a CUDA graph, or count it where that is not possible.
 
-        The warm-up run changes running statistics (``untrained``), so they are put back.
+        The warm-up run changes running statistics (among ``untrained``), so they are put back.
         """
-        before = [tensor.clone() for tensor in untrained]
+        shared = [tensor for tensor in untrained if is_shared(tensor)]
+        own = [tensor for tensor in untrained if not is_shared(tensor)]
+        before = [tensor.clone() for tensor in own]
         with torch.no_grad():
             tape()
-            found = captured(tape, self._device)
-            for tensor, value in zip(untrained, before, strict=True):
+            found = captured(tape, self._device, shared=shared)
+            for tensor, value in zip(own, before, strict=True):
                 tensor.copy_(value)
         self.num_uncaptured += found is None
         return tape if found is None else found

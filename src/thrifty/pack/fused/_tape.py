@@ -11,10 +11,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import eq
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+
+from thrifty.pack._frozen import address
 
 from ._record import CREATIONS, IN_PLACE_SAFE, VIEWS, Call, Program, Ref, out_variant
 
@@ -41,20 +44,34 @@ class Tape:
 
 
 class _Replay:
-    """A captured tape; it keeps the tape, since the graph finds its memory by address."""
+    """A captured tape; it keeps the tape, since the graph finds its memory by address.
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, tape: Tape) -> None:
+    Tensors that models share get other memory if something writes to them. Then the tape runs call
+    by call.
+    """
+
+    def __init__(
+        self, graph: torch.cuda.CUDAGraph, tape: Tape, shared: Sequence[torch.Tensor]
+    ) -> None:
         self._graph = graph
         self._tape = tape
+        self._shared = shared
+        self._places = [address(tensor) for tensor in shared]
 
     def __call__(self) -> None:
-        self._graph.replay()
+        if all(map(eq, map(address, self._shared), self._places)):
+            self._graph.replay()
+        else:
+            self._tape()
 
 
-def captured(tape: Tape, device: torch.device) -> Tape | None:
+def captured(
+    tape: Tape, device: torch.device, *, shared: Sequence[torch.Tensor] = ()
+) -> Tape | None:
     """Return the tape as a CUDA graph, one launch for all calls; None if it cannot be captured.
 
-    A tape that waits for the GPU cannot. The tape must have run before.
+    A tape that waits for the GPU cannot. The tape must have run before. ``shared`` are the tensors
+    that it reads and that models share.
     """
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -77,7 +94,7 @@ def captured(tape: Tape, device: torch.device) -> Tape | None:
         if collects:
             gc.enable()
         present.wait_stream(stream)
-    return Tape(_Replay(graph, tape), tape.outputs)
+    return Tape(_Replay(graph, tape, shared), tape.outputs)
 
 
 class Arena:

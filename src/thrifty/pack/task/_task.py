@@ -240,13 +240,6 @@ class Task(_Identified, ABC):
         """
         return None
 
-    def trained_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return a trained model as ``load_model`` gives it to the user; by default as it is.
-
-        Override it to take out what only training needs.
-        """
-        return model
-
     def adapt(self, model: torch.nn.Module, hp: HyperParameters) -> None:
         """Bring a model up to date with hyper-parameters that changed; called before each epoch.
 

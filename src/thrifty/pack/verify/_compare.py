@@ -252,6 +252,8 @@ def rounds_to_tf32(tensors: Iterable[torch.Tensor]) -> bool:
 
 TF32_EPS = 2.0**-10
 """The unit in the last place of TF32, relative to the number."""
+TF32_ULPS = 16.0
+"""Units of TF32 by which a result may differ. TF32 rounds what is multiplied, not the sums."""
 
 
 def relative_tolerance(dtype: torch.dtype, *, num_terms: int, tf32: bool = False) -> float:
@@ -267,9 +269,8 @@ def relative_tolerance(dtype: torch.dtype, *, num_terms: int, tf32: bool = False
     """
     inexact = dtype.is_floating_point or dtype.is_complex
     eps = torch.finfo(dtype).eps if inexact else 0.0
-    if tf32 and dtype == torch.float32:
-        eps = TF32_EPS
-    return max(GRADIENT_FACTOR * eps * math.sqrt(max(num_terms, MIN_TERMS)), FINEST)
+    rounded = TF32_ULPS * TF32_EPS if tf32 and dtype == torch.float32 else 0.0
+    return max(GRADIENT_FACTOR * eps * math.sqrt(max(num_terms, MIN_TERMS)), FINEST) + rounded
 
 
 def _loss_difference(

@@ -15,7 +15,7 @@ import torch
 from thrifty.pack._frozen import cheap_copy
 from thrifty.pack._state import step_counters
 
-from ._compare import SLACK, StepTaken, differences, is_saturated
+from ._compare import SLACK, TF32_EPS, StepTaken, differences, is_saturated, rounds_to_tf32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,11 +242,9 @@ def is_rounding(
         if each.excess > LARGE
         and not is_saturated(each, packed, alone, in_double=in_double, num_terms=num_terms)
     }
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(NUM_NUDGES):
+    for moved in map(step, _nudged(tensors)):
         if not left:
             break
-        moved = step({name: _moved(tensor, generator) for name, tensor in tensors.items()})
         for each in differences(moved, alone, num_terms=num_terms):
             if left.get(each.what, 0.0) > SLACK * each.found:
                 continue
@@ -276,11 +274,9 @@ def are_metrics_rounding(
         for name in (*packed, *alone)
         if not _distance(packed, alone, name) <= LARGE * tolerance * abs(alone.get(name, 0.0))
     }
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(NUM_NUDGES):
+    for moved in map(evaluate, _nudged(tensors)):
         if not left:
             break
-        moved = evaluate({name: _moved(tensor, generator) for name, tensor in tensors.items()})
         left = {
             name
             for name in left
@@ -293,9 +289,20 @@ def _distance(one: Mapping[str, float], other: Mapping[str, float], name: str) -
     return abs(one.get(name, math.nan) - other.get(name, math.nan))
 
 
-def _moved(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _nudged(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield copies of tensors that are moved in their last places, at random.
+
+    Where torch rounds to TF32, they are moved by a unit of that.
+    """
+    generator = torch.Generator().manual_seed(0)
+    least = TF32_EPS if rounds_to_tf32(tensors.values()) else 0.0
+    for _ in range(NUM_NUDGES):
+        yield {name: _moved(t, generator, least=least) for name, t in tensors.items()}
+
+
+def _moved(tensor: torch.Tensor, generator: torch.Generator, *, least: float) -> torch.Tensor:
     if not tensor.dtype.is_floating_point:
         return tensor.clone()
     noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-    size = NUDGE_ULPS * torch.finfo(tensor.dtype).eps
+    size = max(NUDGE_ULPS * torch.finfo(tensor.dtype).eps, least)
     return tensor * (1.0 + size * noise).to(tensor)

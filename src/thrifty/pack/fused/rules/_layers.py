@@ -354,10 +354,19 @@ def _drop(group: Group, x: Packed, p: float, *, shape: Sequence[int], inplace: b
     return group.pack(x.value * noise, x.axis)
 
 
-@register_rule(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu, torch.Tensor.data_ptr)
+@register_rule(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 def recurrent(group: Group, *args: Any, **kwargs: Any) -> Any:
-    """Refuse whole recurrent layers, which on a GPU first ask where their weights lie."""
+    """Refuse whole recurrent layers."""
     raise UnfusableError("recurrent layers (nn.LSTM, nn.GRU, nn.RNN) have no batched rule")
+
+
+@register_rule(torch.Tensor.data_ptr)
+def data_ptr(group: Group, *args: Any, **kwargs: Any) -> Any:
+    """Refuse to say where one trial's tensor lies; on a GPU, recurrent layers ask that first."""
+    raise UnfusableError(
+        "it asks where a tensor lies in memory; on a GPU, recurrent layers (nn.LSTM, nn.GRU, "
+        "nn.RNN) do so, which have no batched rule"
+    )
 
 
 def simple_cell(activation: Callable[..., Any]) -> Callable[..., Any]:
