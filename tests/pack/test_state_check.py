@@ -496,8 +496,8 @@ def test_going_further_ends_when_the_time_is_up(monkeypatch):
         assert probe_further(trial, plan(1), num_steps=7, limit_s=0.0)[1] == 7
 
 
-def test_trials_go_further_once_for_what_is_outside(monkeypatch, caplog):
-    calls = []
+def test_trials_go_further_once_for_what_is_outside(monkeypatch):
+    calls, found = [], []
 
     def counted(*args, **options):
         calls.append(1)
@@ -509,7 +509,10 @@ def test_trials_go_further_once_for_what_is_outside(monkeypatch, caplog):
         for _ in range(2):
             trial, member = trained(Logging(), check)
             check.check(trial, member, plan(1), seconds=0.0)
-    assert len(calls) == 2, "the live trial and the restored one"
+            found.append(len(calls))
+    # The live trial and the restored one; and another, if equal steps differ in their last bits.
+    assert found[0] in (2, 3)
+    assert found[1] == found[0], "the second trial goes no further"
 
 
 # -- values without ordinary comparison -----------------------------------------------------------
