@@ -113,6 +113,10 @@ def fixed(epoch):
     return {"lr": 0.05}
 
 
+def slowing(epoch):
+    return {"lr": 0.1 / (1 + epoch)}
+
+
 def falling(epoch):
     return {"lr": 0.1 if epoch < 2 else 0.01, "dropout": 0.1 * epoch}
 
@@ -364,19 +368,78 @@ class Registered(Net):
         return super().training_step(batch, batch_idx)
 
 
+class Whole(Net):
+    """Keeps all hyper-parameters, and reads the rate when the optimizer is made."""
+
+    def __init__(self, hp):
+        super().__init__(0.0)
+        self.hp = hp
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hp.lr)
+
+
+class Halved(Net):
+    """Computes with the rate when it is made."""
+
+    def __init__(self, lr, **options):
+        super().__init__(lr / 2, **options)
+
+
+class Deeper(Net):
+    """Looks at the rate when it is made, and forgives that this fails."""
+
+    def __init__(self, lr, **options):
+        super().__init__(lr, **options)
+        try:
+            small = lr < 0.05
+        except Exception:  # noqa: BLE001 (user code that tries what it may)
+            small = True
+        self.scale = 0.5 if small else 1.0
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.scale
+
+
+RATES: list[float] = []
+
+
+class Noting(Net):
+    """Keeps the rate of each module in a list of the class as well."""
+
+    def __init__(self, lr, **options):
+        super().__init__(lr, **options)
+        RATES.append(lr)
+
+
+def made(kind):
+    if kind is Whole:
+        return Whole
+    return lambda hp: kind(hp.lr, dropout=hp.get("dropout", 0.0))
+
+
 @pytest.mark.parametrize(
     ("kind", "values", "num"),
-    [(Net, fixed, 4), (Remembering, fixed, 4), (Net, falling, 6), (Registered, fixed, 8)],
+    [
+        (Net, fixed, 4),
+        (Net, slowing, 4),
+        (Net, falling, 7),
+        (Remembering, slowing, 4),
+        (Whole, slowing, 4),
+        (Halved, fixed, 4),
+        (Halved, slowing, 7),
+        (Deeper, slowing, 7),
+        (Noting, slowing, 6),
+        (Registered, fixed, 6),
+    ],
 )
 def test_modules_are_copied_where_they_are_the_same(monkeypatch, kind, values, num):
     def trained():
         calls = []
-
-        def make(hp):
-            calls.append(None)
-            return kind(hp.lr, dropout=hp.get("dropout", 0.0))
-
-        metrics, state = train(LightningTrainable(make, lambda hp: loaders()), values, epochs=6)
+        counted = lambda *args: (calls.append(None), seed_everything(*args))  # noqa: E731
+        monkeypatch.setattr(_model_copies, "seed_everything", counted)
+        task = LightningTrainable(made(kind), lambda hp: loaders())
+        metrics, state = train(task, values, epochs=6)
         return metrics, state.tensors, len(calls)
 
     metrics, tensors, calls = trained()
@@ -385,6 +448,7 @@ def test_modules_are_copied_where_they_are_the_same(monkeypatch, kind, values, n
     wanted, others, _ = trained()
     assert metrics == wanted
     assert all((tensor == others[name]).all() for name, tensor in tensors.items())
+    assert all(type(rate) is float for rate in RATES)
 
 
 def test_the_model_has_the_trials_weights():

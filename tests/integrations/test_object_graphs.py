@@ -231,7 +231,7 @@ def nothing(net):
     ("change", "is_same"), [(nothing, True), (one_value, False), (two_places, False)]
 )
 def test_a_copy_is_compared_as_it_is(change, is_same):
-    def copied(net):
+    def copied(net, instead):
         made = copy.deepcopy(net)
         change(made)
         return made
@@ -240,7 +240,7 @@ def test_a_copy_is_compared_as_it_is(change, is_same):
 
 
 def test_a_copy_that_shares_a_part_is_not_taken():
-    def copied(net):
+    def copied(net, instead):
         made = copy.copy(net)
         made.__dict__ = copy.copy(vars(net))
         return made
@@ -249,7 +249,7 @@ def test_a_copy_that_shares_a_part_is_not_taken():
 
 
 def test_a_set_of_names_has_no_order():
-    def copied(net):
+    def copied(net, instead):
         made = copy.deepcopy(net)
         made.names = {*sorted(net.names, reverse=True)}
         return made

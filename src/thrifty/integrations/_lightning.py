@@ -83,8 +83,8 @@ class LightningTrainable(KeptTrainable):
         module: Function that makes the LightningModule from the hyper-parameters. It is called for
             an epoch with that epoch's values, and the module then gets the trial's weights. Thus
             dropout rates, loss weights and options of the optimiser follow the schedules of the
-            space. While nothing that it reads changes, epochs from the fourth on get copies, if a
-            copy is found to be the same as a module that is made.
+            space. Epochs from the fourth on get copies, if a copy is found to be the same as a
+            module that is made; a number that changes with the epoch may be kept in the module.
         data: Function that makes the training data from the hyper-parameters: a
             LightningDataModule, a pair of loaders (training, validation) or one loader. It is
             called for each trial, and again when a value that it reads changes. None: the module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,25 +13,34 @@ import torch
 
 from thrifty.pack import HyperParameters, borrowed_streams
 from thrifty.pack._state import seed_everything
-from thrifty.pack.task._task import values_of
+from thrifty.pack.task._task import unread, values_of
 from thrifty.pack.verify import Watch
 
 from ._object_graphs import made_again
+from ._placeholders import Placeholder, watched
 
+
+logger = logging.getLogger("thrifty")
 
 _LIBRARIES = frozenset({"torch", "transformers", "peft"})
 
 
 class ModelCopies:
-    """Calls ``make(hp)`` once for a trial, and again if something that it reads has changed.
+    """Calls ``make(hp)`` a few times for a trial, and again if something that it reads has changed.
 
     That may be a value of ``hp``, a global or something in a closure. What it reads from files is
-    not noticed.
+    not noticed at once.
 
     Each epoch gets a new model: a copy of one that has not been trained, if the copy is certain to
     be the same as what ``make`` would return, and otherwise what ``make`` returns. Models of
     libraries are certain to be (``is_copyable``). Others are compared in the third epoch, with all
     that they refer to (``made_again``).
+
+    A number that changes from epoch to epoch, such as a learning rate with a schedule, may be kept
+    in the model by ``make``, if that does nothing else with it: the model to copy is made with a
+    ``Placeholder``, and each copy gets the number of its epoch.
+
+    After 8, 16, 32 ... copies, the model is made and compared again.
 
     >>> copies = ModelCopies(lambda hp: torch.nn.Linear(hp.width, 1))
     >>> first = copies.get(HyperParameters({"width": 3, "lr": 0.1}), seed=0)
@@ -42,11 +52,13 @@ class ModelCopies:
     def __init__(self, make: Callable[[HyperParameters], torch.nn.Module]) -> None:
         self._make = make
         self._read: Mapping[str, Any] = {}
+        self._changing: frozenset[str] = frozenset()
+        """Names whose values have differed between the models that are counted."""
         self._num_made = 0
-        """How often a model was made from the values that are read now."""
-        self._original: torch.nn.Module | None = None
+        """How many models in turn read equal values, or numbers that change."""
         self._watch: Watch | None = None
-        """What ``make`` reads besides ``hp``; None without an original."""
+        """What ``make`` read besides ``hp`` when the first of them was made."""
+        self._original: _Original | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy begins with: ``make`` alone, since a watch cannot be copied."""
@@ -59,42 +71,166 @@ class ModelCopies:
             hp: The hyper-parameters.
             seed: Seed of what ``make`` draws at random.
         """
-        if self._watch is not None:
-            if values_of(hp, self._read) == self._read and not self._watch.changed():
-                hp.names_read |= self._read.keys()
-                return copy.deepcopy(self._original)  # type: ignore[return-value]
-            # Free the memory of the original before another one is made.
-            self._original, self._watch, self._num_made = None, None, 0
-        model, read = self._made(hp, seed=seed)
-        self._num_made = self._num_made + 1 if read == self._read else 1
-        self._read = read
-        if is_copyable(model):
-            self._original = copy.deepcopy(model)
-        elif self._num_made == _NUM_BEFORE_COMPARED and _num_bytes(model) <= _MOST_BYTES:
-            of, make = model, partial(self._made, hp, seed=seed)
-            with borrowed_streams():
-                # The one made last is trained: user code may have noted down which one that is.
-                model, is_same = made_again(of, make=lambda: make()[0])
-            self._original = of if is_same else None
         if self._original is not None:
-            self._watch = Watch({"make": self._make})
-            if self._watch.unwatchable:  # an iterator cannot be compared with what it was
-                self._original, self._watch = None, None
+            if self._original.serves(hp, read=self._read):
+                hp.names_read |= self._read.keys()
+                return self._original_again(hp, seed=seed)
+            # Free the memory of the original before another one is made.
+            self._original, self._num_made = None, 0
+        if self._num_made == _NUM_BEFORE_COMPARED - 1:
+            return self._compared(hp, seed=seed)
+        model = self._made(hp, seed=seed)
+        if is_copyable(model):
+            self._keep(_Original(copy.deepcopy(model), compared=False))
         return model
 
-    def _made(self, hp: HyperParameters, *, seed: int) -> tuple[torch.nn.Module, dict[str, Any]]:
+    def _original_again(self, hp: HyperParameters, *, seed: int) -> torch.nn.Module:
+        original = self._original
+        assert original is not None
+        if not original.is_due():
+            return original.copy(hp)
+        model: torch.nn.Module
+        model, is_same = made_again(
+            original.model, make=partial(self._made, hp, seed=seed), instead=original.instead(hp)
+        )
+        if not is_same:
+            logger.warning(
+                "%s makes another model now than for the first epochs of this trial, from the same "
+                "hyper-parameters. The last epochs trained copies of the first one; from now on, "
+                "it is called for each epoch. Let it read nothing besides hp that changes, such as "
+                "a file or the time",
+                getattr(self._make, "__qualname__", repr(self._make)),
+            )
+            self._original, self._num_made = None, _NUM_BEFORE_COMPARED
+        return model
+
+    def _compared(self, hp: HyperParameters, *, seed: int) -> torch.nn.Module:
+        """Make two models, and keep one as the original if copies of it are like the other."""
+        changing = self._changing_with(hp)
+        if changing is None or self._is_unsteady():
+            # One call more than epochs might change what the next one makes.
+            return self._made(hp, seed=seed)
+        placeholders = {n: Placeholder(number) for n, number in values_of(hp, changing).items()}
+        stand_in = HyperParameters({**unread(hp), **placeholders})
+        try:
+            with borrowed_streams(), watched(*placeholders.values()) as is_kept:
+                seed_everything(seed)
+                of = self._make(stand_in)
+        except Exception:  # noqa: BLE001 (whatever user code makes of the error of a placeholder)
+            return self._made(hp, seed=seed)
+        if not is_kept() or is_copyable(of) or _num_bytes(of) > _MOST_BYTES:
+            return self._made(hp, seed=seed)
+        model: torch.nn.Module
+        original = _Original(of, stand_in=stand_in, placeholders=placeholders)
+        with borrowed_streams():
+            # The one made last is trained: user code may have noted down which one that is.
+            model, is_same = made_again(
+                of, make=partial(self._made, hp, seed=seed), instead=original.instead(hp)
+            )
+        reads_the_same = self._num_made == _NUM_BEFORE_COMPARED and self._changing == changing
+        if is_same and reads_the_same and not self._is_unsteady():
+            self._keep(original)
+        return model
+
+    def _is_unsteady(self) -> bool:
+        """Return whether something besides ``hp`` that ``make`` reads changes, or may do so."""
+        return self._watch is None or bool(self._watch.unwatchable or self._watch.changed())
+
+    def _keep(self, original: _Original) -> None:
+        original.watch = Watch({"make": self._make})
+        if not original.watch.unwatchable:  # an iterator cannot be compared with what it was
+            self._original = original
+
+    def _made(self, hp: HyperParameters, *, seed: int) -> torch.nn.Module:
+        """Make a model, and note what was read for it."""
         before = set(hp.names_read)
         hp.names_read.clear()
         try:
             seed_everything(seed)
             model = self._make(hp)
-            return model, dict(values_of(hp, hp.names_read))
+            read = dict(values_of(hp, hp.names_read))
         finally:
             hp.names_read |= before
+        changing = self._changing_with(hp) if read.keys() == self._read.keys() else None
+        self._num_made = 1 if changing is None else self._num_made + 1
+        self._changing = changing or frozenset()
+        if self._num_made == 1:
+            self._watch = Watch({"make": self._make})
+        self._read = read
+        return model
+
+    def _changing_with(self, hp: HyperParameters) -> frozenset[str] | None:
+        """Return the names of numbers that have changed up to now; None if another value has."""
+        now = values_of(hp, self._read)
+        changed = frozenset(name for name, value in now.items() if value != self._read[name])
+        for name in changed:
+            if type(now[name]) not in (int, float) or type(now[name]) is not type(self._read[name]):
+                return None
+        return self._changing | changed
+
+
+class _Original:
+    """A model that has not been trained, of which epochs get copies.
+
+    Args:
+        model: The model.
+        stand_in: The hyper-parameters that it was made from, with placeholders; None: any.
+        placeholders: Placeholders for numbers that change, by name.
+        compared: Whether it can be compared with another one.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        stand_in: HyperParameters | None = None,
+        placeholders: Mapping[str, Placeholder] | None = None,
+        compared: bool = True,
+    ) -> None:
+        self.model = model
+        self.watch: Watch | None = None
+        """What ``make`` reads besides ``hp``."""
+        self._stand_in = stand_in
+        self._placeholders = placeholders or {}
+        self._compared = compared
+        self._num_copies = 0
+
+    def serves(self, hp: HyperParameters, *, read: Mapping[str, Any]) -> bool:
+        """Return whether a copy is what would be made from these hyper-parameters.
+
+        Args:
+            hp: The hyper-parameters.
+            read: What was read from them for the original, or for one like it.
+        """
+        now = values_of(hp, read)
+        for name, value in now.items():
+            changes = name in self._placeholders
+            if not (type(value) is type(read[name]) if changes else value == read[name]):
+                return False
+        return self.watch is not None and not self.watch.changed()
+
+    def is_due(self) -> bool:
+        """Count a copy, and return whether it is time to compare again."""
+        self._num_copies += 1
+        n = self._num_copies
+        return self._compared and n >= _COPIES_BEFORE_COMPARED and n & (n - 1) == 0
+
+    def copy(self, hp: HyperParameters) -> torch.nn.Module:
+        """Return a copy with these hyper-parameters."""
+        return copy.deepcopy(self.model, self.instead(hp))
+
+    def instead(self, hp: HyperParameters) -> dict[int, Any]:
+        """Return what a copy has instead of some objects, by their ids."""
+        numbers = values_of(hp, self._placeholders)
+        instead = {id(each): numbers[name] for name, each in self._placeholders.items()}
+        return instead if self._stand_in is None else {**instead, id(self._stand_in): hp}
 
 
 _NUM_BEFORE_COMPARED = 3
 """Making models twice for a comparison does not pay in a trial of few epochs."""
+
+_COPIES_BEFORE_COMPARED = 8
+"""A power of two."""
 
 _MOST_BYTES = 2**30
 """Three models are compared, in memory at once."""

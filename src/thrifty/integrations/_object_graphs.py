@@ -9,7 +9,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,11 @@ import torch
 
 
 def made_again(
-    of: Any, *, make: Callable[[], Any], copied: Callable[[Any], Any] = copy.deepcopy
+    of: Any,
+    *,
+    make: Callable[[], Any],
+    instead: Mapping[int, Any] | None = None,
+    copied: Callable[[Any, dict[int, Any]], Any] = copy.deepcopy,
 ) -> tuple[Any, bool]:
     """Make an object again, and find out whether a deep copy is certain to behave as it does.
 
@@ -30,7 +34,8 @@ def made_again(
     Args:
         of: What ``make`` has returned before.
         make: Makes the object.
-        copied: Copies it.
+        instead: What copies refer to instead of some objects that ``of`` refers to, by their ids.
+        copied: Copies it, given a copy of ``instead``.
 
     Returns:
         What ``make`` has returned, and whether copies of ``of`` will do as well.
@@ -44,9 +49,10 @@ def made_again(
     ({'names': ['a']}, False)
     """
     another = make()
-    made, copies = _Pairs(), _Pairs(count=True)
+    instead = instead or {}
+    made, copies = _Pairs(instead=instead), _Pairs(count=True)
     try:
-        mine = copied(of)
+        mine = copied(of, dict(instead))
         gc.collect()  # cycles that a constructor has left would count as other references
         # First, because `made` refers to objects, too. Two variables here refer to two objects.
         copies.compare(mine, another)
@@ -77,13 +83,15 @@ class _Pairs:
         memory: Addresses of the tensors and arrays of each.
     """
 
-    def __init__(self, *, count: bool = False) -> None:
+    def __init__(self, *, count: bool = False, instead: Mapping[int, Any] | None = None) -> None:
         """Make an empty record.
 
         Args:
             count: Whether as many references must lead to an object as to its partner.
+            instead: What to compare instead of some objects of the first, by their ids.
         """
         self._count = count
+        self._instead = instead or {}
         self.left: dict[int, Any] = {}
         self.right: dict[int, Any] = {}
         self.shared: dict[int, Any] = {}
@@ -97,6 +105,7 @@ class _Pairs:
         Raises:
             _Different: They differ, or cannot be compared.
         """
+        one = self._instead.get(id(one), one)
         kind = type(one)
         _require(kind is type(other))
         if kind in _VALUES:
