@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -154,7 +155,7 @@ def test_a_busy_machine_is_noticed_and_its_profile_not_kept(tmp_path, caplog):
     quiet = Timed().profiled()
     with caplog.at_level(logging.WARNING, logger="thrifty.hetero"):
         found = profiled(lambda _, number: number % 3 > 0)
-    assert "the machine was busy while a step was timed" in caplog.text
+    assert "while a step was timed, the machine was busy" in caplog.text
     assert found.is_noisy
     assert found.forward_s == pytest.approx(quiet.forward_s)
     assert found.backward_s == pytest.approx(quiet.backward_s)
@@ -187,6 +188,44 @@ def test_a_machine_that_is_busy_at_every_step_is_noticed_where_steps_run_on_its_
     )
     # Real steps may be noisy by themselves, so only waiting that is told makes sure that they are.
     assert profile.noise > 1000 if noisy else profile.noise < 1000
+
+
+@pytest.mark.parametrize(
+    ("device", "text", "others"),
+    [
+        ("cpu", "cpu  {work} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 1", 0.75),
+        ("cpu", "cpu  0 {work} 0 {idle} 0 0 0 0", 0.75),
+        ("cpu", "cpu  0 0 0 {idle} 0 0 0 {work}", 0.75),  # the host's, in a virtual machine
+        ("cpu", "cpu  0 0 0 0 {idle} 0 0 0", 0.0),
+        ("meta", "cpu  {work} 0 0 {idle} 0 0 0 0", 0.0),
+        ("cpu", "cpu  0 0 0 0 0 0 0 0", 0.0),
+        ("cpu", "cpu  1 2", 0.0),
+        ("cpu", "", 0.0),
+        ("cpu", None, 0.0),
+    ],
+)
+def test_other_programs_are_noticed_where_steps_run_on_the_same_processors(
+    device, text, others, tmp_path, monkeypatch, caplog
+):
+    told = tmp_path / "stat"
+    monkeypatch.setattr(_profile, "_STAT", told)
+    monkeypatch.setattr(_profile, "_THREADS", tmp_path / "none")
+    if text is not None:
+        told.write_text(text.format(work=0, idle=0))
+
+    def beside_others(net, batch):
+        if text is not None:
+            told.write_text(text.format(work=3 * 10**9, idle=10**9))
+        return net(batch).sum()
+
+    net = nn.Linear(4, 2, device=device)
+    make = lambda num: torch.zeros(num, 4)  # noqa: E731
+    with caplog.at_level(logging.WARNING, logger="thrifty.hetero"):
+        profile = profile_step(net, sgd(net), make, loss=beside_others, batches=(2,), budget_s=0.05)
+    assert profile.others == pytest.approx(others, abs=1e-3)
+    if others and profile.noise < 0.15:
+        assert "other programs used 75 % of the machine's processors" in caplog.text
+    assert replace(profile, noise=0.0).is_noisy == bool(others)
 
 
 def test_larger_batches_that_seem_faster_are_timed_again():

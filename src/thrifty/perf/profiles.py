@@ -21,6 +21,9 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 _NOISY = 0.15
 """``StepProfile.noise`` of a busy machine; an idle one has a few hundredths."""
 
+_SHARED = 0.15
+"""``StepProfile.others`` of a busy machine: one of six processors and fewer is still quiet."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProfile:
@@ -38,6 +41,7 @@ class StepProfile:
         sample_input_s: seconds to read one sample.
         overhead_s: other seconds of a step.
         noise: by how much longer, relative to them, steps took because the machine was busy.
+        others: share of the machine's processors that other programs used meanwhile.
         peak_error: by how much, relative to them, a step may need more than ``peak_bytes``; by
             default what an allocator loses to fragments.
         precision: precision in which the step was measured.
@@ -70,6 +74,7 @@ class StepProfile:
     sample_input_s: float = 0.0
     overhead_s: float = 0.0
     noise: float = 0.0
+    others: float = 0.0
     peak_error: float = 0.1
     precision: Precision = "float32"
 
@@ -92,6 +97,7 @@ class StepProfile:
             self.sample_input_s,
             self.overhead_s,
             self.noise,
+            self.others,
             self.peak_error,
             *self.peak_bytes,
             *self.bucket_bytes,
@@ -112,7 +118,20 @@ class StepProfile:
     @property
     def is_noisy(self) -> bool:
         """Whether the machine was busy while the step was timed."""
-        return self.noise > _NOISY
+        return bool(self.disturbance)
+
+    @property
+    def disturbance(self) -> str:
+        """What the machine did besides, if that makes the times unreliable; else ``""``.
+
+        Other programs may make all steps slower by the same factor, through a shared cache, clock
+        or core, so that the steps alone do not tell.
+        """
+        if self.noise > _NOISY:
+            return f"the machine was busy, which made steps {100 * self.noise:.0f} % longer"
+        if self.others > _SHARED:
+            return f"other programs used {100 * self.others:.0f} % of the machine's processors"
+        return ""
 
     def forward_at(self, batch: ArrayLike) -> np.ndarray:
         """Return the seconds of the forward pass of ``batch`` samples.

@@ -243,8 +243,7 @@ class RentalInputs:
         ]
         if workload.profile.is_noisy:
             notes.append(
-                "the machine was busy meanwhile, which made steps "
-                f"{100 * workload.profile.noise:.0f} % longer; time it again when nothing else runs"
+                f"{workload.profile.disturbance} meanwhile; time it again when nothing else runs"
             )
         notes += [f"a close call: {call}" for call in plan.close_calls]
         notes += plan.notes

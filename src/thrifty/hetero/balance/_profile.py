@@ -50,6 +50,7 @@ The estimate knows neither the workspaces of a GPU's libraries nor results that 
 """
 
 _THREADS = Path("/proc/self/task")
+_STAT = Path("/proc/stat")
 """What Linux says about each thread of this process; other systems have no such folder."""
 
 _METHOD = 4
@@ -72,7 +73,8 @@ def profile_step(
     For each batch size it measures the least time of forward pass, backward pass and optimiser, in
     rounds over all sizes: what else the machine does only adds to a time. How much it added is the
     profile's ``noise``: by how much the median step is longer, or how long a thread waited for a
-    processor (on Linux). A noisy profile is a warning, and is not cached. For the gradient, it
+    processor (on Linux); ``others`` is what other programs used of the machine's processors (on
+    Linux). A profile with much of either is a warning, and is not cached. For the gradient, it
     records the buckets of PyTorch's DDP (1 MiB, then 25 MiB, in reverse order of the parameters)
     and the share of the backward pass after which each bucket is complete. Hooks measure that share
     in separate steps, so they do not affect the times. Measuring stops at the batch size that does
@@ -118,6 +120,7 @@ def profile_step(
     # A step on a GPU does not wait for the host's threads; they only launch its kernels.
     on_processors = clock is None and rehearsal.device.type == "cpu"
     queues = _Queues(_THREADS if on_processors else None)
+    others = _Others(_STAT if on_processors else None)
     sizes, make = _sizes(batches, data)
     with rehearsal.left_as_it_was():
         path = None
@@ -127,7 +130,7 @@ def profile_step(
             known = read_profile(path)
             if known is not None:
                 return known
-        profile = _profile(rehearsal, sizes, make, budget_s=budget_s, queues=queues)
+        profile = _profile(rehearsal, sizes, make, budget_s=budget_s, queues=queues, others=others)
         profile = replace(profile, precision=_precision(rehearsal, model, make(sizes[0])))
     if path is not None and not profile.is_noisy:
         write_profile(path, profile)
@@ -197,8 +200,48 @@ class _Queues:
         return waited / max(took_s - waited, _TINY_S)
 
 
+class _Others:
+    """How much of this machine's processors other programs use.
+
+    ``/proc/stat`` has the time of all processors by what they did, since the machine began.
+
+    Args:
+        stat: That file; None: nothing is known.
+    """
+
+    def __init__(self, stat: Path | None) -> None:
+        self._stat = stat
+        self._before = self._counts()
+
+    def share(self) -> float:
+        """Return the share of the processors' time since the beginning; 0 if it is not known."""
+        before, now = self._before, self._counts()
+        if before is None or now is None or now[1] <= before[1]:
+            return 0.0
+        return min(1.0, max(0.0, (now[0] - before[0]) / (now[1] - before[1])))
+
+    def _counts(self) -> tuple[float, float] | None:
+        """Return the seconds that all processors worked for others, and those that passed."""
+        if self._stat is None:
+            return None
+        with suppress(OSError, ValueError, IndexError):
+            ticks = [int(each) for each in self._stat.read_text().split("\n", 1)[0].split()[1:9]]
+            _, _, _, idle, waiting, *_ = ticks
+            tick_s = 1 / os.sysconf("SC_CLK_TCK")
+            mine = os.times()
+            work = sum(ticks) - idle - waiting
+            return work * tick_s - mine.user - mine.system, sum(ticks) * tick_s
+        return None
+
+
 def _profile(
-    rehearsal: Rehearsal, sizes: Sequence[int], make: Make, *, budget_s: float, queues: _Queues
+    rehearsal: Rehearsal,
+    sizes: Sequence[int],
+    make: Make,
+    *,
+    budget_s: float,
+    queues: _Queues,
+    others: _Others,
 ) -> StepProfile:
     began, before = rehearsal.clock.monotonic(), queues.waited_s()
     until = began + budget_s
@@ -222,13 +265,14 @@ def _profile(
         bucket_ready=tuple(share for _, share in buckets),
         sample_input_s=median(s / size for size, each in done.items() for s in each.input_s),
         noise=noise,
+        others=others.share(),
         peak_error=_MEASURED_PEAK if rehearsal.device.type == "cuda" else _ESTIMATED_PEAK,
     )
     if profile.is_noisy:
         _log.warning(
-            "the machine was busy while a step was timed, which made steps %.0f %% longer; "
-            "forecasts may be off, so time it again when nothing else runs",
-            100 * profile.noise,
+            "while a step was timed, %s; forecasts may be off, so time it again when nothing else "
+            "runs",
+            profile.disturbance,
         )
     return profile
 
