@@ -51,7 +51,7 @@ from ._events import (
     StageFailed,
     StageStarted,
 )
-from ._heap import trim_heap
+from ._heap import freed_at_once, trim_heap
 from ._prefetcher import OrderedPrefetcher
 
 
@@ -103,6 +103,7 @@ __all__ = [
     "error_text",
     "error_traceback",
     "fingerprint",
+    "freed_at_once",
     "is_from_user",
     "plain_logger",
     "plain_text",

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thrifty.core import derive_seed, error_text, fingerprint, trim_heap
+from thrifty.core import derive_seed, error_text, fingerprint, freed_at_once
 from thrifty.pack._backend import (
     Backend,
     EpochPlan,
@@ -422,7 +422,7 @@ class FusedBackend(Backend):
         pair = (self._structure_key(trial), other)
         if pair not in self._fits:
             try:
-                with no_exits():
+                with no_exits(), freed_at_once(sum(p.nbytes for p in trial.model.parameters())):
                     batch = next(trial.batches(EpochPlan(epoch=0, values=values)))
                     self._fits[pair] = fits_inside(structure, trial.model, batch)
             except Exception as error:
@@ -629,7 +629,7 @@ def _found_out(
         batch = next(_few_rows(trial, values))
         seed_everything(derive_seed(trial.seed, "dry run"))
         # a copy, so that later changes of the trial's task do not affect what was recorded
-        with no_exits():
+        with no_exits(), freed_at_once(sum(t.nbytes for t in trial.model.parameters())):
             return dry_run(
                 copy(trial.task), trial.model, batch, frozen=trial.frozen if holding else ()
             )
@@ -639,9 +639,6 @@ def _found_out(
         if out_of_memory(error):
             raise
         return f"its dry run failed with {error_text(error)}"
-    finally:
-        if trial.frozen:
-            trim_heap()  # with a base, a dry run needs much memory for a moment
 
 
 def _settled(trial: FusedTrial, values: Mapping[str, Any]) -> bool:

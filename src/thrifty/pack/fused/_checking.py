@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.core import freed_at_once
 from thrifty.pack._frozen import cheap_copy, copy_of
 from thrifty.pack.task._data import valid_batches
 from thrifty.pack.verify import (
@@ -227,8 +228,10 @@ class StepCheck:
             A difference that rounding does not explain; None if the check passes.
         """
         began = time.perf_counter()
+        size = sum(tensor.nbytes for tensor in self.before.tensors.values())
         try:
-            return self._judge(loss, structure=structure, is_current=is_current)
+            with freed_at_once(size):
+                return self._judge(loss, structure=structure, is_current=is_current)
         finally:
             self.seconds += time.perf_counter() - began
 

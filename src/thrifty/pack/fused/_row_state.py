@@ -269,15 +269,14 @@ class RowState:
 
     def _note_width(self, trial: FusedTrial, row: int) -> None:
         """Mask the gradients outside a narrower model's own tensors, so that padding stays zero."""
-        shapes = {name: p.shape for name, p in trial.model.named_parameters()}
-        narrow = any(shapes[s.name] != s.shape for s in self._structure.layout.segments)
+        narrow = self._is_narrow(trial)
         if narrow and self._mask is None:
-            self._mask = torch.ones_like(self._gradients)
+            self._mask = torch.ones_like(self._gradients, dtype=torch.bool)
         if self._mask is not None:
-            self._mask[row].fill_(0.0 if narrow else 1.0)
+            self._mask[row].fill_(not narrow)
             if narrow:
                 for _, view in self._views(trial, self._mask[row]):
-                    view.fill_(1.0)
+                    view.fill_(1)
 
     def refresh_numbers(self, trial: FusedTrial, row: int) -> None:
         """Take over numbers of a trial's module that ``adapt`` may have changed."""
@@ -291,24 +290,33 @@ class RowState:
 
     def moments(self, trial: FusedTrial, row: int) -> dict[str, dict[str, Any]]:
         """Return the optimizer state of a trial's trained parameters by name, as views."""
-        rows = {moment: tensor[row] for moment, tensor in self._moments.items()}
-        return self._moments_in(rows, trial, row)
+        views = {m: dict(self._views(trial, rows[row])) for m, rows in self._moments.items()}
+        return self._moments_in(views, trial, row)
 
     def own_state(self, trial: FusedTrial, row: int) -> OwnState:
         """Return a copy of a trial's tensors and moments."""
-        trained = dict(self._views(trial, self._parameters[row].clone()))
+        trained = self._copied_views(trial, self._parameters[row])
         own = own_tensors(trial.model)
-        rows = {moment: tensor[row].clone() for moment, tensor in self._moments.items()}
+        moments = {m: self._copied_views(trial, rows[row]) for m, rows in self._moments.items()}
         return OwnState(
             tensors={n: trained[n] if n in trained else cheap_copy(t) for n, t in own.items()},
-            moments=self._moments_in(rows, trial, row),
+            moments=self._moments_in(moments, trial, row),
         )
 
+    def _copied_views(self, trial: FusedTrial, row: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a copy of the trial's part of each trained tensor of a row, by name."""
+        if self._is_narrow(trial):
+            return {name: view.clone() for name, view in self._views(trial, row)}
+        return dict(self._views(trial, row.clone()))  # one copy is faster than many
+
+    def _is_narrow(self, trial: FusedTrial) -> bool:
+        shapes = {name: p.shape for name, p in trial.model.named_parameters()}
+        return any(shapes[s.name] != s.shape for s in self._structure.layout.segments)
+
     def _moments_in(
-        self, held: Mapping[str, torch.Tensor], trial: FusedTrial, row: int
+        self, views: Mapping[str, Mapping[str, torch.Tensor]], trial: FusedTrial, row: int
     ) -> dict[str, dict[str, Any]]:
-        """Return the optimizer state by parameter name, given one row of each moment."""
-        views = {moment: dict(self._views(trial, own)) for moment, own in held.items()}
+        """Return the optimizer state by parameter name, given the views of each moment."""
         out: dict[str, dict[str, Any]] = {}
         for optimizer, names, rows, options in zip(
             self._optimizer.optimizers,
@@ -338,7 +346,7 @@ class RowState:
 
     def own_gradients(self, trial: FusedTrial, row: int) -> dict[str, torch.Tensor]:
         """Return a copy of a trial's gradients, in the shapes of its own parameters."""
-        return dict(self._views(trial, self._gradients[row].clone()))
+        return self._copied_views(trial, self._gradients[row])
 
     def _load_moments(self, trial: FusedTrial, row: int) -> None:
         state = trial.followed.moments()

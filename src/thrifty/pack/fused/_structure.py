@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.core import freed_at_once
 from thrifty.pack._state import step_counters
 from thrifty.pack.task._task import Task
 
@@ -259,13 +260,14 @@ class Structure:
 
         inputs = in_order(batch, rows, state)
         with (
+            freed_at_once(sum(tensor.nbytes for tensor in state)),
             self._holding(group, state),
             torch.set_grad_enabled(variant.training),
             EachItsOwnMask(group),
         ):
             self.model.train(variant.training)
             draws = group.randomness.draws
-            program, _ = record(compute, inputs, draws=lambda: [draw.noise for draw in draws])
+            program = record(compute, inputs, draws=lambda: [draw.noise for draw in draws])[0]
         written = self._written(program, num_before=len(inputs) - len(self.state_names))
         if written and not variant.training:
             # a check evaluates a trial once more, which must not count

@@ -16,6 +16,9 @@ from ._record import VIEWS
 from ._tape import writes_into
 
 
+_to_copy: Any = torch.ops.aten._to_copy.default
+
+
 def upcast(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
     """Compute in double precision with some tensors that are stored in a lower one.
 
@@ -58,7 +61,7 @@ class _Upcast(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in VIEWS or func.is_view or func is torch.ops.aten._to_copy.default:
+        if func in VIEWS or func.is_view or func is _to_copy:
             return func(*args, **kwargs)
         if any(map(self._is_lower, writes_into(func, args, kwargs))):
             raise RuntimeError(f"{func.name()} writes into a tensor that is to stay as it is")
@@ -73,4 +76,5 @@ class _Upcast(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _up(self, value: Any) -> Any:
-        return value.double() if self._is_lower(value) else value
+        # `double` would be recorded as `to`, which counts as a view, since it may be one.
+        return _to_copy(value, dtype=torch.float64) if self._is_lower(value) else value
