@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.devices import here
 from tests.pack.fused.twin import check, normal
+from thrifty.pack.fused import _tape
+from thrifty.pack.fused._record import Ref, record
+from thrifty.pack.fused._tape import bind
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
@@ -172,3 +179,92 @@ def test_a_tape_gives_what_the_program_gives(compute, gradients):
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_functions_without_a_rule(compute):
     check(lambda m, x: compute(x), lambda s: [normal(2, 4, 4, 4, seed=s)])
+
+
+def drawn(*shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(here())
+
+
+class Alive(TorchDispatchMode):
+    """Counts the results of calls that are still there when the next call begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.most = 0
+        self._results = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self._results = [each for each in self._results if each() is not None]
+        self.most = max(self.most, len(self._results))
+        out = func(*args, **(kwargs or {}))
+        found = out if isinstance(out, tuple | list) else (out,)
+        self._results += [weakref.ref(t) for t in found if isinstance(t, torch.Tensor)]
+        return out
+
+
+def tape_of(compute, x):
+    program, _ = record(lambda: [compute(x)], [x])
+    return bind(program, [x])
+
+
+def sorted_often(x):
+    for _ in range(20):
+        x = torch.sort(x, 1).values * 2
+    return x
+
+
+@pytest.mark.parametrize("most_bytes", [0, 2**22])
+def test_results_are_freed_after_their_last_use(monkeypatch, most_bytes):
+    monkeypatch.setattr(_tape, "MAX_COPIED_BYTES", most_bytes)
+    x = drawn(4, 4, seed=0)
+    tape = tape_of(sorted_often, x)
+    with Alive() as alive:
+        tape()
+    assert most_bytes or alive.most <= 4  # buffers stay
+    assert torch.equal(tape.outputs[0], sorted_often(x))
+    x.copy_(drawn(4, 4, seed=1))
+    tape()
+    assert torch.equal(tape.outputs[0], sorted_often(x))
+
+
+def attention(x):
+    q, k, v = x.split(4, 1)
+    out = F.scaled_dot_product_attention(q * 2, k + 1, v)
+    return (out.transpose(1, 2) * out.mean()).sum((1, 2, 3))
+
+
+@pytest.mark.parametrize("most_bytes", [0, 2**22])
+def test_attention_gives_what_it_gives_with_and_without_buffers(monkeypatch, most_bytes):
+    monkeypatch.setattr(_tape, "MAX_COPIED_BYTES", most_bytes)
+    x = drawn(2, 12, 5, 8, seed=0)
+
+    def compute(x):
+        leaf = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(attention(leaf).sum(), leaf)
+        return gradient
+
+    tape = tape_of(compute, x)
+    for seed in (1, 2):
+        x.copy_(drawn(2, 12, 5, 8, seed=seed))
+        with torch.no_grad():
+            tape()
+        torch.testing.assert_close(tape.outputs[0], compute(x), rtol=0, atol=0)
+
+
+def test_a_copy_that_might_be_a_view_is_made_in_each_step():
+    x = torch.ones(3, device=here())
+    program, _ = record(lambda: [x * 2], [x])
+    (call,) = program.calls
+    to = torch.ops.aten.to.dtype
+    copies = replace(
+        program,
+        calls=(replace(call, function=to, args=(Ref(0), torch.float64)),),
+        meta=(program.meta[0], (x.shape, x.stride(), torch.float64)),
+    )
+    tape = bind(copies, [x])
+    x.fill_(5)
+    tape()
+    assert tape.outputs[0].tolist() == [5.0, 5.0, 5.0]
+    same = bind(replace(copies, calls=(replace(call, function=to, args=(Ref(0), x.dtype)),)), [x])
+    same()
+    assert same.outputs[0].data_ptr() == x.data_ptr()

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from thrifty.pack.fused._record import record
+from thrifty.pack.fused._tape import bind
 from thrifty.pack.fused._upcast import doubled, named, upcast
 
 
@@ -29,6 +31,20 @@ def test_a_step_is_that_of_a_model_in_double_precision():
         base(TOKENS).square().sum().backward()
     assert torch.equal(base[3].weight.grad, whole[3].weight.grad)
     assert base[3].weight.grad.dtype == torch.float64
+
+
+def test_a_recorded_copy_is_made_in_each_step():
+    stored, x = torch.ones(3, 3), torch.ones(1, 3, dtype=torch.float64)
+
+    def compute():
+        with upcast([stored]):
+            return [x @ stored.t()]
+
+    program, _ = record(compute, [x, stored])
+    tape = bind(program, [x, stored])
+    stored.fill_(2.0)
+    tape()
+    assert tape.outputs[0].tolist() == [[6.0, 6.0, 6.0]]
 
 
 def test_views_stay_what_they_are_and_are_known():

@@ -263,6 +263,9 @@ class _Binder:
         num = len(call.function._schema.returns)
         if len(call.outputs) != num or not num or self._is_list(call) or writes(call):
             return False
+        if num > 1 and self._device.type != "cpu":
+            # Attention on a GPU also returns seeds, which may be on the CPU.
+            return False
         meta = [self._program.meta[number] for number in call.outputs]
         if sum(shape.numel() * dtype.itemsize for shape, _, dtype in meta) > MAX_COPIED_BYTES:
             return False
