@@ -47,6 +47,6 @@ def assert_a_resumed_trial_is_the_same(make, values, *, epochs=4):
         assert (state.tensors[name] == tensor).all(), name
 
 
-def made_again_only(of, *, make, instead):
+def made_again_only(of, *, make, **options):
     """Make a model again, and never take a copy of it."""
     return make(), False

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import colorsys
 import copy
+import math
+import sys
+import types
+from collections.abc import Iterable
 from importlib.util import find_spec
 
 import pytest
 import torch
+from torch.nn.utils import prune
 
 import thrifty as th
 from tests.integrations._drive import assert_a_resumed_trial_is_the_same, made_again_only, train
@@ -145,6 +151,158 @@ def test_what_is_no_number_is_made_for_each_epoch(values):
     models, num = copies_of(lambda hp: Scaled(hp.scale), [{"scale": scale} for scale in values])
     assert [model.scale for model in models] == values
     assert num == 8
+
+
+def linear(attribute):
+    """Return a function that makes a model of torch with an attribute."""
+
+    def make(hp):
+        model = torch.nn.Linear(2, 1)
+        model.extra = attribute(hp)
+        return model
+
+    return make
+
+
+def containing_itself(hp):
+    out = {}
+    out["self"] = out
+    return out
+
+
+def adding_to_a_list_of_its_own(hp):
+    model = torch.nn.Linear(2, 1)
+    model.log = []
+    model.add = model.log.append
+    return model
+
+
+def pruned(hp):
+    model = torch.nn.Linear(4, 1)
+    prune.l1_unstructured(model, "weight", amount=0.5)
+    return model
+
+
+class Rounded:
+    """Looks at its number when it is copied."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __getstate__(self):
+        return {"rate": float(self.rate)}
+
+
+RATE_NOW = 0.0
+
+
+def writing_a_global(hp):
+    global RATE_NOW
+    RATE_NOW = hp.rate
+    return Scaled(hp.rate)
+
+
+def writing_elsewhere(hp):
+    vars(colorsys)["rate"] = hp.rate
+    return Scaled(hp.rate)
+
+
+def leaving_if_something_fails(hp):
+    try:
+        return Scaled(torch.full((1,), hp.rate))
+    except Exception:  # noqa: BLE001
+        sys.exit(1)
+
+
+def in_double(hp):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    model = Scaled(torch.full((1,), hp.rate))
+    torch.set_default_dtype(before)
+    return model
+
+
+def used(model):
+    model.add(1)
+    return list(model.log)
+
+
+def without_norm(model):
+    out = model(torch.ones(1, 2)).item()
+    torch.nn.utils.parametrize.remove_parametrizations(model, "weight")
+    return out
+
+
+FASTER = [{"rate": 0.1 * (epoch + 1)} for epoch in range(12)]
+WIDER = [{"rate": epoch + 1} for epoch in range(12)]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    ("make", "values", "look"),
+    [
+        (lambda hp: torch.nn.utils.weight_norm(torch.nn.Linear(2, 1)), FASTER, len),
+        (pruned, FASTER, len),
+        (linear(lambda hp: math), FASTER, lambda m: m.extra),
+        (linear(lambda hp: list({"a": 1}.keys())), FASTER, lambda m: m.extra),
+        (linear(lambda hp: types.MappingProxyType({"a": 1})), FASTER, lambda m: dict(m.extra)),
+        (linear(containing_itself), FASTER, lambda m: m.extra["self"] is m.extra),
+        (linear(lambda hp: hp), FASTER, lambda m: m.extra.rate),
+        (linear(str), FASTER, lambda m: m.extra),
+        (
+            lambda hp: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 1)),
+            FASTER,
+            without_norm,
+        ),
+        (adding_to_a_list_of_its_own, FASTER, used),
+        (
+            lambda hp: Scaled(hp.rate),
+            [{"rate": 1}] * 5 + [{"rate": 1.0}] * 3 + [{"rate": True}] * 2,
+            lambda m: repr(m.scale),
+        ),
+        (
+            lambda hp: Scaled(hp.rate),
+            [{"rate": (1, 2)}] * 5 + [{"rate": (1.0, 2.0)}] * 3,
+            lambda m: repr(m.scale),
+        ),
+        (
+            lambda hp: Scaled(hp.rate),
+            [{"rate": 0.0}] * 5 + [{"rate": -0.0}] * 3 + [{"rate": math.nan}] * 5,
+            lambda m: repr(m.scale),
+        ),
+        (lambda hp: Scaled(f"{hp}"), FASTER, lambda m: m.scale),
+        (lambda hp: Scaled(len(hp)), [{"a": 1}] * 5 + [{"a": 1, "b": 2}] * 3, lambda m: m.scale),
+        (lambda hp: Scaled(type(hp.rate) is int and hp.rate > 5), WIDER, lambda m: m.scale),
+        (
+            lambda hp: Scaled((hp.rate, not callable(hp.rate) and hp.rate > 0.5)),
+            FASTER,
+            lambda m: m.scale,
+        ),
+        (
+            lambda hp: Scaled((hp.rate, not isinstance(hp.rate, Iterable) and hp.rate > 0.5)),
+            FASTER,
+            lambda m: m.scale,
+        ),
+        (leaving_if_something_fails, FASTER, lambda m: m.scale.item()),
+        (in_double, FASTER, lambda m: (m.scale.dtype, torch.get_default_dtype())),
+        (lambda hp: Scaled(Rounded(hp.rate)), FASTER, lambda m: m.scale.rate),
+        (writing_a_global, FASTER, lambda m: RATE_NOW),
+        (writing_elsewhere, FASTER, lambda m: vars(colorsys)["rate"]),
+    ],
+)
+def test_a_model_is_what_would_be_made(make, values, look):
+    copies = _model_copies.ModelCopies(make)
+    found = [looked(copies.get(HyperParameters(each), seed=0), look) for each in values]
+    wanted = []
+    for each in values:
+        seed_everything(0)
+        wanted.append(looked(make(HyperParameters(each)), look))
+    assert repr(found) == repr(wanted)
+
+
+def looked(model, look):
+    tensors = [tensor.tolist() for tensor in model.state_dict().values()]
+    return tensors, None if look is len else look(model)
 
 
 def test_an_error_of_the_function_is_its_own():

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import copy
-import logging
+import os
+import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from thrifty.core import plain_logger
 from thrifty.pack import HyperParameters, borrowed_streams
 from thrifty.pack._state import seed_everything
-from thrifty.pack.task._task import unread, values_of
+from thrifty.pack.task._task import reading, unread, values_of
 from thrifty.pack.verify import Watch
 
-from ._object_graphs import made_again
-from ._placeholders import Placeholder, watched
+from ._object_graphs import are_only_inside, made_again
+from ._placeholders import Placeholder, placeholder, watched
 
 
-logger = logging.getLogger("thrifty")
+logger = plain_logger(__name__)
 
 _LIBRARIES = frozenset({"torch", "transformers", "peft"})
 
@@ -80,8 +86,9 @@ class ModelCopies:
         if self._num_made == _NUM_BEFORE_COMPARED - 1:
             return self._compared(hp, seed=seed)
         model = self._made(hp, seed=seed)
-        if is_copyable(model):
-            self._keep(_Original(copy.deepcopy(model), compared=False))
+        if self._num_made and is_copyable(model):
+            with suppress(Exception):  # classes say how they are copied
+                self._keep(_Original(copy.deepcopy(model), compared=False))
         return model
 
     def _original_again(self, hp: HyperParameters, *, seed: int) -> torch.nn.Module:
@@ -110,27 +117,43 @@ class ModelCopies:
         if changing is None or self._is_unsteady():
             # One call more than epochs might change what the next one makes.
             return self._made(hp, seed=seed)
-        placeholders = {n: Placeholder(number) for n, number in values_of(hp, changing).items()}
+        placeholders = {n: placeholder(number) for n, number in values_of(hp, changing).items()}
         stand_in = HyperParameters({**unread(hp), **placeholders})
-        try:
-            with borrowed_streams(), watched(*placeholders.values()) as is_kept:
-                seed_everything(seed)
-                of = self._make(stand_in)
-        except Exception:  # noqa: BLE001 (whatever user code makes of the error of a placeholder)
-            return self._made(hp, seed=seed)
-        if not is_kept() or is_copyable(of) or _num_bytes(of) > _MOST_BYTES:
+        of = self._made_from(stand_in, placeholders, seed=seed)
+        if of is None or is_copyable(of) or _num_bytes(of) > _MOST_BYTES:
             return self._made(hp, seed=seed)
         model: torch.nn.Module
         original = _Original(of, stand_in=stand_in, placeholders=placeholders)
-        with borrowed_streams():
+        # Classes also say how they are copied, and may look at a number then.
+        with borrowed_streams(), watched(placeholders.values()) as is_kept:
             # The one made last is trained: user code may have noted down which one that is.
             model, is_same = made_again(
                 of, make=partial(self._made, hp, seed=seed), instead=original.instead(hp)
             )
+            is_same = is_same and is_kept()
         reads_the_same = self._num_made == _NUM_BEFORE_COMPARED and self._changing == changing
         if is_same and reads_the_same and not self._is_unsteady():
             self._keep(original)
         return model
+
+    def _made_from(
+        self, stand_in: HyperParameters, numbers: Mapping[str, Placeholder], *, seed: int
+    ) -> torch.nn.Module | None:
+        """Make a model from placeholders; None if that did more than keep them in the model."""
+        dtype, grad, folder = torch.get_default_dtype(), torch.is_grad_enabled(), _folder()
+        with borrowed_streams(), watched(numbers.values()) as is_kept:
+            try:
+                seed_everything(seed)
+                model = self._make(stand_in)
+            except (Exception, SystemExit):  # noqa: BLE001 (whatever user code makes of it)
+                # A library has refused the placeholder. Undo what would have been undone later.
+                torch.set_default_dtype(dtype)
+                torch.set_grad_enabled(grad)
+                if folder is not None:
+                    os.chdir(folder)
+                return None
+            inside = are_only_inside(numbers.values(), model, holders=(numbers, stand_in._values))
+            return model if inside and is_kept() else None
 
     def _is_unsteady(self) -> bool:
         """Return whether something besides ``hp`` that ``make`` reads changes, or may do so."""
@@ -143,14 +166,13 @@ class ModelCopies:
 
     def _made(self, hp: HyperParameters, *, seed: int) -> torch.nn.Module:
         """Make a model, and note what was read for it."""
-        before = set(hp.names_read)
-        hp.names_read.clear()
-        try:
+        with reading(hp) as values_read:
             seed_everything(seed)
             model = self._make(hp)
-            read = dict(values_of(hp, hp.names_read))
-        finally:
-            hp.names_read |= before
+            read = values_read()
+        if read is None:  # it depends on all of them, and on which there are
+            self._num_made = 0
+            return model
         changing = self._changing_with(hp) if read.keys() == self._read.keys() else None
         self._num_made = 1 if changing is None else self._num_made + 1
         self._changing = changing or frozenset()
@@ -162,7 +184,7 @@ class ModelCopies:
     def _changing_with(self, hp: HyperParameters) -> frozenset[str] | None:
         """Return the names of numbers that have changed up to now; None if another value has."""
         now = values_of(hp, self._read)
-        changed = frozenset(name for name, value in now.items() if value != self._read[name])
+        changed = frozenset(n for n, value in now.items() if not _is_same(value, self._read[n]))
         for name in changed:
             if type(now[name]) not in (int, float) or type(now[name]) is not type(self._read[name]):
                 return None
@@ -205,7 +227,7 @@ class _Original:
         now = values_of(hp, read)
         for name, value in now.items():
             changes = name in self._placeholders
-            if not (type(value) is type(read[name]) if changes else value == read[name]):
+            if not (type(value) is type(read[name]) if changes else _is_same(value, read[name])):
                 return False
         return self.watch is not None and not self.watch.changed()
 
@@ -224,6 +246,23 @@ class _Original:
         numbers = values_of(hp, self._placeholders)
         instead = {id(each): numbers[name] for name, each in self._placeholders.items()}
         return instead if self._stand_in is None else {**instead, id(self._stand_in): hp}
+
+
+def _folder() -> str | None:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was deleted
+        return None
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Return whether two values of a hyper-parameter are equal, also in type: 1 is not 1.0."""
+    if type(value) is not type(other) or repr(value) != repr(other):
+        return False
+    try:
+        return value is other or bool(value == other)
+    except Exception:  # noqa: BLE001 (of any type: classes say how they are compared)
+        return False
 
 
 _NUM_BEFORE_COMPARED = 3
@@ -254,11 +293,18 @@ def is_copyable(model: Any) -> bool:
     """
     if not isinstance(model, torch.nn.Module):
         return False
-    tensors = (*model.parameters(), *model.buffers())
+    own = (value for module in model.modules() for value in vars(module).values())
+    tensors = (
+        *model.parameters(),
+        *model.buffers(),
+        *(value for value in own if isinstance(value, torch.Tensor)),
+    )
     if not all(tensor.is_leaf and tensor.device.type == "cpu" for tensor in tensors):
         return False
     return all(
-        _is_of_library(type(module)) and all(map(_is_plain, vars(module).values()))
+        _is_of_library(type(module))
+        and _is_named(type(module))
+        and all(map(_is_plain, vars(module).values()))
         for module in model.modules()
     )
 
@@ -267,15 +313,32 @@ def _is_of_library(kind: Any) -> bool:
     return str(getattr(kind, "__module__", "")).partition(".")[0] in _LIBRARIES
 
 
-def _is_plain(value: Any) -> bool:
+def _is_named(kind: type) -> bool:
+    """Return whether a class has its name in its module: it was not made for one model alone."""
+    module = sys.modules.get(kind.__module__)
+    return getattr(module, kind.__qualname__, None) is kind
+
+
+_VALUES = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice)
+_CONTAINERS = (dict, OrderedDict, list, tuple, set, frozenset)
+
+
+def _is_plain(value: Any, within: tuple[int, ...] = ()) -> bool:
     """Return whether an attribute of a module refers to nothing outside of libraries."""
-    if isinstance(value, Mapping):
-        return all(map(_is_plain, value.values()))
-    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes):
-        return all(map(_is_plain, value))
-    if isinstance(value, types.FunctionType):
+    kind = type(value)
+    if kind in _VALUES:
+        return True
+    if kind in _CONTAINERS or (isinstance(value, Mapping | Sequence) and _is_of_library(kind)):
+        if id(value) in within:  # it contains itself
+            return False
+        items = value.values() if isinstance(value, Mapping) else value
+        return all(_is_plain(each, (*within, id(value))) for each in items)
+    if kind is types.FunctionType:
         return value.__closure__ is None and _is_of_library(value)
+    if kind is types.BuiltinFunctionType:
+        return isinstance(value.__self__, types.ModuleType | None)
+    if issubclass(kind, type):
+        return True
     if isinstance(value, types.MethodType | partial):
         return False
-    kind = type(value)
-    return kind.__module__ in ("builtins", "enum") or _is_of_library(kind)
+    return issubclass(kind, Enum) or _is_of_library(kind)

@@ -9,7 +9,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,39 @@ def made_again(
         and not copies.memory[0] & (made.memory[0] | made.memory[1])
     )
     return another, is_same
+
+
+def are_only_inside(values: Collection[Any], of: Any, *, holders: Collection[Any]) -> bool:
+    """Return whether nothing refers to some values besides an object and what it refers to.
+
+    What it refers to does not include modules, classes and the globals of functions.
+
+    Args:
+        values: The values.
+        of: The object.
+        holders: Other objects that may refer to the values.
+    """
+    places = {*map(id, holders), *_reachable(of)}
+    gc.unfreeze()  # frozen objects would not be looked at
+    return all(
+        id(holder) in places or type(holder) is types.FrameType
+        for value in values
+        for holder in gc.get_referrers(value)
+    )
+
+
+def _reachable(of: Any) -> set[int]:
+    """Return the ids of an object and all that it refers to."""
+    found, looking = {id(of)}, [of]
+    while looking:
+        for each in gc.get_referents(looking.pop()):
+            if id(each) not in found and not isinstance(each, _BORDERS):
+                found.add(id(each))
+                looking.append(each)
+    return found
+
+
+_BORDERS = (type, types.ModuleType, types.FunctionType, types.FrameType, types.CodeType)
 
 
 class _Different(Exception):  # noqa: N818 (caught where it is raised)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy, deepcopy
@@ -387,13 +387,15 @@ class HyperParameters(Mapping[str, Any]):
         SpaceError: A hyper-parameter is named like a method, such as ``values``.
     """
 
-    __slots__ = ("__weakref__", "_sharers", "_values", "names_read")
+    __slots__ = ("__weakref__", "_is_shown", "_sharers", "_values", "names_read")
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         check_hyperparameter_names(values)
         self._values = dict(values)
         self._sharers: list[Mapping[str, Any]] = []
         self.names_read: set[str] = set()
+        self._is_shown = False
+        """Whether it was printed or counted, which depends on all names, but reads none."""
 
     def __getitem__(self, name: str) -> Any:
         self.names_read.add(name)
@@ -419,9 +421,11 @@ class HyperParameters(Mapping[str, Any]):
         return iter(self._values)
 
     def __len__(self) -> int:
+        self._is_shown = True
         return len(self._values)
 
     def __repr__(self) -> str:
+        self._is_shown = True
         return f"HyperParameters({self._values!r})"
 
     def _check_shared(self, name: str) -> None:
@@ -449,6 +453,23 @@ class HyperParameters(Mapping[str, Any]):
 def unread(hp: HyperParameters) -> HyperParameters:
     """Return the same hyper-parameters, with no name read yet."""
     return HyperParameters(hp._values)
+
+
+@contextmanager
+def reading(hp: HyperParameters) -> Iterator[Callable[[], dict[str, Any] | None]]:
+    """Yield a function that returns the values that code within the context has read.
+
+    It returns None if the code has printed the hyper-parameters or asked how many there are. Names
+    that were read before count as read afterwards, too.
+    """
+    before, was_shown = set(hp.names_read), hp._is_shown
+    hp.names_read.clear()
+    hp._is_shown = False
+    try:
+        yield lambda: None if hp._is_shown else values_of(hp, hp.names_read)
+    finally:
+        hp.names_read |= before
+        hp._is_shown |= was_shown
 
 
 def values_of(hp: HyperParameters, names: Iterable[str]) -> dict[str, Any]:
