@@ -8,6 +8,7 @@ import cProfile
 import math
 import pickle
 import sys
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ KEEPING = {
     "a deep copy": lambda n: copy.deepcopy({"lr": [n]}),
     "its kind": lambda n: (isinstance(n, float), isinstance(n, torch.nn.Module)),
     "whether it is there": lambda n: n is None,
+    "whether it is a collection": lambda n: isinstance(n, Mapping | Sequence),
     "an optimizer's defaults": lambda n: {"lr": n, "momentum": 0.9},
 }
 

@@ -80,6 +80,7 @@ def are_only_inside(values: Collection[Any], of: Any, *, holders: Collection[Any
         holders: Other objects that may refer to the values.
     """
     places = {*map(id, holders), *_reachable(of)}
+    gc.collect()  # frames that a constructor has looked at have dicts of their variables
     gc.unfreeze()  # frozen objects would not be looked at
     return all(
         id(holder) in places or type(holder) is types.FrameType

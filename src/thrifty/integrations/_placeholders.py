@@ -150,7 +150,8 @@ def _put_all(numbers: Collection[Placeholder], **attributes: Any) -> None:
 
 @cache
 def _is_doubtful(code: CodeType) -> bool:
-    if not is_own_file(code.co_filename):
+    file = code.co_filename
+    if file.startswith("<frozen") or not is_own_file(file):  # Python's own, or a library's
         return False
     return "type" in code.co_names or any(
         each.opname == "STORE_GLOBAL" for each in dis.get_instructions(code)
