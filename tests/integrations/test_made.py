@@ -27,3 +27,9 @@ def test_what_it_depends_on_counts_as_read():
         hp = HyperParameters({"rows": 3, "lr": 0.1})
         made.get(hp, seed=0)
         assert hp.names_read == {"rows"}
+
+
+def test_a_text_of_all_counts_as_reading_all():
+    made = HpMemo(str)
+    texts = [made.get(HyperParameters({"lr": rate}), seed=0) for rate in (0.1, 0.1, 0.2)]
+    assert texts == [f"HyperParameters({{'lr': {rate}}})" for rate in (0.1, 0.1, 0.2)]

@@ -207,6 +207,11 @@ def writing_elsewhere(hp):
     return Scaled(hp.rate)
 
 
+def keeping_all_elsewhere(hp):
+    vars(colorsys)["hp"] = hp
+    return Scaled(hp.rate)
+
+
 def leaving_if_something_fails(hp):
     try:
         return Scaled(torch.full((1,), hp.rate))
@@ -271,7 +276,6 @@ WIDER = [{"rate": epoch + 1} for epoch in range(12)]
             lambda m: repr(m.scale),
         ),
         (lambda hp: Scaled(f"{hp}"), FASTER, lambda m: m.scale),
-        (lambda hp: Scaled(len(hp)), [{"a": 1}] * 5 + [{"a": 1, "b": 2}] * 3, lambda m: m.scale),
         (lambda hp: Scaled(type(hp.rate) is int and hp.rate > 5), WIDER, lambda m: m.scale),
         (
             lambda hp: Scaled((hp.rate, not callable(hp.rate) and hp.rate > 0.5)),
@@ -287,6 +291,7 @@ WIDER = [{"rate": epoch + 1} for epoch in range(12)]
         (in_double, FASTER, lambda m: (m.scale.dtype, torch.get_default_dtype())),
         (lambda hp: Scaled(Rounded(hp.rate)), FASTER, lambda m: m.scale.rate),
         (writing_a_global, FASTER, lambda m: RATE_NOW),
+        (keeping_all_elsewhere, FASTER, lambda m: vars(colorsys)["hp"].rate),
         (writing_elsewhere, FASTER, lambda m: vars(colorsys)["rate"]),
     ],
 )

@@ -106,6 +106,24 @@ def test_trials_share_data_as_long_as_one_uses_them():
     assert Scaled.loads == 4
 
 
+class Named(Scaled):
+    """Names a file after its hyper-parameters."""
+
+    def data(self, hp):
+        self.file = f"rows of {hp}.npy"
+        return super().data(hp)
+
+
+def test_data_that_depend_on_the_text_of_all_hyperparameters_are_not_shared():
+    backend = FusedBackend(Named(), device=here())
+    trials = [
+        backend.prepare(Member(values={"lr": rate, "scale": 1.0}, seed=0, epoch=0))
+        for rate in (0.1, 0.2, 0.1)
+    ]
+    assert trials[0].source is trials[2].source
+    assert trials[0].source is not trials[1].source
+
+
 def test_the_data_used_last_are_kept():
     task = Scaled()
     begun(task, 1.0, 2.0)

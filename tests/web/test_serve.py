@@ -155,10 +155,10 @@ def test_the_command_without_a_database(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def hurried(monkeypatch):
-    """Shorten the time limits to an instant, for whom a test cuts off.
+    """Shorten the time limits of connections to an instant.
 
-    A test whose clients must be served as well undoes it first: on a busy machine, honest clients
-    need longer.
+    A test that also serves honest clients makes them longer again first: on a busy machine, an
+    answer takes longer than that.
     """
     monkeypatch.setattr(_serve, "REQUEST_S", 0.2)
     monkeypatch.setattr(_serve, "ANSWER_S", 0.2)

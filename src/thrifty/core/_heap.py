@@ -10,13 +10,20 @@ from functools import cache
 from typing import Any
 
 
-_M_MMAP_THRESHOLD = -3
-"""glibc's number of the size from which on it asks the system for each piece of memory."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""glibc's numbers of two sizes.
+
+From the second on, it asks the system for each piece of memory. It gives free memory at the end of
+the heap back if that is larger than the first.
+"""
 
 _MANY_BYTES = 2**24
 _SMALL = 2**17
 _LARGEST = 2**25
-"""The size that glibc itself arrives at in a process that frees large pieces."""
+"""The second size that glibc itself arrives at in a process that frees large pieces.
+
+The first is then twice as large.
+"""
 
 
 def trim_heap() -> None:
@@ -71,6 +78,7 @@ def _set_threshold(size: int) -> None:
     set_option = _function("mallopt")
     if set_option is not None and _function("malloc_trim") is not None:  # glibc has both
         set_option(_M_MMAP_THRESHOLD, size)
+        set_option(_M_TRIM_THRESHOLD, 2 * size)
 
 
 @cache

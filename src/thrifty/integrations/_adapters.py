@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from thrifty.core import DivergedError, TaskError, derive_seed
 from thrifty.pack import HyperParameters, Trainable, borrowed_streams
 from thrifty.pack._state import seed_everything, state_versions, with_versions
-from thrifty.pack.task._task import unread, values_of
+from thrifty.pack.task._task import count_text_as_read, unread, values_of
 
 
 class HpMemo:
@@ -50,6 +50,7 @@ class HpMemo:
             with borrowed_streams():
                 seed_everything(derive_seed(seed, "data"))
                 self.made = self._make(self._read)
+            count_text_as_read(self._read)
         hp.names_read |= self._read.names_read
         return self.made
 

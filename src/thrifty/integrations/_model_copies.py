@@ -19,7 +19,7 @@ import torch
 from thrifty.core import plain_logger
 from thrifty.pack import HyperParameters, borrowed_streams
 from thrifty.pack._state import seed_everything
-from thrifty.pack.task._task import reading, unread, values_of
+from thrifty.pack.task._task import count_text_as_read, unread, values_of
 from thrifty.pack.verify import Watch
 
 from ._object_graphs import are_only_inside, made_again
@@ -35,18 +35,18 @@ class ModelCopies:
     """Calls ``make(hp)`` a few times for a trial, and again if something that it reads has changed.
 
     That may be a value of ``hp``, a global or something in a closure. What it reads from files is
-    not noticed at once.
+    noticed late, or not at all.
 
     Each epoch gets a new model: a copy of one that has not been trained, if the copy is certain to
     be the same as what ``make`` would return, and otherwise what ``make`` returns. Models of
     libraries are certain to be (``is_copyable``). Others are compared in the third epoch, with all
     that they refer to (``made_again``).
 
-    A number that changes from epoch to epoch, such as a learning rate with a schedule, may be kept
-    in the model by ``make``, if that does nothing else with it: the model to copy is made with a
+    ``make`` may keep a number in such a model that changes from epoch to epoch, such as a learning
+    rate with a schedule, if it does nothing else with it: the model to copy is made with a
     ``Placeholder``, and each copy gets the number of its epoch.
 
-    After 8, 16, 32 ... copies, the model is made and compared again.
+    After 8, 16, 32 ... copies, such a model is made and compared again.
 
     >>> copies = ModelCopies(lambda hp: torch.nn.Linear(hp.width, 1))
     >>> first = copies.get(HyperParameters({"width": 3, "lr": 0.1}), seed=0)
@@ -86,7 +86,7 @@ class ModelCopies:
         if self._num_made == _NUM_BEFORE_COMPARED - 1:
             return self._compared(hp, seed=seed)
         model = self._made(hp, seed=seed)
-        if self._num_made and is_copyable(model):
+        if is_copyable(model):
             with suppress(Exception):  # classes say how they are copied
                 self._keep(_Original(copy.deepcopy(model), compared=False))
         return model
@@ -152,7 +152,9 @@ class ModelCopies:
                 if folder is not None:
                     os.chdir(folder)
                 return None
-            inside = are_only_inside(numbers.values(), model, holders=(numbers, stand_in._values))
+            inside = are_only_inside(
+                [*numbers.values(), stand_in], model, holders=(numbers, stand_in._values)
+            )
             return model if inside and is_kept() else None
 
     def _is_unsteady(self) -> bool:
@@ -166,13 +168,15 @@ class ModelCopies:
 
     def _made(self, hp: HyperParameters, *, seed: int) -> torch.nn.Module:
         """Make a model, and note what was read for it."""
-        with reading(hp) as values_read:
+        before = set(hp.names_read)
+        hp.names_read.clear()
+        try:
             seed_everything(seed)
             model = self._make(hp)
-            read = values_read()
-        if read is None:  # it depends on all of them, and on which there are
-            self._num_made = 0
-            return model
+            count_text_as_read(hp)
+            read = values_of(hp, hp.names_read)
+        finally:
+            hp.names_read |= before
         changing = self._changing_with(hp) if read.keys() == self._read.keys() else None
         self._num_made = 1 if changing is None else self._num_made + 1
         self._changing = changing or frozenset()

@@ -79,14 +79,14 @@ def are_only_inside(values: Collection[Any], of: Any, *, holders: Collection[Any
         of: The object.
         holders: Other objects that may refer to the values.
     """
-    places = {*map(id, holders), *_reachable(of)}
+    places = {id(values), *map(id, holders), *_reachable(of)}
+    frame = inspect.currentframe()
+    while frame is not None:  # those at work refer to what they work with
+        places |= {id(frame), id(frame.f_locals)}
+        frame = frame.f_back
     gc.collect()  # frames that a constructor has looked at have dicts of their variables
     gc.unfreeze()  # frozen objects would not be looked at
-    return all(
-        id(holder) in places or type(holder) is types.FrameType
-        for value in values
-        for holder in gc.get_referrers(value)
-    )
+    return all(id(holder) in places for value in values for holder in gc.get_referrers(value))
 
 
 def _reachable(of: Any) -> set[int]:

@@ -6,7 +6,7 @@ import contextlib
 import dis
 import sys
 from collections.abc import Callable, Collection, Iterator
-from functools import cache
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -148,7 +148,7 @@ def _put_all(numbers: Collection[Placeholder], **attributes: Any) -> None:
         _put(each, **attributes)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _is_doubtful(code: CodeType) -> bool:
     file = code.co_filename
     if file.startswith("<frozen") or not is_own_file(file):  # Python's own, or a library's

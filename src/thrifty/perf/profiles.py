@@ -22,7 +22,7 @@ _NOISY = 0.15
 """``StepProfile.noise`` of a busy machine; an idle one has a few hundredths."""
 
 _SHARED = 0.15
-"""``StepProfile.others`` of a busy machine: one of six processors and fewer is still quiet."""
+"""``StepProfile.others`` of a busy machine: one processor of seven or more is still quiet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,8 +50,10 @@ The estimate knows neither the workspaces of a GPU's libraries nor results that 
 """
 
 _THREADS = Path("/proc/self/task")
-_STAT = Path("/proc/stat")
 """What Linux says about each thread of this process; other systems have no such folder."""
+
+_STAT = Path("/proc/stat")
+"""What Linux says about all processors."""
 
 _METHOD = 4
 """Number of the way of measuring; profiles of earlier ways are not used."""

@@ -59,7 +59,7 @@ def agrees_in_double(
             recorded.
     """
     try:
-        with torch.enable_grad():
+        with freed_at_once(sum(t.nbytes for t in state.values())), torch.enable_grad():
             if is_current is None:
                 return _agrees_whole(structure, trial, state)
             return _agrees(structure, trial, state, is_current=is_current)
@@ -228,10 +228,8 @@ class StepCheck:
             A difference that rounding does not explain; None if the check passes.
         """
         began = time.perf_counter()
-        size = sum(tensor.nbytes for tensor in self.before.tensors.values())
         try:
-            with freed_at_once(size):
-                return self._judge(loss, structure=structure, is_current=is_current)
+            return self._judge(loss, structure=structure, is_current=is_current)
         finally:
             self.seconds += time.perf_counter() - began
 

@@ -25,8 +25,7 @@ from ._record import CREATIONS, IN_PLACE_SAFE, VIEWS, Call, Program, Ref, out_va
 MAX_COPIED_BYTES = 2**22
 """Size up to which results are copied into buffers if their function cannot write into them.
 
-Copying them pays, since all calls that use them can then write into buffers: a LoRA step of four
-trials, whose attention has no variant for buffers, took a quarter less time.
+Copying them pays, since all calls that use them can then write into buffers.
 """
 
 

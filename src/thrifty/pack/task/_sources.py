@@ -19,7 +19,7 @@ from thrifty.pack.identity import is_own, vars_of
 from thrifty.pack.verify import Watch, outside_of_state
 
 from ._data import Source, datasets_of, open_source
-from ._task import HyperParameters, Task, share, unread, values_of
+from ._task import HyperParameters, Task, count_text_as_read, share, unread, values_of
 
 
 logger = plain_logger(__name__)
@@ -354,6 +354,7 @@ class Sources:
         def load() -> tuple[ref[HyperParameters], set[str], Source]:
             given = unread(hp)
             source = open_source(task.data(given), device=self._device)
+            count_text_as_read(given)
             return ref(given), given.names_read, source
 
         held, names, source = load()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy, deepcopy
@@ -387,15 +387,15 @@ class HyperParameters(Mapping[str, Any]):
         SpaceError: A hyper-parameter is named like a method, such as ``values``.
     """
 
-    __slots__ = ("__weakref__", "_is_shown", "_sharers", "_values", "names_read")
+    __slots__ = ("__weakref__", "_sharers", "_values", "_was_shown", "names_read")
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         check_hyperparameter_names(values)
         self._values = dict(values)
         self._sharers: list[Mapping[str, Any]] = []
         self.names_read: set[str] = set()
-        self._is_shown = False
-        """Whether it was printed or counted, which depends on all names, but reads none."""
+        self._was_shown = False
+        """Whether a text of it was made, which depends on all names, but reads none."""
 
     def __getitem__(self, name: str) -> Any:
         self.names_read.add(name)
@@ -421,11 +421,10 @@ class HyperParameters(Mapping[str, Any]):
         return iter(self._values)
 
     def __len__(self) -> int:
-        self._is_shown = True
         return len(self._values)
 
     def __repr__(self) -> str:
-        self._is_shown = True
+        self._was_shown = True
         return f"HyperParameters({self._values!r})"
 
     def _check_shared(self, name: str) -> None:
@@ -455,21 +454,15 @@ def unread(hp: HyperParameters) -> HyperParameters:
     return HyperParameters(hp._values)
 
 
-@contextmanager
-def reading(hp: HyperParameters) -> Iterator[Callable[[], dict[str, Any] | None]]:
-    """Yield a function that returns the values that code within the context has read.
+def count_text_as_read(hp: HyperParameters) -> None:
+    """Count all names as read if code has made a text of the hyper-parameters.
 
-    It returns None if the code has printed the hyper-parameters or asked how many there are. Names
-    that were read before count as read afterwards, too.
+    Printing them is not reading. But what a function returns may depend on their text, such as data
+    from a file that is named after them. So this is for functions whose results are kept for other
+    values of what they have not read.
     """
-    before, was_shown = set(hp.names_read), hp._is_shown
-    hp.names_read.clear()
-    hp._is_shown = False
-    try:
-        yield lambda: None if hp._is_shown else values_of(hp, hp.names_read)
-    finally:
-        hp.names_read |= before
-        hp._is_shown |= was_shown
+    if hp._was_shown:
+        hp.names_read.update(hp._values)
 
 
 def values_of(hp: HyperParameters, names: Iterable[str]) -> dict[str, Any]:
