@@ -305,6 +305,25 @@ def test_a_model_is_what_would_be_made(make, values, look):
     assert repr(found) == repr(wanted)
 
 
+SCRIPT = """
+from tests.integrations.test_model_copies import HyperParameters, Scaled
+from thrifty.integrations._model_copies import ModelCopies
+
+def make(hp):
+    globals()["rate"] = hp.rate
+    return Scaled(hp.rate)
+
+copies = ModelCopies(make)
+for number in range(1, 7):
+    copies.get(HyperParameters({"rate": number / 10}), seed=0)
+    assert rate == number / 10, (rate, number)
+"""
+
+
+def test_variables_of_the_script_that_is_at_work_are_looked_at():
+    exec(SCRIPT, {"__name__": "__main__"})
+
+
 def looked(model, look):
     tensors = [tensor.tolist() for tensor in model.state_dict().values()]
     return tensors, None if look is len else look(model)

@@ -79,11 +79,14 @@ def are_only_inside(values: Collection[Any], of: Any, *, holders: Collection[Any
         of: The object.
         holders: Other objects that may refer to the values.
     """
-    places = {id(values), *map(id, holders), *_reachable(of)}
+    at_work: list[Any] = [values, *holders]
     frame = inspect.currentframe()
-    while frame is not None:  # those at work refer to what they work with
-        places |= {id(frame), id(frame.f_locals)}
+    while frame is not None:  # functions at work refer to what they work with
+        at_work.append(frame)
+        if frame.f_locals is not frame.f_globals:
+            at_work.append(frame.f_locals)
         frame = frame.f_back
+    places = {*map(id, at_work), *_reachable(of)}
     gc.collect()  # frames that a constructor has looked at have dicts of their variables
     gc.unfreeze()  # frozen objects would not be looked at
     return all(id(holder) in places for value in values for holder in gc.get_referrers(value))
