@@ -51,6 +51,7 @@ from ._events import (
     StageFailed,
     StageStarted,
 )
+from ._garbage import gc_frozen, thaw_heap
 from ._heap import freed_at_once, trim_heap
 from ._prefetcher import OrderedPrefetcher
 
@@ -104,11 +105,13 @@ __all__ = [
     "error_traceback",
     "fingerprint",
     "freed_at_once",
+    "gc_frozen",
     "is_from_user",
     "plain_logger",
     "plain_text",
     "replica_seed",
     "require",
     "step_seed",
+    "thaw_heap",
     "trim_heap",
 ]

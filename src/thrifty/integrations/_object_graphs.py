@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from thrifty.core import thaw_heap
+
 
 def made_again(
     of: Any,
@@ -88,7 +90,7 @@ def are_only_inside(values: Collection[Any], of: Any, *, holders: Collection[Any
         frame = frame.f_back
     places = {*map(id, at_work), *_reachable(of)}
     gc.collect()  # frames that a constructor has looked at have dicts of their variables
-    gc.unfreeze()  # frozen objects would not be looked at
+    thaw_heap()  # frozen objects would not be looked at
     return all(id(holder) in places for value in values for holder in gc.get_referrers(value))
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 
 from thrifty.core import (
     Calibrated,
@@ -275,48 +272,3 @@ def with_threads_of(
             num_cores(),
         )
     return executor.with_threads(fixed)
-
-
-SPARED_S = 60.0
-
-
-@contextmanager
-def gc_frozen() -> Iterator[None]:
-    """Freeze existing objects in this context so that the garbage collector skips them.
-
-    With torch loaded, these are a quarter of a million objects, and one full collection takes
-    0.3 s: as long as forty epochs of a small network. The objects are unfrozen after ``SPARED_S``
-    seconds: in a run that long, a full collection costs little, and old garbage may hold a device's
-    memory. A heap that other code has frozen is left unchanged, from then on without looking
-    again: counting frozen objects takes as long as a collection.
-
-    >>> frozen = gc.get_freeze_count() > 0
-    >>> with gc_frozen():
-    ...     gc.get_freeze_count() > 0
-    True
-    >>> (gc.get_freeze_count() > 0) == frozen
-    True
-    """
-    if _FROZEN_BY_OTHERS.is_set() or not _FREEZING.acquire(blocking=False):
-        yield
-        return
-    try:
-        if gc.get_freeze_count():
-            _FROZEN_BY_OTHERS.set()
-            yield
-            return
-        gc.freeze()
-        later = threading.Timer(SPARED_S, gc.unfreeze)
-        later.daemon = True
-        later.start()
-        try:
-            yield
-        finally:
-            later.cancel()
-            gc.unfreeze()
-    finally:
-        _FREEZING.release()
-
-
-_FREEZING = threading.Lock()
-_FROZEN_BY_OTHERS = threading.Event()

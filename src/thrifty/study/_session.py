@@ -25,6 +25,7 @@ from thrifty.core import (
     EpochDone,
     StateError,
     fingerprint,
+    gc_frozen,
     plain_logger,
     plain_text,
 )
@@ -32,7 +33,7 @@ from thrifty.run import ExecutorConfig
 from thrifty.store import Heartbeat, Lease, PlanInfo, Store, StudyInfo, StudyMoved, failure_groups
 from thrifty.store._reports import error_key
 
-from ._housekeeping import DiskBudget, Packing, PassedStates, gc_frozen, with_threads_of
+from ._housekeeping import DiskBudget, Packing, PassedStates, with_threads_of
 from ._ledger import Ledger, is_done
 from ._loop import (
     Observer,

@@ -6,8 +6,8 @@ import weakref
 
 import pytest
 
-from thrifty.study import _housekeeping
-from thrifty.study._housekeeping import SPARED_S, gc_frozen
+from thrifty.core import _garbage, gc_frozen, thaw_heap
+from thrifty.core._garbage import SPARED_S
 
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ class Ring:
 @pytest.fixture(autouse=True)
 def nothing_frozen(monkeypatch):
     """Start without frozen objects; afterwards freeze what the session had frozen."""
-    monkeypatch.setattr(_housekeeping, "_FROZEN_BY_OTHERS", threading.Event())
+    monkeypatch.setattr(_garbage, "_FROZEN_BY_OTHERS", threading.Event())
     gc.unfreeze()
     gc.disable()  # it must not run by itself in between
     yield
@@ -92,3 +92,13 @@ def test_a_run_within_a_run_leaves_the_heap_to_the_outer_one():
     assert gc.get_freeze_count() == 0
     with gc_frozen():
         assert gc.get_freeze_count() > 0
+
+
+def test_a_heap_that_had_to_be_thawed_is_frozen_by_the_next_run():
+    gc.freeze()
+    with gc_frozen():  # notes that others have frozen it
+        pass
+    thaw_heap()
+    with gc_frozen():
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
