@@ -364,8 +364,10 @@ def test_sequences_in_one_row_equal_sequences_in_rows_of_their_own(config, targe
         out += [metrics["loss"], metrics["accuracy"]]
         out += [p.grad.clone() for p in model.parameters() if p.requires_grad]
     assert len(found) > 4
+    # transformers' eager attention of Llama computes the softmax in single precision
+    tolerance = 1e-6 if (attention, config.model_type) == ("eager", "llama") else 1e-10
     for one, other in zip(found, wanted, strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-10)
+        assert torch.allclose(one, other, rtol=0, atol=tolerance)
 
 
 def test_packed_trials_of_packed_sequences():

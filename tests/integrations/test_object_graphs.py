@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from thrifty.integrations._object_graphs import made_again
+from thrifty.integrations._object_graphs import are_only_inside, made_again
 
 
 NAMES: list[str] = []
@@ -261,6 +261,7 @@ def test_a_set_of_names_has_no_order():
 
 def test_metrics_of_torchmetrics_are_copied():
     torchmetrics = pytest.importorskip("torchmetrics")
+    torchmetrics.Accuracy(task="binary")  # the first one fills caches of classes
     assert compared(lambda: with_(accuracy=torchmetrics.Accuracy(task="binary")))
 
 
@@ -270,3 +271,14 @@ def compared(make, *, copied=copy.deepcopy):
         return make()
 
     return made_again(seeded(), make=seeded, copied=copied)[1]
+
+
+def test_what_is_at_work_may_hold_a_value():
+    def working(*, elsewhere):
+        value, box = [1.0], Slots(None)
+        box.value = value
+        elsewhere.append(value if elsewhere else None)
+        yield are_only_inside([value], box, holders=())
+
+    assert next(working(elsewhere=[]))
+    assert not next(working(elsewhere=[None]))
