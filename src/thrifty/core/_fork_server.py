@@ -88,9 +88,9 @@ class _Server:
         self._exit_pipes: dict[int, int] = {}
         """Write end of the exit-status pipe of each running child, by pid."""
         # The SIGCHLD handler does nothing: the signal only has to wake up `select`.
-        self._wakeup, waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup, self._waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._waking, warn_on_full_buffer=False)
 
     def serve(self) -> None:
         """Serve until the parent is dead, or has closed the socket and all children have exited."""
@@ -138,12 +138,15 @@ class _Server:
         if pid:
             return pid
         try:
-            for file in (*self._exit_pipes.values(), files[0], self._wakeup):
+            signal.set_wakeup_fd(-1)  # Python 3.13 has done so at the fork
+            for file in (*self._exit_pipes.values(), files[0], self._wakeup, self._waking):
                 os.close(file)
-            os.close(signal.set_wakeup_fd(-1))
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._requests.close()
             _run(request, files, server=os.getppid())
+        except BaseException:
+            traceback.print_exc()
+            raise
         finally:
             os._exit(1)  # never return to the server's loop
 

@@ -438,7 +438,7 @@ class Pair(NamedTuple):
 
 class Mode(enum.Enum):
     FAST = "fast"
-    SLOW = functools.partial(scaled, 1)
+    SLOW = enum.member(functools.partial(scaled, 1))  # from Python 3.13 on, none by itself
 
     def quick(self):
         return self is Mode.FAST

@@ -222,6 +222,8 @@ def _is_named_tuple(kind: type) -> bool:
 def _is_generated(member: Any) -> bool:
     """Return whether ``dataclass`` has generated a method."""
     function = getattr(member, "__func__", member)
+    if isinstance(function, FunctionType) and function.__globals__.get("__name__") == "reprlib":
+        function = getattr(function, "__wrapped__", function)  # its __repr__, from Python 3.13 on
     return isinstance(function, FunctionType) and (
         function.__code__.co_qualname.startswith("__create_fn__.")
         or function.__globals__.get("__name__") == "dataclasses"
