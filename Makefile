@@ -51,6 +51,7 @@ bench: .venv/ready-bench
 	$(BIN)/python -m bench.bench_trust
 	$(BIN)/python -m bench.bench_plan
 	$(BIN)/python -m bench.bench_store
+	$(BIN)/python -m bench.bench_agents
 	$(BIN)/python -m bench.bench_sharing
 	$(BIN)/python -m bench.bench_pack
 	$(BIN)/python -m bench.bench_pack_hyperband

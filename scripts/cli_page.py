@@ -22,6 +22,7 @@ Commands that name a study look for it in `--storage`, or in `THRIFTY_STORAGE`.
 The exit code is 2 for an error that you can correct, and for a run without a best trial:
 all trials failed, or none keeps the constraints.
 It is 130 after Ctrl-C and 143 after SIGTERM; `run`, `resume` and `demo` stop cleanly before.
+With `--json`, every command prints [one JSON object](json.md), also for an error.
 """
 
 

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
         Algorithm as Algorithm,
         AsyncSubSampling as AsyncSubSampling,
         CMAESSampler as CMAESSampler,
+        Enqueued as Enqueued,
         GPSampler as GPSampler,
         GridSampler as GridSampler,
         GridSearch as GridSearch,
@@ -156,7 +157,7 @@ _HOMES = {
     ),
     "run": "Faults Local Ray",
     "search": (
-        "ASHA Algorithm AsyncSubSampling BOHB BOSS CMAESSampler GPSampler GridSampler "
+        "ASHA Algorithm AsyncSubSampling BOHB BOSS CMAESSampler Enqueued GPSampler GridSampler "
         "GridSearch QuantizedSampler "
         "Hyperband KDESampler MedianStopping NSGAIISampler PopulationBasedTraining "
         "RandomForestSampler RandomSampler "

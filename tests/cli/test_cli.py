@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -53,7 +54,8 @@ def test_plan_run_status_best(folder, monkeypatch, capsys):
     thrifty("status", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
     assert "2 (2 done)" in capsys.readouterr().out
     thrifty("best", "line", "--storage", "sqlite:///t.db", "--json", monkeypatch=monkeypatch)
-    assert json.loads(capsys.readouterr().out)["epochs"] == 4
+    (trial,) = json.loads(capsys.readouterr().out)["trials"]
+    assert trial["reached"] == {"epochs": 4}
     thrifty("best", "line", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
     assert "lr = " in capsys.readouterr().out
     thrifty("resume", "line", "--storage", "sqlite:///t.db", "--quiet", monkeypatch=monkeypatch)
@@ -89,11 +91,11 @@ def test_several_objectives(folder, monkeypatch, capsys):
     assert "size" in said
     options = ("two", "--storage", "sqlite:///t.db")
     thrifty("best", *options, "--json", monkeypatch=monkeypatch)
-    best = json.loads(capsys.readouterr().out)
+    best = json.loads(capsys.readouterr().out)["trials"]
     assert {trial["values"]["size"] for trial in best} <= {2.0, 13.0}
     assert all(trial["values"]["mse"] == trial["value"] for trial in best)
     thrifty("best", *options, monkeypatch=monkeypatch)
-    assert f"trial {best[0]['trial']}: mse " in capsys.readouterr().out
+    assert f"trial {best[0]['number']}: mse " in capsys.readouterr().out
     thrifty("status", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
     assert "best" in capsys.readouterr().out
     thrifty("export", *options, "--csv", "t.csv", monkeypatch=monkeypatch)
@@ -321,6 +323,8 @@ def test_the_demo_answers_and_answers_again(folder, monkeypatch, capsys):
     thrifty("demo", "--quiet", monkeypatch=monkeypatch)
     again = capsys.readouterr().out
     assert first.splitlines()[-5:] == again.splitlines()[-5:]
+    thrifty("demo", "--json", monkeypatch=monkeypatch)
+    assert json.loads(capsys.readouterr().out)["written"] == ["demo/forest.png", "demo/curves.png"]
     options = ("--storage", "sqlite:///demo/demo.db")
     thrifty("importance", "digits", *options, monkeypatch=monkeypatch)
     assert "share in what makes trials differ in accuracy" in capsys.readouterr().out
@@ -344,3 +348,63 @@ def test_status_of_a_stopped_study_says_at_which_epoch(folder, monkeypatch, caps
     shown = capsys.readouterr().out
     assert f"trials      {said}" in shown
     assert "running" not in shown
+
+
+def test_cost_and_try(folder, monkeypatch, capsys):
+    words = ("line_study.py", "--config", '{"lr": 0.1}')
+    thrifty("cost", *words, monkeypatch=monkeypatch)
+    assert "4 epochs to train of 4; 0 known already" in capsys.readouterr().out
+    thrifty("try", *words, "--quiet", monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    assert "lr = 0.1" in said
+    assert "these are trials of study line-only-4" in said
+    thrifty("cost", *words, monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    assert re.search(r"lr = 0.1 +4 of 4 epochs +\S+ +line-only-4", said)
+    assert "0 epochs to train of 4, about 0.0 s; 4 known already" in said
+    thrifty("try", *words, "--storage", "sqlite:///u.db", "--as", "mine", monkeypatch=monkeypatch)
+    assert "these are trials of study mine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "name a configuration with --config"),
+        (("--config", "lr=1"), "--config 'lr=1' is not JSON"),
+        (("--config", "[1]"), "a configuration is an object"),
+        (("--config", '{"lr": 0.7}'), "lr=0.7 is not in"),
+        (("--config", "{}"), "lacks lr"),
+        (("--configs", "object.json"), "--configs is a JSON list"),
+        (("--configs", "bytes.json"), "--configs cannot be read"),
+        (("--configs", "deep.json"), "is not JSON"),
+        (("--config", '{"lr": NaN}'), "nan is not a finite number"),
+        (("--config", '{"lr": {"schedule": "Step", "fields": null}}'), "cannot be read"),
+        (("--config", '{"lr": 0.1}', "--epochs", "5"), "no more than max_epochs"),
+    ],
+)
+@pytest.mark.parametrize("command", ["cost", "try"])
+def test_bad_configurations(folder, monkeypatch, capsys, command, words, told):
+    Path("object.json").write_text("{}")
+    Path("bytes.json").write_bytes(b"[\xff]")
+    Path("deep.json").write_text("[" * 100_000)
+    thrifty(command, "line_study.py", *words, monkeypatch=monkeypatch, fails=True)
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--max-epochs", "4"], "limit what --allow-run allows"),
+        (["--allow-run"], "--allow-run needs a FILE"),
+        (["no.py"], "does not exist"),
+    ],
+)
+def test_a_server_for_agents_that_cannot_begin(folder, monkeypatch, capsys, words, told):
+    thrifty("mcp", *words, monkeypatch=monkeypatch, fails=True)
+    assert told in capsys.readouterr().err
+
+
+def test_a_server_for_agents_needs_an_extra(folder, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    thrifty("mcp", monkeypatch=monkeypatch, fails=True)
+    assert "[mcp]" in capsys.readouterr().err

@@ -214,7 +214,7 @@ def test_several_seeds_are_in_status_best_and_exports(tmp_path, monkeypatch, cap
     assert "mean of 3 seeds, sd " in said
     assert f"with a probability of {best.certainty:.0%}" in said
     thrifty("best", "line", *STORAGE, "--json", monkeypatch=monkeypatch)
-    found = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(capsys.readouterr().out)["trials"]
     assert (found["seeds"], found["sd"], found["certainty"]) == (3, best.sd, best.certainty)
     for kind in ("csv", "json", "parquet"):
         thrifty("export", "line", *STORAGE, "--out", f"t.{kind}", monkeypatch=monkeypatch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.cli.documents import check
 from thrifty.cli._price_lists import catalogue_command, chosen_offers
 from thrifty.core import CloudError
 
@@ -103,3 +105,21 @@ def test_refreshed_lists_are_dated(stored, monkeypatch):
     assert head == "cloud | offers | oldest price | newest price"
     day = TODAY - timedelta(days=40)
     assert row == f"aws | 1 | {day} (40 days ago) | {day} (40 days ago)"
+
+
+def test_lists_as_documents(stored, monkeypatch):
+    monkeypatch.setattr("thrifty.cloud._catalogue.refresh_skypilot", list)
+    forty, one = (str(TODAY - timedelta(days=days)) for days in (40, 1))
+
+    def document(*args):
+        result = CliRunner().invoke(catalogue_command, [*args, "--json"], catch_exceptions=False)
+        return check(json.loads(result.output), f"catalogue {args[0]}")
+
+    shown = document("show", "--catalogue", "mine.csv")
+    assert shown["source"] == "mine.csv"
+    assert [offer["instance_type"] for offer in shown["offers"]] == ["t4.one", "cpu.one", "l4.four"]
+    assert [offer["priced_on"] for offer in shown["offers"]] == [forty, None, one]
+    assert [offer["spot_usd_h"] for offer in shown["offers"]] == [0.2, None, None]
+    assert document("refresh")["clouds"] == [
+        {"cloud": "aws", "num_offers": 1, "oldest": forty, "newest": forty}
+    ]

@@ -50,7 +50,7 @@ def shown(page: str) -> tuple[list[str], set[str]]:
 
 
 def test_every_package_has_a_page_and_every_page_a_package():
-    pages = {page.stem for page in PAGES.glob("*.md")} - {"index", "cli"}
+    pages = {page.stem for page in PAGES.glob("*.md")} - {"index", "cli", "json"}
     assert pages == set(PACKAGES)
 
 
@@ -103,7 +103,23 @@ def test_the_page_of_commands_is_what_the_commands_say():
     assert committed == made, "run: python scripts/cli_page.py"
 
 
+def test_the_page_of_documents_is_what_their_types_say():
+    found = runpy.run_path(str(DOCS.parent / "scripts" / "json_page.py"))
+    for name, made in (("json.md", found["page"]()), ("json-schemas.json", found["schemas"]())):
+        committed = (PAGES / name).read_text(encoding="utf-8")
+        assert committed == made, "run: python scripts/json_page.py"
+
+
 def test_all_commands_are_on_it():
     text = (PAGES / "cli.md").read_text(encoding="utf-8")
     for command in importlib.import_module("thrifty.cli").COMMANDS:
         assert re.search(rf"^## thrifty {command}\b", text, re.MULTILINE)
+
+
+def test_the_page_for_agents_links_all_guides():
+    """``docs/llms.txt``, in the form of llmstxt.org."""
+    links = re.findall(r"^- \[.+?\]\((\S+?)\)", (DOCS / "llms.txt").read_text(), re.MULTILINE)
+    assert len(links) == len(set(links))
+    assert all((DOCS / link).is_file() for link in links)
+    guides = {f"how-to/{page.name}" for page in (DOCS / "how-to").glob("*.md")}
+    assert guides <= set(links), f"add to docs/llms.txt: {sorted(guides - set(links))}"

@@ -8,6 +8,7 @@ from thrifty.search import (
     BOSS,
     AsyncSubSampling,
     CMAESSampler,
+    Enqueued,
     GridSampler,
     GridSearch,
     Hyperband,
@@ -54,7 +55,7 @@ ALGORITHMS = [
 
 
 @pytest.mark.sample(40)
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, Enqueued(max_epochs=4)], ids=repr)
 @pytest.mark.parametrize("check", ALGORITHM_CHECKS, ids=lambda check: check.__name__)
 def test_an_algorithm_conforms(algorithm, check):
     check(algorithm)

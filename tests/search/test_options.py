@@ -5,6 +5,7 @@ import pytest
 from thrifty.core import AlgorithmError
 from thrifty.search import (
     ASHA,
+    Enqueued,
     GridSampler,
     GridSearch,
     Hyperband,
@@ -28,6 +29,9 @@ MEDIAN = {"max_epochs": 9, "num_trials": 4}
         (QuantizedSampler, {"levels": 0}, r"QuantizedSampler\(levels=0\)"),
         (GridSearch, {"max_epochs": 0}, r"max_epochs=0"),
         (GridSearch, {"max_epochs": 9, "levels": 2.5}, "whole number"),
+        (Enqueued, {"max_epochs": 0}, "max_epochs=0"),
+        (Enqueued, {"max_epochs": 9, "epochs": 0}, "epochs=0"),
+        (Enqueued, {"max_epochs": 9, "epochs": 10}, "no more than max_epochs"),
         (RandomSearch, {"max_epochs": True, "num_trials": 1}, "whole number"),
         (RandomSearch, {"max_epochs": 9, "num_trials": 0}, "num_trials=0"),
         (RandomSearch, {"max_epochs": 9, "num_trials": 1, "sampler": 3}, "give a sampler"),

@@ -1,9 +1,9 @@
-"""GridSearch and RandomSearch propose everything at once and train everything fully."""
+"""Grid, random and enqueued trials: all are proposed at once, and trained fully."""
 
 import numpy as np
 
 from tests.search._drive import SPACE, ask, follow, to_the_end
-from thrifty.search import GridSearch, History, RandomSearch
+from thrifty.search import Enqueued, GridSearch, History, RandomSearch
 
 
 def test_grid_search_asks_for_the_whole_grid_at_once():
@@ -33,3 +33,15 @@ def test_draws_come_from_the_stream():
     rng = np.random.default_rng(5)
     expected = [SPACE.sample(rng) for _ in range(3)]
     assert [proposal.config for proposal in ask(algorithm, seed=5)] == expected
+
+
+def test_only_enqueued_trials_are_asked_for_each_once():
+    algorithm, history = Enqueued(max_epochs=9, epochs=3), History()
+    assert ask(algorithm, history) == []
+    for lr in (0.1, 0.2):
+        history.record_enqueued({"lr": lr, "kind": "a"})
+    asked = follow(history, ask(algorithm, history))
+    assert [(each.config["lr"], each.target) for each in asked] == [(0.1, 3), (0.2, 3)]
+    assert ask(algorithm, history) == []
+    history.record_enqueued({"lr": 0.3, "kind": "b"})
+    assert [each.config["lr"] for each in ask(algorithm, history)] == [0.3]

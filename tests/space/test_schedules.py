@@ -206,7 +206,8 @@ def test_too_long_for_the_run(schedule):
         (lambda: Linear(1.0, epochs=5).then(2.0, at=3), "hand over later"),
         (lambda: schedule_from_json({"schedule": "Spiral"}), "unknown schedule 'Spiral'"),
         (lambda: schedule_from_json({}), "unknown schedule None"),
-        (lambda: schedule_from_json({"schedule": "Constant", "fields": {"speed": 1}}), "are not"),
+        (lambda: schedule_from_json({"schedule": "Constant", "fields": {"speed": 1}}), "got speed"),
+        (lambda: schedule_from_json({"schedule": "Constant"}), "needs value; got none"),
     ],
 )
 def test_what_makes_no_schedule(make, message):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from importlib import import_module
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import click
 
 from thrifty import __version__
-from thrifty.core import ThriftyError, error_traceback, plain_text
+from thrifty.agents import SCHEMA_VERSION, to_json
+from thrifty.core import ThriftyError, UsageError, error_text, error_traceback, plain_text
 
-from ._options import say
+from ._options import reserved_output, say
 
 
 class _Command(NamedTuple):
@@ -31,6 +34,10 @@ COMMANDS = {
     "plan": _Command(
         "_train", "Show how much the study in FILE has to train, before any training."
     ),
+    "cost": _Command(
+        "_try", "Show what training some configurations costs, and what is known of them already."
+    ),
+    "try": _Command("_try", "Train some configurations of the study in FILE, and nothing else."),
     "status": _Command("_status", "Show the studies in a database, also while they run."),
     "best": _Command(
         "_status",
@@ -56,6 +63,7 @@ COMMANDS = {
     "dashboard": _Command(
         "_dashboard", "Show the studies in a database in the browser, also while they run."
     ),
+    "mcp": _Command("_mcp", "Serve tools for coding agents over standard input and output (MCP)."),
     "doctor": _Command(
         "_doctor",
         "Check this installation: versions, extras, devices, back-ends, kernels, storage.",
@@ -94,24 +102,54 @@ def _app() -> None:
 
 
 def main() -> None:
-    """Run a command; show errors that the user can fix as one message, without a traceback."""
+    """Run a command; show errors that the user can fix as one message, without a traceback.
+
+    With ``--json``, only documents are printed on standard output; such an error is one of them.
+    """
+    if "--json" in sys.argv[1:]:
+        with reserved_output() as output:
+            code = _run(output)
+    else:
+        code = _run(None)
+    if code:
+        raise SystemExit(code)
+
+
+def _run(output: IO[str] | None) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+        output: Where documents are printed; None if the command prints text.
+    """
     try:
         # click returns the code of an early exit (``--help``, a failed doctor check) as a number.
-        code = _app(standalone_mode=False)
+        code = _app(standalone_mode=False, obj=output)
     except ThriftyError as error:
         say(f"error: {error}", fg="red", err=True)
-        raise SystemExit(2) from None
+        return _failed(error, str(error), code=2, output=output)
     except click.exceptions.Exit as leaving:
-        raise SystemExit(leaving.exit_code) from None
+        return leaving.exit_code
     except click.ClickException as error:
         # the message may quote what a file or a database holds
         error.message = plain_text(error.message, lines=True)  # type: ignore[misc]
         error.show()
-        raise SystemExit(error.exit_code) from None
-    except click.Abort:
-        raise SystemExit(130) from None
+        # click's own classes differ between its versions
+        usage = UsageError(error.format_message())
+        return _failed(usage, str(usage), code=error.exit_code, output=output)
+    except (click.Abort, KeyboardInterrupt):
+        stopped = UsageError("interrupted before there was a result; run the command again")
+        return _failed(stopped, str(stopped), code=130, output=output)
     except Exception as error:  # noqa: BLE001 (a bug: show its traceback as plain text)
         say(error_traceback(error), err=True)
-        raise SystemExit(1) from None
-    if isinstance(code, int) and code:
-        raise SystemExit(code)
+        return _failed(error, error_text(error), code=1, output=output)
+    return code if isinstance(code, int) else 0
+
+
+def _failed(error: Exception, message: str, *, code: int, output: IO[str] | None) -> int:
+    """Print an error as a document, if documents are printed; return the exit code."""
+    if output is not None:
+        found = {"kind": type(error).__name__, "message": message}
+        with suppress(OSError):
+            output.write(f"{to_json({'schema_version': SCHEMA_VERSION, 'error': found})}\n")
+            output.flush()
+    return code

@@ -7,11 +7,12 @@ import webbrowser
 
 import click
 
+from thrifty.agents import SCHEMA_VERSION
 from thrifty.core import UsageError
 from thrifty.store import redact_url
 from thrifty.web import serve
 
-from ._options import say, storage_option
+from ._options import json_option, print_document, say, storage_option
 
 
 @click.command("dashboard")
@@ -31,6 +32,7 @@ from ._options import say, storage_option
     help="Token that readers need  [default: none on this machine, else a random one].",
 )
 @click.option("--open", "browse", is_flag=True, help="Open the dashboard in your browser.")
+@json_option
 @click.pass_context
 def dashboard_command(
     ctx: click.Context,
@@ -41,6 +43,7 @@ def dashboard_command(
     port: int,
     token: str | None,
     browse: bool,
+    as_json: bool,
 ) -> None:
     """Show the studies in a database in the browser, also while they run.
 
@@ -56,7 +59,11 @@ def dashboard_command(
     server = serve(url, host=host, port=port, token=token)
     if hasattr(os, "nice"):
         os.nice(15)  # training has priority
-    say(f"dashboard of {redact_url(url)}: {server.address}\nCtrl-C ends it")
+    shown = redact_url(url)
+    say(f"dashboard of {shown}: {server.address}\nCtrl-C ends it")
+    if as_json:
+        document = {"schema_version": SCHEMA_VERSION, "storage": shown}
+        print_document({**document, "address": server.address})
     if browse:
         webbrowser.open(server.address)
     server.run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 
 import thrifty as th
 
-from ._options import say
+from ._options import json_option, say
 from ._train import run_and_show
 
 
@@ -88,7 +88,8 @@ study = demo_study(Path("demo"))
     help="Folder for the database and the plots.",
 )
 @click.option("--quiet", is_flag=True, help="No progress display.")
-def demo_command(*, folder: Path, quiet: bool) -> None:
+@json_option
+def demo_command(*, folder: Path, quiet: bool, as_json: bool) -> None:
     """Tune a network on handwritten digits: 81 trials, about ten seconds of training.
 
     A second run only shows the results.
@@ -97,11 +98,23 @@ def demo_command(*, folder: Path, quiet: bool) -> None:
     say(asked.plan())
     # One thread: for a network this small, more threads cost more than they gain, above all on a
     # busy machine.
-    run_and_show(asked, executor=th.Local(threads=1), progress=not quiet)
+    run_and_show(
+        asked,
+        executor=th.Local(threads=1),
+        progress=not quiet,
+        as_json=as_json,
+        pictures=lambda: _draw(asked, folder),
+    )
+
+
+def _draw(study: th.Study, folder: Path) -> Sequence[Path]:
+    """Write pictures of the study, and say so; return their files."""
+    forest, curves = folder / "forest.png", folder / "curves.png"
     try:
-        asked.plot_forest().savefig(folder / "forest.png", dpi=120)
-        asked.plot_learning_curves().savefig(folder / "curves.png", dpi=120)
+        study.plot_forest().savefig(forest, dpi=120)
+        study.plot_learning_curves().savefig(curves, dpi=120)
     except th.MissingExtraError as error:
         say(f"no pictures: {error}")
-        return
-    say(f"pictures: {folder / 'forest.png'}, {folder / 'curves.png'}")
+        return ()
+    say(f"pictures: {forest}, {curves}")
+    return forest, curves

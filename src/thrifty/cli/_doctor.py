@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -23,6 +22,7 @@ from sqlalchemy import URL, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from thrifty import __version__
+from thrifty.agents import SCHEMA_VERSION
 from thrifty.core import StoreError
 from thrifty.store import VERSION, CheckpointFolder, redact_url
 from thrifty.store._address import read_address, redact
@@ -30,7 +30,7 @@ from thrifty.store._checkpoints import survey
 from thrifty.store._engine import ReadOnlyFile, can_write
 from thrifty.store._store import default_checkpoints
 
-from ._options import cell
+from ._options import cell, json_option, print_document
 
 
 State = Literal["ok", "absent", "warning", "broken"]
@@ -359,7 +359,7 @@ _COLOURS: dict[State, str] = {"ok": "green", "absent": "dim", "warning": "yellow
     "--extra", "extras", multiple=True, help="Fail if this extra is not installed; repeat for more."
 )
 @click.option("--device", help="Device on which training steps are tried  [default: a GPU, or cpu]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def doctor_command(
     ctx: click.Context,
@@ -376,7 +376,8 @@ def doctor_command(
     found = list(findings(storage=storage, extras=extras, device=device))
     failed = any(each.needed and each.state in ("broken", "absent") for each in found)
     if as_json:
-        click.echo(json.dumps({"ok": not failed, "checks": [each.to_json() for each in found]}))
+        checks = [each.to_json() for each in found]
+        print_document({"schema_version": SCHEMA_VERSION, "ok": not failed, "checks": checks})
     else:
         console = Console()
         console.print(_table(found))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 from rich.text import Text
 
-from thrifty.core import ThriftyError, plain_text
+from thrifty.agents._documents import SCHEMA_VERSION, to_json
+from thrifty.core import ThriftyError, UsageError, plain_text
 
 
 _VARIABLE = "_THRIFTY_COMPLETE"
@@ -27,10 +30,49 @@ COMP_WORDBREAKS=${COMP_WORDBREAKS//:}
 """
 
 
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else."
+)
+
+
+@contextmanager
+def reserved_output() -> Iterator[IO[str]]:
+    """Reserve standard output for the document of a command, which the context yields as a file.
+
+    What any other code prints goes to standard error: a study's file, a task, its worker processes,
+    libraries. Where standard output is a file of the system, this lasts until the process ends.
+    """
+    output = before = sys.stdout or io.StringIO()  # the caller may have closed it
+    with suppress(OSError, ValueError):  # not a file of the system, as in tests
+        if before.fileno() == 1:
+            before.flush()
+            output = os.fdopen(os.dup(1), "w", encoding="ascii")
+            os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    try:
+        yield output
+    finally:
+        with suppress(OSError):  # a command says so when it prints
+            output.flush()
+        if output is before:
+            sys.stdout = before
+
+
+def print_document(document: Mapping[str, Any]) -> None:
+    """Print the JSON document of a command, on the output that ``main`` has reserved for it."""
+    output: IO[str] = click.get_current_context().find_root().obj or sys.stdout
+    try:
+        output.write(f"{to_json(document)}\n")
+        output.flush()
+    except OSError as error:
+        raise UsageError(f"cannot write to standard output: {error.strerror}") from None
+
+
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@json_option
 @click.pass_context
-def completion_command(ctx: click.Context, *, shell: str) -> None:
+def completion_command(ctx: click.Context, *, shell: str, as_json: bool) -> None:
     """Print a script that lets SHELL complete commands, options, studies and databases.
 
     \b
@@ -41,7 +83,11 @@ def completion_command(ctx: click.Context, *, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     source = kind(ctx.find_root().command, {}, "thrifty", _VARIABLE).source()
-    click.echo(source + (_COLONS if shell == "bash" else ""))
+    script = source + (_COLONS if shell == "bash" else "")
+    if as_json:
+        print_document({"schema_version": SCHEMA_VERSION, "shell": shell, "script": script})
+        return
+    click.echo(script)
 
 
 def complete_study(

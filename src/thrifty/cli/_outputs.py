@@ -15,15 +15,24 @@ from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
 
+from thrifty.agents import SCHEMA_VERSION, importance_document
+from thrifty.agents._store_documents import Seeds, last_values, trial_state
 from thrifty.core import UsageError
 from thrifty.integrations import export_optuna
 from thrifty.space import config_to_json
 from thrifty.store import Store, StudyInfo, TrialRecord, frame
-from thrifty.store._reports import counted, stored_unit
+from thrifty.store._reports import counted, standard_deviation, stored_unit
 from thrifty.study import Study
 
-from ._options import cell, complete_study, say, storage_option, trust_option
-from ._status import Seeds, last_values, seed_columns
+from ._options import (
+    cell,
+    complete_study,
+    json_option,
+    print_document,
+    say,
+    storage_option,
+    trust_option,
+)
 from ._train import load_stored_study
 
 
@@ -66,8 +75,16 @@ def plot(study: Study, kind: str) -> Figure:
     show_default=True,
     help="Resolution of the figure, in dots per inch.",
 )
+@json_option
 def plot_command(
-    *, name: str, kind: str, storage: str, trust_file: bool, out: Path | None, dpi: int
+    *,
+    name: str,
+    kind: str,
+    storage: str,
+    trust_file: bool,
+    out: Path | None,
+    dpi: int,
+    as_json: bool,
 ) -> None:
     """Draw a plot of study NAME."""
     figure = plot(load_stored_study(name, storage=storage, trust_file=trust_file), kind)
@@ -79,6 +96,8 @@ def plot_command(
         raise UsageError(f"there is no folder {file.resolve().parent}; make it first")
     figure.savefig(file, dpi=dpi)
     say(f"wrote {file}")
+    if as_json:
+        print_document({"schema_version": SCHEMA_VERSION, "study": name, "written": [str(file)]})
 
 
 @click.command("importance")
@@ -102,8 +121,9 @@ def plot_command(
     show_default=True,
     help="One share for each hyper-parameter, or for each domain inside schedules and choices.",
 )
+@json_option
 def importance_command(
-    *, name: str, storage: str, trust_file: bool, method: Any, level: Any
+    *, name: str, storage: str, trust_file: bool, method: Any, level: Any, as_json: bool
 ) -> None:
     """Show which hyper-parameters of study NAME matter.
 
@@ -111,6 +131,9 @@ def importance_command(
     reached. Failed trials are left out.
     """
     study = load_stored_study(name, storage=storage, trust_file=trust_file)
+    if as_json:
+        print_document(importance_document(study, method=method, level=level))
+        return
     shares = study.importance(method=method, level=level)
     largest = max(shares.values(), default=0.0) or 1.0
     table = Table(show_header=False, box=None)
@@ -160,6 +183,7 @@ def importance_command(
     "--trial", "number", type=int, help="Trial whose adapter is written  [default: the best one]"
 )
 @trust_option
+@json_option
 def export_command(  # noqa: PLR0913 (one argument for each option)
     *,
     name: str,
@@ -171,6 +195,7 @@ def export_command(  # noqa: PLR0913 (one argument for each option)
     adapter: Path | None,
     number: int | None,
     trust_file: bool,
+    as_json: bool,
 ) -> None:
     """Export study NAME: trials as a table, the study for Optuna, or an adapter."""
     wanted: list[tuple[str, Path | None]] = [("csv", csv_file)] if csv_file is not None else []
@@ -183,14 +208,35 @@ def export_command(  # noqa: PLR0913 (one argument for each option)
         )
     if number is not None and adapter is None:
         raise UsageError("--trial says whose adapter to write; add --adapter DIR")
+    if as_json and any(file is None for _, file in wanted):
+        raise UsageError("--json prints which files were written; name a file with --out FILE")
+    written: list[Path] = []
     if adapter is not None:
         study = load_stored_study(name, storage=storage, trust_file=trust_file)
         _write_adapter(study, number, adapter)
+        written.append(adapter)
     if optuna is not None:
         export_optuna(storage, name, file=optuna)
+        written.append(optuna)
         say(f"wrote {optuna}: open it with optuna-dashboard sqlite:///{optuna}")
-    if not wanted:
-        return
+    if wanted:
+        written += _write_tables(name, storage=storage, wanted=wanted)
+    if as_json:
+        document = {"schema_version": SCHEMA_VERSION, "study": name}
+        print_document({**document, "written": [str(file) for file in written]})
+
+
+def _write_tables(
+    name: str, *, storage: str, wanted: Sequence[tuple[str, Path | None]]
+) -> list[Path]:
+    """Write or print tables of a study's trials; return the files that were written.
+
+    Args:
+        name: Name of the study.
+        storage: Address of the database.
+        wanted: Format and file of each table; None for standard output.
+    """
+    written = []
     with Store.open(storage, create=False) as store:
         info = store.studies.get(name)
         trials = store.studies.load(info.id).trials
@@ -202,7 +248,9 @@ def export_command(  # noqa: PLR0913 (one argument for each option)
             say(content, nl=False)
             continue
         _write(file, content)
+        written.append(file)
         say(f"wrote {file}")
+    return written
 
 
 def _write_adapter(study: Study, number: int | None, folder: Path) -> None:
@@ -263,14 +311,14 @@ def _csv(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> str:
     several = ["sd", "seeds"] if seeds else []
     writer.writerow(["number", "state", "epochs", *units, "value", *several, *objectives, *names])
     for trial in trials:
-        columns = seed_columns(seeds.get(trial.number))
+        columns = _sd_and_seeds(seeds.get(trial.number))
         writer.writerow([
             trial.number,
-            _state(info, trial),
+            trial_state(info, trial),
             trial.reached,
             *(unit.count(trial.reached) for _ in units),
             trial.value,
-            *(columns.get(each) for each in several),
+            *(columns[each] for each in several),
             *((trial.objectives or {}).get(each) for each in metrics),
             *(str(trial.config.get(key, "")) for key in names),
         ])
@@ -282,7 +330,7 @@ def _json(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> str:
     found = [
         {
             "number": trial.number,
-            "state": _state(info, trial),
+            "state": trial_state(info, trial),
             "epochs": trial.reached,
             **counted(info.spec, trial.reached),
             "value": _finite(trial.value),
@@ -304,7 +352,7 @@ def _parquet(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> by
     rows = [
         {
             "number": trial.number,
-            "state": _state(info, trial),
+            "state": trial_state(info, trial),
             "epochs": trial.reached,
             **counted(info.spec, trial.reached),
             "value": trial.value,
@@ -322,8 +370,10 @@ def _parquet(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> by
 
 
 def _sd_and_seeds(values: Sequence[float] | None) -> dict[str, Any]:
-    columns = seed_columns(values)
-    return {"sd": columns.get("sd"), "seeds": columns.get("seeds")}
+    """Return the standard deviation over seeds and their number."""
+    if not values:
+        return {"sd": None, "seeds": None}
+    return {"sd": standard_deviation(values), "seeds": len(values)}
 
 
 def _whole(value: Any) -> Any:
@@ -344,14 +394,6 @@ def _metrics(info: StudyInfo) -> list[str]:
     """Return the objectives of a study with several; otherwise an empty list."""
     metric = info.spec.get("metric")
     return metric if isinstance(metric, list) else []
-
-
-def _state(info: StudyInfo, trial: TrialRecord) -> str:
-    """Return the trial's state as in ``TrialResult``."""
-    if trial.state != "waiting":
-        return trial.state
-    horizon = info.spec.get("max_epochs", 0) if trial.horizon is None else trial.horizon
-    return "done" if trial.reached >= horizon else "paused"
 
 
 def _objectives(trial: TrialRecord) -> dict[str, float | None]:

@@ -12,9 +12,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from thrifty.agents import SCHEMA_VERSION
+from thrifty.agents._documents import OfferDocument
 from thrifty.cloud import Catalogue, Offer
 
-from ._options import cell
+from ._options import cell, json_option, print_document
 
 
 class PriceList(click.Path):
@@ -89,15 +91,21 @@ def catalogue_command() -> None:
     multiple=True,
     help='Show only this GPU ("": machines without one); repeat for more.',
 )
+@json_option
 def show_command(
     *,
     catalogue: tuple[Path | str, ...],
     cloud: tuple[str, ...],
     region: tuple[str, ...],
     accelerator: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Show all offers, the cheapest first, with the age of each price."""
     offers, source = chosen_offers(catalogue, cloud=cloud, region=region, accelerator=accelerator)
+    if as_json:
+        rows = [_offer_document(offer) for offer in sorted(offers, key=_price)]
+        print_document({"schema_version": SCHEMA_VERSION, "source": source, "offers": rows})
+        return
     table = Table(box=None, pad_edge=False)
     for column in ("machine", "where", "$/h", "spot $/h", "Gbit/s", "price of"):
         table.add_column(column, overflow="fold")
@@ -119,7 +127,8 @@ def show_command(
 
 
 @catalogue_command.command("refresh")
-def refresh_command() -> None:
+@json_option
+def refresh_command(*, as_json: bool) -> None:
     """Let SkyPilot download its price lists again; say how old the rows of each cloud are."""
     found = Catalogue.from_skypilot(refresh=True)
     by_cloud: dict[str, list[Offer]] = defaultdict(list)
@@ -129,11 +138,36 @@ def refresh_command() -> None:
     for column in ("cloud", "offers", "oldest price", "newest price"):
         table.add_column(column)
     today = datetime.now(UTC).date()
+    rows = []
     for cloud, offers in sorted(by_cloud.items()):
         days = sorted(offer.priced_on for offer in offers if offer.priced_on is not None)
         ends = (days[0], days[-1]) if days else (None, None)
+        oldest, newest = map(_day, ends)
+        rows.append({"cloud": cloud, "num_offers": len(offers), "oldest": oldest, "newest": newest})
         table.add_row(*map(cell, (cloud, f"{len(offers):,}", *(_age(d, today) for d in ends))))
+    if as_json:
+        print_document({"schema_version": SCHEMA_VERSION, "clouds": rows})
+        return
     Console().print(table)
+
+
+def _offer_document(offer: Offer) -> OfferDocument:
+    return {
+        "cloud": offer.cloud,
+        "region": offer.zone or offer.region,
+        "instance_type": offer.instance_type,
+        "accelerator": offer.accelerator,
+        "accelerator_count": offer.accelerator_count,
+        "price_usd_h": offer.price_usd_h,
+        "spot_usd_h": offer.spot_usd_h,
+        "baseline_gbps": offer.baseline_gbps,
+        "peak_gbps": offer.peak_gbps,
+        "priced_on": _day(offer.priced_on),
+    }
+
+
+def _day(day: date | None) -> str | None:
+    return None if day is None else day.isoformat()
 
 
 def _price(offer: Offer) -> float:

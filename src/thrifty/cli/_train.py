@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import stat
 import sys
 import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,13 +22,23 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from thrifty.agents import plan_document, result_document
 from thrifty.core import Event, ThriftyError, UsageError, error_text, is_from_user, plain_text
 from thrifty.run import ExecutorConfig, Local
 from thrifty.store import Store
 from thrifty.store._address import shell_command
 from thrifty.study import StopWhen, Study, StudyEnded, TrialEvent, TrialResult
 
-from ._options import cell, complete_study, say, storage_option, training_options, trust_option
+from ._options import (
+    cell,
+    complete_study,
+    json_option,
+    print_document,
+    say,
+    storage_option,
+    training_options,
+    trust_option,
+)
 
 
 _DEMO = Path(__file__).resolve().with_name("_demo.py")
@@ -39,10 +51,9 @@ def load_study(path: Path, *, name: str | None = None) -> Study:
         UsageError: The file cannot be loaded, it defines no study, or it defines several and no
             name is given.
     """
-    module = _module(path)
-    studies = [value for value in vars(module).values() if isinstance(value, Study)]
+    studies = studies_of(path)
     if name is not None:
-        studies = [study for study in studies if study.name == name]
+        studies = [each for study in studies for each in _named(study, name)]
     if not studies:
         which = f"study {name!r}" if name else "a study"
         raise UsageError(
@@ -51,8 +62,27 @@ def load_study(path: Path, *, name: str | None = None) -> Study:
     if len(studies) > 1:
         names = ", ".join(study.name for study in studies)
         raise UsageError(f"{path} defines several studies ({names}); pick one with --name")
-    studies[0].file = path
     return studies[0]
+
+
+def studies_of(path: Path) -> list[Study]:
+    """Return all studies that a Python file defines at its top level.
+
+    Raises:
+        UsageError: The file cannot be loaded.
+    """
+    studies = [value for value in vars(_module(path)).values() if isinstance(value, Study)]
+    for study in studies:
+        study.file = path
+    return studies
+
+
+def _named(study: Study, name: str) -> Iterator[Study]:
+    """Yield the study if it has this name, or the study of only some configurations that has it."""
+    if study.name == name:
+        yield study
+    elif match := re.fullmatch(rf"{re.escape(study.name)}-(?:only|agent)-([1-9]\d*)", name):
+        yield study.only((), epochs=int(match[1]), name=name)
 
 
 def _module(path: Path) -> ModuleType:
@@ -218,54 +248,91 @@ def format_value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def train(
-    study: Study,
+def executor_and_stop(
     *,
     workers: int | None,
     threads: int | None,
     epoch_timeout: float | None,
-    quiet: bool,
     stop_epochs: int | None,
     stop_seconds: float | None,
     target: float | None,
-) -> None:
-    """Run a study as the options say, and show its results."""
+) -> tuple[ExecutorConfig, StopWhen | None]:
+    """Return where to train and when to stop, as the options of a command say."""
     given = (stop_epochs, stop_seconds, target)
     stop = (
         StopWhen(epochs=stop_epochs, seconds=stop_seconds, target=target)
         if any(value is not None for value in given)
         else None
     )
-    executor = Local(workers=workers, threads=threads, epoch_timeout=epoch_timeout)
-    run_and_show(study, executor=executor, stop=stop, progress=not quiet)
+    return Local(workers=workers, threads=threads, epoch_timeout=epoch_timeout), stop
 
 
-class _SignalObserver:
-    """Note the signal that has stopped a run."""
+def train(study: Study, *, quiet: bool, as_json: bool, **training: Any) -> None:
+    """Run a study as the options say, and show its results."""
+    executor, stop = executor_and_stop(**training)
+    run_and_show(study, executor=executor, stop=stop, progress=not quiet, as_json=as_json)
+
+
+class EndObserver:
+    """Note how a run has ended.
+
+    Attributes:
+        signal: The signal that has stopped it.
+        done: Whether nothing is left to train, as in a study that was done before.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.done = True
 
     def on_event(self, event: Event | TrialEvent) -> None:
-        """Read the signal from the last event."""
+        """Read how it ended from the last event."""
         if isinstance(event, StudyEnded):
             self.signal = event.signal
+            self.done = event.state == "done"
+
+
+def run_watched(
+    study: Study, *, executor: ExecutorConfig, stop: StopWhen | None, progress: bool
+) -> EndObserver:
+    """Run a study and return how the run has ended."""
+    watch = EndObserver()
+    study.run(executor=executor, stop=stop, progress=progress, observers=[watch])
+    return watch
 
 
 def run_and_show(
-    study: Study, *, executor: ExecutorConfig, stop: StopWhen | None = None, progress: bool
+    study: Study,
+    *,
+    executor: ExecutorConfig,
+    stop: StopWhen | None = None,
+    progress: bool,
+    as_json: bool = False,
+    pictures: Callable[[], Sequence[Path]] = tuple,
 ) -> None:
     """Run a study and show its results.
+
+    Args:
+        study: The study.
+        executor: Where it is trained.
+        stop: When to stop before it is done.
+        progress: Whether to show a progress display.
+        as_json: Whether to print a JSON document instead of text.
+        pictures: Writes pictures of a study that has results, and returns their files.
 
     Raises:
         ThriftyError: All trials have failed, or none keeps the constraints.
         click.exceptions.Exit: A signal has stopped the run; the exit code is that of a process
             which the signal ends, 130 for Ctrl-C.
     """
-    watch = _SignalObserver()
-    study.run(executor=executor, stop=stop, progress=progress, observers=[watch])
+    watch = run_watched(study, executor=executor, stop=stop, progress=progress)
     try:
-        show_results(study)
+        if as_json:
+            found = result_document(study, done=watch.done, signal=watch.signal)
+            print_document({**found, "written": [str(file) for file in pictures()]})
+        else:
+            show_results(study)
+            pictures()
     except ThriftyError as error:
         if watch.signal is None:
             raise
@@ -277,15 +344,22 @@ def run_and_show(
 @click.command("plan")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--name", help="Name of the study, if the file defines several.")
-def plan_command(*, file: Path, name: str | None) -> None:
+@json_option
+def plan_command(*, file: Path, name: str | None, as_json: bool) -> None:
     """Show how much the study in FILE has to train, before any training."""
-    say(load_study(file, name=name).plan())
+    study = load_study(file, name=name)
+    found = study.plan()
+    if as_json:
+        print_document(plan_document(study.name, found))
+        return
+    say(found)
 
 
 @click.command("run")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--name", help="Name of the study, if the file defines several.")
 @training_options
+@json_option
 def run_command(*, file: Path, name: str | None, **training: Any) -> None:
     """Run the study that FILE defines, or resume it.
 
@@ -299,6 +373,7 @@ def run_command(*, file: Path, name: str | None, **training: Any) -> None:
 @storage_option
 @trust_option
 @training_options
+@json_option
 def resume_command(*, name: str, storage: str, trust_file: bool, **training: Any) -> None:
     """Resume study NAME, from the file that defined it.
 

@@ -45,8 +45,8 @@ def gc_frozen() -> Iterator[None]:
 def thaw_heap() -> None:
     """Unfreeze all objects, so that ``gc.get_referrers`` and ``gc.get_objects`` look at them.
 
-    They are not frozen again, whoever froze them: garbage of after would be frozen with them, and
-    never be freed.
+    They are not frozen again, because objects that have become garbage since would be frozen with
+    them, and never be freed.
 
     >>> gc.freeze()
     >>> thaw_heap()

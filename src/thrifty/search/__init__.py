@@ -1,6 +1,6 @@
 """Search algorithms: each decides, from the history alone, what to train and for how long."""
 
-from ._algorithm import Algorithm, GridSearch, MedianStopping, RandomSearch
+from ._algorithm import Algorithm, Enqueued, GridSearch, MedianStopping, RandomSearch
 from ._async_sub_sampling import AsyncSubSampling
 from ._halving import ASHA, BOHB, Bracket, Hyperband, SuccessiveHalving
 from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState
@@ -29,6 +29,7 @@ __all__ = [
     "Bracket",
     "CMAESSampler",
     "Decision",
+    "Enqueued",
     "GPSampler",
     "GridSampler",
     "GridSearch",

@@ -221,6 +221,57 @@ class RandomSearch(Algorithm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Enqueued(Algorithm):
+    """Trains the configurations that are enqueued, and nothing else.
+
+    The study is done when all of them are trained, and goes on when others are enqueued. Each trial
+    of a ``Ladder`` is trained to its own horizon.
+
+    Args:
+        max_epochs: The length of a whole training, for which schedules without an end are made.
+        epochs: How far each trial is trained (default: to its end).
+
+    >>> from thrifty.search import History
+    >>> from thrifty.space import Float, Space
+    >>> space, rng = Space(lr=Float(0.1, 0.3)), np.random.default_rng(0)
+    >>> history = History()
+    >>> Enqueued(max_epochs=9).ask(history, space, num=1, rng=rng)
+    []
+    >>> history.record_enqueued({"lr": 0.2})
+    >>> [proposal.config for proposal in Enqueued(max_epochs=9).ask(history, space, num=1, rng=rng)]
+    [{'lr': 0.2}]
+    """
+
+    max_epochs: int
+    epochs: int | None = None
+    follows_horizons: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.amounts():
+            return
+        check_counts(self, max_epochs=self.max_epochs, epochs=self.target)
+        if self.target > self.max_epochs:
+            raise option_error(
+                self,
+                "a trial has no more than max_epochs; train it for fewer",
+                epochs=self.epochs,
+                max_epochs=self.max_epochs,
+            )
+
+    @property
+    def target(self) -> int:
+        """The epoch to which each trial is trained, unless its horizon is shorter."""
+        return self.max_epochs if self.epochs is None else self.epochs
+
+    def ask(
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
+    ) -> Sequence[Decision]:
+        """Return all enqueued trials that are not in the history yet."""
+        starts = repeat((0, self.target), history.num_enqueued)
+        return draw(RandomSampler(), history, space, starts=starts, num=num, rng=rng)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MedianStopping(Algorithm):
     """Stops trials whose best score is below the median of the other trials' average scores.
 

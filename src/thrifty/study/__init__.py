@@ -3,6 +3,7 @@
 from ._forecast import Forecast
 from ._goals import Bound, at_least, at_most
 from ._importance import Importance
+from ._known import KnownEpoch
 from ._loop import Observer, StopWhen
 from ._repository import Storage
 from ._results import Savings, TrialResult
@@ -18,6 +19,7 @@ __all__ = [
     "DecisionTimes",
     "Forecast",
     "Importance",
+    "KnownEpoch",
     "Observer",
     "Prediction",
     "Savings",

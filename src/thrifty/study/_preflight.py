@@ -431,6 +431,27 @@ def fill_config(
     )
 
 
+def whole_config(space: Space, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration of the space as the space itself would draw it; nothing is drawn.
+
+    Raises:
+        SpaceError: A hyper-parameter that varies is left out, or for a reason of ``fill_config``.
+
+    >>> whole_config(Space(lr=Float(0.0, 1.0), width=64), {"lr": 1})
+    {'lr': 1.0, 'width': 64}
+    """
+    found = fill_config(space, given, rng=np.random.default_rng(0))
+    missing = [
+        name for name in found if name not in given and len(Coordinates(_alone(name, space[name])))
+    ]
+    if missing:
+        raise SpaceError(
+            f"the configuration {dict(given)!r} lacks {', '.join(missing)}; give all "
+            "hyper-parameters that vary"
+        )
+    return found
+
+
 def _alone(name: str, value: Any) -> Space:
     """Return a space of only one hyper-parameter, without its conditions."""
     return Space(**{name: _free(value)})

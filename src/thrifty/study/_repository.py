@@ -198,20 +198,47 @@ class StudyRepository:
 
     def known(self) -> SearchPlan:
         """Return what is known of the plan that this study trains in, or would train in."""
+        plan, _, _ = self.known_with_origins()
+        return plan
+
+    def mean_epoch_s(self) -> float | None:
+        """Return the mean time of an epoch that any study of this plan trained; None if unknown."""
+        try:
+            store = self.open(create=False)
+        except StudyNotFoundError:
+            return None
+        with store:
+            epochs = self._known_records(store).epochs
+        spent = [each.seconds for each in epochs if not each.evaluated]
+        return sum(spent) / len(spent) if spent else None
+
+    def known_with_origins(
+        self,
+    ) -> tuple[SearchPlan, Mapping[tuple[int, int], int | None], Mapping[int, str]]:
+        """Return what is known of the plan as ``known`` does, and who has trained it.
+
+        Returns:
+            The plan, the id of the study that trained each ``(node, epoch)`` (None: it was
+            deleted), and the names of studies by id.
+        """
         plan = SearchPlan()
         try:
             store = self.open(create=False)
         except StudyNotFoundError:
-            return plan
+            return plan, {}, {}
         with store:
             records = self._known_records(store)
+            names = {number: info.name for number, info in store.studies.made().items()}
         for node in records.nodes:
             plan.insert(node.timeline)
         plan.learn([done(epoch) for epoch in records.epochs], records.checkpoints)
-        return plan
+        return plan, {(each.node, each.epoch): each.study for each in records.epochs}, names
 
     def _known_records(self, store: Store) -> PlanRecords:
-        info = store.studies.find(self.name)
+        try:
+            info = self.find(store)
+        except StudyMismatchError:
+            info = None  # a study of this name that trains something else
         if info is not None:
             return store.plans.load(info.plan)
         recipe = self.recipe

@@ -24,8 +24,8 @@ from thrifty.pack import Task, Trainable
 from thrifty.plan import ForestStage
 from thrifty.run import ExecutorConfig, Faults, Local
 from thrifty.run._simulated import EpochSeconds
-from thrifty.search import Algorithm
-from thrifty.space import Space, TimeUnit
+from thrifty.search import Algorithm, Enqueued
+from thrifty.space import Amount, Space, TimeUnit
 from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
 from ._epoch_size import EpochSizes, unit_of
@@ -39,6 +39,7 @@ from ._forecast import (
 )
 from ._goals import Bound, Goals, Mode
 from ._identity import Recipe
+from ._known import KnownEpoch, known_epochs
 from ._ledger import Ledger
 from ._loop import Observer, StopWhen
 from ._plot_mixin import PlotMixin
@@ -53,6 +54,7 @@ from ._preflight import (
     checked_seeds,
     fill_config,
     prior_trials,
+    whole_config,
 )
 from ._reader import Reader, Trials, overview
 from ._repository import Source, Storage, StudyRepository
@@ -293,6 +295,106 @@ class Study(PlotMixin):
             seeds=self.seeds,
         )
 
+    def only(
+        self,
+        configs: Sequence[Mapping[str, Any]],
+        *,
+        epochs: int | Amount | None = None,
+        name: str | None = None,
+    ) -> Study:
+        """Return a study of the same task that trains some configurations, and nothing else.
+
+        It is in the same search plan, so what this study or any other one of its task has trained
+        is not trained again. Its ``plan`` says what is left to train, its ``run`` trains it. Called
+        again with other configurations, it is the same study with more trials.
+
+        Args:
+            configs: The configurations, with a value for each hyper-parameter that varies.
+            epochs: How many of their first epochs are trained (default: all). Schedules stay those
+                of the whole training, so that a later call can go on from there.
+            name: Name of the new study (default: ``"NAME-only-EPOCHS"``).
+
+        Raises:
+            SpaceError: A configuration is not in the space, or lacks a hyper-parameter.
+            AlgorithmError: ``epochs`` is more than the study's ``max_epochs``.
+
+        >>> import thrifty as th
+        >>> from thrifty.testing import LineTask
+        >>> study = th.Study(
+        ...     LineTask(),
+        ...     th.Space(lr=th.Float(0.01, 0.1)),
+        ...     metric="mse",
+        ...     mode="min",
+        ...     name="line",
+        ...     algorithm=th.Hyperband(max_epochs=9),
+        ...     storage="sqlite://",
+        ... )
+        >>> study.only([{"lr": 0.05}, {"lr": 0.02}], epochs=3).plan().epochs_to_train
+        6
+        """
+        if isinstance(configs, str | Mapping) or not isinstance(configs, Sequence):
+            raise UsageError(f"configs is {configs!r}; give a list of configurations")
+        space, _ = self._given
+        whole, unit = self.algorithm.max_epochs, self.unit
+        length = self._first_epochs(epochs)
+        horizon: Any = whole if unit.is_epochs else unit.amount(whole)
+        metrics, modes = self.goals.metrics, self.goals.modes
+        several = len(metrics) > 1
+        made = Study(
+            self.task,
+            space,
+            algorithm=Enqueued(max_epochs=horizon, epochs=None if length == whole else length),
+            metric=metrics if several else metrics[0],
+            mode=modes if several else modes[0],
+            constraints=dict(self.goals.constraints),
+            storage=self.storage,
+            name=f"{self.name}-only-{length}" if name is None else name,
+            seed=self.seed,
+            seeds=self.seeds,
+        )
+        made.file = self.file
+        # Only a run stores them, because a plan must not leave trials behind.
+        made._enqueued = [self._whole(config) for config in configs]
+        return made
+
+    def known(
+        self, config: Mapping[str, Any], *, epochs: int | Amount | None = None
+    ) -> list[KnownEpoch]:
+        """Return what is known of a configuration: its epochs that are trained already, in order.
+
+        Nothing is trained, and nothing is written.
+
+        Args:
+            config: The configuration, with a value for each hyper-parameter that varies.
+            epochs: How many of its first epochs to look at (default: all).
+
+        Raises:
+            SpaceError: The configuration is not in the space, or lacks a hyper-parameter.
+            AlgorithmError: ``epochs`` is more than the study's ``max_epochs``.
+        """
+        whole = self._whole(config)
+        horizon = self.space.horizon_of(whole) or self.algorithm.max_epochs
+        return known_epochs(
+            self._repository(),
+            whole,
+            epochs=min(horizon, self._first_epochs(epochs)),
+            horizon=horizon,
+            num_seeds=self.seeds,
+        )
+
+    def _whole(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a configuration with all hyper-parameters, and all its amounts in epochs."""
+        if not isinstance(config, Mapping):
+            raise UsageError(f'a configuration is a dict such as {{"lr": 0.1}}, got {config!r}')
+        return whole_config(self.space, self._sizes.in_epochs(config))
+
+    def _first_epochs(self, given: int | Amount | None) -> int:
+        """Return how many first epochs of a trial are meant; None means all."""
+        most = self.algorithm.max_epochs
+        if isinstance(given, Amount):
+            given = self._sizes.of((given,)).whole(given, what="epochs")
+        return Enqueued(max_epochs=most, epochs=given).target
+
     def enqueue_trial(self, config: Mapping[str, Any]) -> None:
         """Enqueue a configuration that this run or the next one tries first.
 
@@ -328,6 +430,11 @@ class Study(PlotMixin):
             info = repository.find(store)
             if info is not None:
                 repository.enqueue(store, info, self._enqueued)
+
+    @property
+    def enqueued(self) -> list[Mapping[str, Any]]:
+        """The configurations enqueued through this object, with all hyper-parameters."""
+        return list(self._enqueued)
 
     # -- the run ----------------------------------------------------------------------
 
@@ -534,9 +641,10 @@ class Study(PlotMixin):
     def _epoch_seconds(self) -> float | None:
         """Return the mean time of an epoch of this task, or None if no epoch was timed."""
         try:
-            return mean_epoch_s(self._current_ledger())
+            found = mean_epoch_s(self._current_ledger())
         except ThriftyError:
-            return None
+            found = None
+        return self._repository().mean_epoch_s() if found is None else found
 
     def _result(
         self, ledger: Ledger, number: int, *, certainty: float | None = None

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from thrifty.cli._options import cell, say
+from thrifty.cli._options import cell, print_document, say
 from thrifty.cli._price_lists import chosen_offers
 from thrifty.cloud import (
     ACCELERATORS,
@@ -38,8 +38,8 @@ from thrifty.perf import StepProfile
 
 from ._output import (
     installation,
-    plan_json,
-    probe_json,
+    plan_document,
+    probe_document,
     script_of,
     show_plan,
     show_probes,
@@ -276,7 +276,7 @@ def rent_command(*, file: Path, **given: Any) -> None:
     """
     asked = RentOptions(**given)
     _check(asked, file)
-    console = Console(stderr=asked.as_json)
+    console = Console()
     catalogue, source = chosen_offers(
         asked.catalogue, cloud=asked.cloud, region=asked.region, accelerator=asked.accelerator
     )
@@ -294,10 +294,11 @@ def rent_command(*, file: Path, **given: Any) -> None:
     today = datetime.now(UTC).date()
     notes = [age_of(catalogue, source, today=today), *scene.notes(plan)]
     if asked.as_json:
-        data = {**plan_json(plan), "notes": notes}
-        if asked.probe is not None:
-            data |= {"probes": [probe_json(probe) for probe in probes], "probes_ended": ended}
-        click.echo(json.dumps(data, indent=2))
+        print_document({
+            **plan_document(plan, notes=notes),
+            "probes": [probe_document(probe) for probe in probes],
+            "probes_ended": ended,
+        })
     else:
         show_plan(plan, console=console)
         for note in notes:
@@ -334,7 +335,7 @@ def _hand_over(plan: FleetPlan, file: Path, asked: RentOptions) -> None:
         if asked.plot.suffix[1:].lower() not in known:
             raise UsageError(f"{asked.plot}: its ending must be one of {', '.join(sorted(known))}")
         figure.savefig(asked.plot, dpi=150)
-        say(f"wrote {asked.plot}", err=asked.as_json)
+        say(f"wrote {asked.plot}")
     if asked.export is None and not asked.launch:
         return
     assert plan.best is not None
@@ -349,8 +350,8 @@ def _hand_over(plan: FleetPlan, file: Path, asked: RentOptions) -> None:
     )
     if asked.export is not None:
         asked.export.write_text(task, encoding="utf-8")
-        say(f"wrote {asked.export}: start it with sky launch {asked.export}", err=asked.as_json)
+        say(f"wrote {asked.export}: start it with sky launch {asked.export}")
     if asked.launch:
         question = f"rent {plan.best} for about ${plan.best.cost_usd.median:,.2f}?"
         click.confirm(plain_text(question), abort=True, err=asked.as_json)
-        say(f"SkyPilot's request {launch(task)}: follow it with sky api logs", err=asked.as_json)
+        say(f"SkyPilot's request {launch(task)}: follow it with sky api logs")

@@ -16,6 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 from rich.console import Console
 
+from thrifty.agents import SCHEMA_VERSION
+from thrifty.agents._documents import FleetDocument, Forecast90, ProbeDocument, RentDocument
 from thrifty.cli._options import cell
 from thrifty.cloud import Fleet, FleetPlan, Interval, MachineGroup, Probe
 from thrifty.core import CloudError, UsageError
@@ -70,24 +72,27 @@ def show_values(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {format_value(value)}" for name, value in values.items())
 
 
-def plan_json(plan: FleetPlan) -> dict[str, Any]:
-    """Return a plan as plain data, without its notes."""
+def plan_document(plan: FleetPlan, *, notes: Sequence[str]) -> RentDocument:
+    """Return a plan as a document, without any probes."""
     return {
-        "best": None if plan.best is None else _fleet_json(plan.best),
-        "front": [_fleet_json(fleet) for fleet in plan.front],
+        "schema_version": SCHEMA_VERSION,
+        "best": None if plan.best is None else _fleet_document(plan.best),
+        "front": [_fleet_document(fleet) for fleet in plan.front],
         "num_considered": plan.num_considered,
+        "notes": list(notes),
+        "probes": [],
+        "probes_ended": "",
         "close_calls": [
             {
                 "factor": call.factor,
-                "fleet": None if call.fleet is None else _fleet_json(call.fleet),
+                "fleet": None if call.fleet is None else _fleet_document(call.fleet),
             }
             for call in plan.close_calls
         ],
     }
 
 
-def _fleet_json(fleet: Fleet) -> dict[str, Any]:
-    """Return a fleet as plain data."""
+def _fleet_document(fleet: Fleet) -> FleetDocument:
     return {
         "machines": [
             {
@@ -114,8 +119,8 @@ def _fleet_json(fleet: Fleet) -> dict[str, Any]:
     }
 
 
-def probe_json(probe: Probe) -> dict[str, Any]:
-    """Return a probe as plain data."""
+def probe_document(probe: Probe) -> ProbeDocument:
+    """Return a probe as a document."""
     return {
         "instance_type": probe.offer.instance_type,
         "where": _where(probe),
@@ -185,7 +190,7 @@ def _where(probe: Probe) -> str:
     return f"{probe.offer.cloud} {probe.offer.zone or probe.offer.region}"
 
 
-def _ends(interval: Interval) -> dict[str, float]:
+def _ends(interval: Interval) -> Forecast90:
     return {"median": interval.median, "low": interval.low, "high": interval.high}
 
 

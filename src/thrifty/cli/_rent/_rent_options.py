@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from thrifty.cli._options import json_option
 from thrifty.cli._price_lists import PriceList
 from thrifty.perf import PRECISIONS, Precision
 
@@ -250,7 +251,7 @@ _OPTIONS = (
     click.option(
         "--launch", is_flag=True, help="Let SkyPilot rent the machines, after you confirm."
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    json_option,
 )
 
 

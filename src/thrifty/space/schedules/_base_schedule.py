@@ -310,7 +310,12 @@ def check_milestones(schedule: Schedule, milestones: tuple[float, ...]) -> None:
 
 
 def schedule_from_json(data: Mapping[str, Any]) -> Schedule:
-    """Return the schedule that ``to_json`` wrote; raise ScheduleError for an unknown kind.
+    """Return the schedule that ``to_json`` wrote.
+
+    Fields that are left out have their defaults, so that people and agents may write schedules.
+
+    Raises:
+        ScheduleError: The kind or a field is unknown, or a field without a default is missing.
 
     >>> from thrifty.space import Cosine
     >>> schedule_from_json(Cosine(0.1).to_json()) == Cosine(0.1)
@@ -322,9 +327,17 @@ def schedule_from_json(data: Mapping[str, Any]) -> Schedule:
             f"unknown schedule {data.get('schedule')!r}; known: {', '.join(sorted(_KINDS))}"
         )
     given = {name: _decode(value) for name, value in data.get("fields", {}).items()}
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    if set(given) != known:
-        raise ScheduleError(f"{kind.__name__}: fields {sorted(given)} are not {sorted(known)}")
+    known = _names(kind)
+    needed = [
+        each.name
+        for each in fields(kind)  # type: ignore[arg-type]
+        if each.default is MISSING and each.default_factory is MISSING
+    ]
+    if not set(needed) <= set(given) <= set(known):
+        raise ScheduleError(
+            f"{kind.__name__} has the fields {', '.join(known)} and needs {', '.join(needed)}; "
+            f"got {', '.join(given) or 'none'}"
+        )
     return kind(**given)
 
 

@@ -1,0 +1,54 @@
+"""What programs read: JSON documents of commands, and tools for coding agents.
+
+Every command of thrifty prints one of these documents with ``--json``.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ._documents import (
+    DOCUMENTS as DOCUMENTS,
+    SCHEMA_VERSION as SCHEMA_VERSION,
+    Document as Document,
+    to_json as to_json,
+)
+
+
+if TYPE_CHECKING:
+    from ._comparison import Comparison as Comparison, compare as compare
+    from ._store_documents import (
+        best_document as best_document,
+        explain_document as explain_document,
+        status_document as status_document,
+    )
+    from ._study_documents import (
+        cost_document as cost_document,
+        importance_document as importance_document,
+        plan_document as plan_document,
+        read_config as read_config,
+        result_document as result_document,
+        tried_document as tried_document,
+    )
+
+_HOMES = {
+    "Comparison": "_comparison",
+    "best_document": "_store_documents",
+    "compare": "_comparison",
+    "cost_document": "_study_documents",
+    "explain_document": "_store_documents",
+    "importance_document": "_study_documents",
+    "plan_document": "_study_documents",
+    "read_config": "_study_documents",
+    "result_document": "_study_documents",
+    "status_document": "_store_documents",
+    "tried_document": "_study_documents",
+}
+
+__all__ = sorted([*_HOMES, "DOCUMENTS", "SCHEMA_VERSION", "Document", "to_json"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Imported late: a database's library takes time, and torch takes seconds.
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,180 @@
+"""Training in the background: one process at a time, whose results are asked for later."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from thrifty.core import UsageError
+
+
+_LOG_CHARS = 2_000
+_PATIENCE_S = 20.0
+"""Seconds that a job has to end after it was told to, until it is killed."""
+
+_STOPPED = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM}
+"""Exit codes of a process that a signal has ended, perhaps before it had trained anything."""
+
+JobState = Literal["running", "done", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A process that trains some configurations.
+
+    Attributes:
+        id: Its identifier.
+        study: The study that has the configurations as trials.
+        storage: Address of its database.
+        folder: Where its output is.
+        process: The process.
+        lifeline: A pipe's end; when it is closed, also by the server's death, the job stops.
+        began: When it started, by the monotonic clock.
+    """
+
+    id: str
+    study: str
+    storage: str
+    folder: Path
+    process: subprocess.Popen[bytes]
+    lifeline: IO[bytes]
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it started."""
+        return time.monotonic() - self.began
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is alive."""
+        return self.process.poll() is None
+
+    def wait(self, seconds: float) -> None:
+        """Wait for its end, at most so many seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=seconds)
+
+    def output(self) -> Mapping[str, Any] | None:
+        """Return the JSON document that the process has printed; None before its end."""
+        if self.is_running:
+            return None
+        with suppress(ValueError, OSError):
+            found = json.loads((self.folder / "out").read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) else None
+        return None
+
+    def log(self) -> str:
+        """Return the last lines that the process has logged."""
+        with (self.folder / "log").open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _LOG_CHARS))
+            return file.read().decode(errors="replace")
+
+    @property
+    def state(self) -> JobState:
+        """The state of the job."""
+        if self.is_running:
+            return "running"
+        if self.process.returncode in _STOPPED:
+            return "stopped"
+        found = self.output()
+        if found is None or "error" in found:
+            return "failed"
+        return "done" if found["done"] else "stopped"
+
+    def stop(self) -> None:
+        """Let it stop at the end of an epoch; it keeps what it has trained."""
+        # Not by a signal: a second one would stop it at once, and lose an epoch.
+        self.lifeline.close()
+
+
+class Jobs:
+    """The jobs of a server, one at a time.
+
+    Args:
+        command: The words that start the program.
+    """
+
+    def __init__(self, *, command: Sequence[str]) -> None:
+        self._command = tuple(command)
+        self._jobs: dict[str, Job] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="thrifty-jobs-")
+
+    def start(self, words: Sequence[str], *, given: str, study: str, storage: str) -> Job:
+        """Start a job.
+
+        Args:
+            words: The arguments of the program.
+            given: What it reads from standard input.
+            study: The study that has its configurations as trials.
+            storage: Address of its database.
+
+        Raises:
+            UsageError: Another job is running.
+        """
+        running = [job.id for job in self._jobs.values() if job.is_running]
+        if running:
+            raise UsageError(f"job {running[0]} is running; wait for it, or stop it")
+        number = f"job-{len(self._jobs) + 1}"
+        folder = Path(self._folder.name) / number
+        folder.mkdir()
+        (folder / "in").write_text(given, encoding="utf-8")
+        with (
+            (folder / "in").open("rb") as source,
+            (folder / "out").open("wb") as out,
+            (folder / "log").open("wb") as log,
+        ):
+            reading, writing = os.pipe()
+            try:
+                process = subprocess.Popen(
+                    [*self._command, *words, "--lifeline", str(reading)],
+                    stdin=source,
+                    stdout=out,
+                    stderr=log,
+                    pass_fds=(reading,),
+                    start_new_session=True,  # Ctrl-C for the server is not one for the job
+                )
+            finally:
+                os.close(reading)
+        self._jobs[number] = Job(
+            id=number,
+            study=study,
+            storage=storage,
+            folder=folder,
+            process=process,
+            lifeline=os.fdopen(writing, "wb"),
+        )
+        return self._jobs[number]
+
+    def get(self, job: str) -> Job:
+        """Return a job.
+
+        Raises:
+            UsageError: There is no such job.
+        """
+        if job not in self._jobs:
+            known = ", ".join(self._jobs) or "none"
+            raise UsageError(f"there is no job {job!r}; there are: {known}")
+        return self._jobs[job]
+
+    def close(self) -> None:
+        """Stop all jobs, and wait for their end."""
+        for job in self._jobs.values():
+            job.stop()
+        for job in self._jobs.values():
+            try:
+                job.process.wait(timeout=_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                job.process.kill()
+                job.process.wait()
+        self._folder.cleanup()

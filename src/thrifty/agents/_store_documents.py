@@ -1,0 +1,302 @@
+"""Documents of what a database holds: states of studies, best trials, comparisons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from thrifty.core import ThriftyError
+from thrifty.search._certainty import certainty
+from thrifty.space import TimeUnit, config_to_json
+from thrifty.store import (
+    FailureGroup,
+    Store,
+    StudyInfo,
+    StudySummary,
+    TrialRecord,
+    best_trials,
+    failure_groups,
+    redact_url,
+)
+from thrifty.store._reports import failure_lines, standard_deviation, stored_unit
+
+from ._comparison import compare, most_alike
+from ._documents import (
+    SCHEMA_VERSION,
+    Amounts,
+    BestDocument,
+    ExplainDocument,
+    FailureDocument,
+    StatusDocument,
+    StudyStatus,
+    TrialDocument,
+)
+
+
+def status_document(
+    store: Store, *, url: str, name: str | None = None, traceback: bool = False
+) -> StatusDocument:
+    """Return the states of the studies in a database.
+
+    Args:
+        store: The database.
+        url: Its address, which is shown without its password.
+        name: The only study to describe; None for all.
+        traceback: Whether to include the tracebacks of errors.
+
+    Raises:
+        StudyNotFoundError: There is no study of this name.
+    """
+    summaries = [store.studies.summary(name)] if name is not None else store.studies.list()
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "storage": redact_url(url),
+        "studies": [_status(store, each, traceback=traceback) for each in summaries],
+    }
+
+
+def _status(store: Store, found: StudySummary, *, traceback: bool) -> StudyStatus:
+    groups = failures_of(store, found)
+    cut_short = stopped_in_training(store, found)
+    return {
+        "name": found.name,
+        "state": found.state,
+        "metric": found.metric,
+        "num_trials": sum(found.num_trials.values()),
+        "trials": trials_by_state(found, stopped=len(cut_short)),
+        "stopped_in_training": len(cut_short),
+        "best": None
+        if found.best_trial is None
+        else {
+            "trial": found.best_trial,
+            "value": found.best_value,
+            "reached": amounts(found.unit, found.best_epochs or 0),
+        },
+        "num_infeasible": found.num_infeasible,
+        "requested": amounts(found.unit, found.trial_epochs),
+        "trained": amounts(found.unit, found.plan_epochs),
+        "seconds": found.seconds,
+        "seeds": found.num_seeds,
+        "errors": failure_documents(groups, traceback=traceback),
+    }
+
+
+def failures_of(store: Store, found: StudySummary) -> list[FailureGroup]:
+    """Return the errors of a study's trials."""
+    if not found.num_trials.get("failed"):
+        return []
+    return failure_groups(store.studies.failures(found.id))
+
+
+def stopped_in_training(store: Store, found: StudySummary) -> list[int]:
+    """Return the last epoch of each trial whose training was stopped, in ascending order."""
+    if found.state == "running":
+        return []
+    return sorted(store.studies.trained_to(found.id, state="running").values())
+
+
+def trials_by_state(found: StudySummary, *, stopped: int = 0) -> dict[str, int]:
+    """Return counts by the states of ``Study.trials``: a waiting trial is done or paused.
+
+    Args:
+        found: The study.
+        stopped: Trials that were in training when the study stopped; no process trains them.
+    """
+    counts = {**found.num_trials, "done": found.num_done}
+    counts["paused"] = counts.pop("waiting", 0) - found.num_done
+    if stopped:
+        counts.pop("running", None)
+    return {state: count for state, count in sorted(counts.items()) if count}
+
+
+def failure_documents(groups: Sequence[FailureGroup], *, traceback: bool) -> list[FailureDocument]:
+    """Return errors of trials as documents."""
+    return [
+        {
+            "trials": list(group.trials),
+            "message": group.message,
+            "traceback": group.traceback if traceback else "",
+        }
+        for group in groups
+    ]
+
+
+def amounts(unit: TimeUnit, epochs: float) -> Amounts:
+    """Return a number of epochs in all units that a study counts in.
+
+    >>> amounts(TimeUnit(name="steps", per_epoch=500), 10)
+    {'epochs': 10, 'steps': 5000}
+    """
+    return {"epochs": epochs, **({} if unit.is_epochs else {unit.name: unit.count(epochs)})}
+
+
+# -- the best trials --------------------------------------------------------------------------
+
+Seeds = Mapping[int, Sequence[float]]
+"""The last value of each seed of the trials that have reported, by trial number."""
+
+
+def last_values(store: Store, info: StudyInfo) -> Seeds:
+    """Return the last value of the first metric for each seed; empty for a study of one seed."""
+    if info.num_seeds < 2:
+        return {}
+    found = store.studies.seed_curves(info.id, _objectives(info)[0])
+    return {number: [c[-1] for c in curves] for number, curves in found.items() if curves[0]}
+
+
+def best_certainty(
+    info: StudyInfo, trials: Sequence[TrialRecord], *, best: Sequence[TrialRecord], seeds: Seeds
+) -> float | None:
+    """Return how sure it is which trial is best, as ``Study.best_trial`` says it.
+
+    Studies of one seed or of several objectives do not say it.
+    """
+    if not seeds or isinstance(info.spec.get("metric"), list):
+        return None
+    found = [t for t in trials if t.state != "failed" and t.value is not None and t.feasible]
+    sign = -1.0 if info.spec.get("mode") == "min" else 1.0
+    return certainty(
+        found.index(best[0]),
+        [sign * (trial.value or 0.0) for trial in found],
+        [
+            standard_deviation(values) / math.sqrt(len(values))
+            for values in (seeds[trial.number] for trial in found)
+        ],
+        seed=info.spec.get("seed", 0),
+    )
+
+
+def best_of(info: StudyInfo, trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
+    """Return the best trial of a study, or its Pareto front.
+
+    Raises:
+        ThriftyError: No trial has reported, all have failed, or none keeps the constraints.
+    """
+    best = best_trials(info, trials)
+    if not best:
+        raise ThriftyError(f"study {info.name!r} {_why_none(trials)}")
+    return best
+
+
+def _why_none(trials: Sequence[TrialRecord]) -> str:
+    """Return why a study has no best trial, as the end of a sentence."""
+    failed = {trial.number: trial.error for trial in trials if trial.state == "failed"}
+    if any(trial.value is not None and trial.state != "failed" for trial in trials):
+        return "has no trial that keeps its constraints"
+    if failed:
+        listed = "\n".join(failure_lines(failure_groups(failed)))
+        return f"has no results, because all trials that ended have failed:\n{listed}"
+    return "has no results yet"
+
+
+def best_document(store: Store, name: str) -> BestDocument:
+    """Return the best trial of a study, or its Pareto front.
+
+    Raises:
+        StudyNotFoundError: There is no study of this name.
+        ThriftyError: No trial has reported, all have failed, or none keeps the constraints.
+    """
+    info = store.studies.get(name)
+    trials = store.studies.load(info.id).trials
+    seeds = last_values(store, info)
+    best = best_of(info, trials)
+    sure = best_certainty(info, trials, best=best, seeds=seeds)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": info.name,
+        "metric": list(_objectives(info)),
+        "mode": _modes(info),
+        "trials": [
+            trial_document(info, each, values=seeds.get(each.number, ()), certainty=sure)
+            for each in best
+        ],
+    }
+
+
+def trial_document(
+    info: StudyInfo,
+    trial: TrialRecord,
+    *,
+    values: Collection[float] = (),
+    certainty: float | None = None,
+) -> TrialDocument:
+    """Return a trial as a document.
+
+    Args:
+        info: The study.
+        trial: The trial.
+        values: The last value of each seed; empty for one seed.
+        certainty: Probability that it is the best trial, if it is known.
+    """
+    metric = _objectives(info)[0]
+    return {
+        "number": trial.number,
+        "state": trial_state(info, trial),
+        "value": trial.value,
+        "values": {metric: trial.value, **(trial.objectives or {})},
+        "reached": amounts(stored_unit(info.spec), trial.reached),
+        "config": config_to_json(trial.config),
+        "sd": standard_deviation(list(values)) if len(values) > 1 else None,
+        "seeds": max(1, len(values)),
+        "certainty": certainty,
+    }
+
+
+def trial_state(info: StudyInfo, trial: TrialRecord) -> str:
+    """Return the trial's state as in ``TrialResult``."""
+    if trial.state != "waiting":
+        return trial.state
+    horizon = info.spec.get("max_epochs", 0) if trial.horizon is None else trial.horizon
+    return "done" if trial.reached >= horizon else "paused"
+
+
+def _objectives(info: StudyInfo) -> list[str]:
+    return _as_list(info.spec.get("metric", ""))
+
+
+def _modes(info: StudyInfo) -> list[str]:
+    return _as_list(info.spec.get("mode", "max"))
+
+
+def _as_list(value: Any) -> list[str]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+# -- what studies share -----------------------------------------------------------------------
+
+
+def explain_document(store: Store, name: str, other: str | None = None) -> ExplainDocument:
+    """Return what two studies share.
+
+    Args:
+        store: The database.
+        name: Name of a study.
+        other: Name of the other one; None for the study whose task is most similar.
+
+    Raises:
+        StudyNotFoundError: There is no such study.
+        UsageError: There is no other study.
+    """
+    found = compare(*two_studies(store, name, other))
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "studies": list(found.names),
+        "shares": found.shares,
+        "why": found.why,
+        "differences": list(found.differences),
+    }
+
+
+def two_studies(store: Store, name: str, other: str | None) -> tuple[StudyInfo, StudyInfo]:
+    """Return a study and another one, or the one whose task is most similar.
+
+    Raises:
+        StudyNotFoundError: There is no such study.
+        UsageError: There is no other study.
+    """
+    one = store.studies.get(name)
+    if other is not None:
+        return one, store.studies.get(other)
+    rest = [info for info in store.studies.made().values() if info.id != one.id]
+    return one, most_alike(one, rest)

@@ -1,0 +1,241 @@
+"""Documents of what a study knows that its database does not: forecasts, savings, importance."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from thrifty.core import ScheduleError, SpaceError, error_text
+from thrifty.pack.trial._memory_forecast import MemoryForecast
+from thrifty.space import config_from_json, config_to_json
+from thrifty.store import failure_groups
+from thrifty.study import Forecast, Savings, Study, TrialResult
+from thrifty.study._importance import Level, Method
+from thrifty.study._preflight import whole_config
+
+from ._documents import (
+    SCHEMA_VERSION,
+    ConfigCost,
+    CostDocument,
+    ImportanceDocument,
+    MemoryDocument,
+    PlanDocument,
+    ResultDocument,
+    SavingsDocument,
+    TrialDocument,
+    TriedDocument,
+)
+from ._store_documents import amounts, failure_documents
+
+
+def plan_document(name: str, found: Forecast) -> PlanDocument:
+    """Return the forecast of a study as a document."""
+    low, high = found.unique_range
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": name,
+        "unit": {"name": found.unit.name, "per_epoch": found.unit.per_epoch},
+        "num_trials": found.num_trials,
+        "trial_epochs": found.trial_epochs,
+        "unique_epochs": found.unique_epochs,
+        "unique_epochs_low": low,
+        "unique_epochs_high": high,
+        "exact": found.exact and found.known_exact,
+        "merge_rate": found.merge_rate,
+        "known_epochs": found.known_epochs,
+        "evaluated_epochs": found.evaluated_epochs,
+        "epochs_to_train": found.epochs_to_train,
+        "seconds": found.seconds,
+        "seconds_to_train": found.seconds_to_train,
+        "memory": None if found.memory is None else _memory_document(found.memory),
+    }
+
+
+def _memory_document(memory: MemoryForecast) -> MemoryDocument:
+    return {
+        "capacity_bytes": memory.capacity_bytes,
+        "place": memory.place,
+        "base_bytes": memory.base_bytes,
+        "trial_bytes": list(memory.own_bytes),
+        "trials_at_once": memory.num_trials(shared=True)[0],
+        "trials_at_once_alone": memory.num_trials(shared=False)[0],
+    }
+
+
+def result_document(
+    study: Study, *, done: bool, signal: int | None = None, written: Sequence[str] = ()
+) -> ResultDocument:
+    """Return the results of a run.
+
+    Args:
+        study: The study.
+        done: Whether nothing is left to train.
+        signal: The signal that stopped the run.
+        written: Files that were written.
+
+    Raises:
+        ThriftyError: All trials have failed, or none keeps the constraints.
+    """
+    trials = study.trials
+    best: Sequence[TrialResult] = ()
+    if any(trial.epochs or trial.error for trial in trials):
+        best = study.best_trials if len(study.goals.metrics) > 1 else [study.best_trial]
+    errors = {
+        trial.number: ("", *_parts(trial.error)) for trial in trials if trial.state == "failed"
+    }
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": study.name,
+        "num_trials": len(trials),
+        "trials": dict(sorted(Counter(trial.state for trial in trials).items())),
+        "done": done,
+        "signal": signal,
+        "best": [_trial_document(each) for each in best],
+        "errors": failure_documents(failure_groups(errors), traceback=False),
+        "savings": _savings_document(study.savings),
+        "written": list(written),
+    }
+
+
+def _parts(error: str) -> tuple[str, str]:
+    message, _, traceback = error.partition("\n")
+    return message, traceback
+
+
+def _trial_document(trial: TrialResult) -> TrialDocument:
+    return {
+        "number": trial.number,
+        "state": trial.state,
+        "value": trial.value,
+        "values": dict(trial.values),
+        "reached": amounts(trial.unit, trial.epochs),
+        "config": config_to_json(trial.config),
+        "sd": trial.sd,
+        "seeds": trial.num_seeds,
+        "certainty": trial.certainty,
+    }
+
+
+def _savings_document(found: Savings) -> SavingsDocument:
+    return {
+        "trial_epochs": found.trial_epochs,
+        "unique_epochs": found.unique_epochs,
+        "evaluated_epochs": found.evaluated_epochs,
+        "retrained_epochs": found.retrained_epochs,
+        "packed_epochs": found.packed_epochs,
+        "seconds": found.seconds,
+        "seconds_checks": found.seconds_checks,
+        "seconds_alone": found.seconds_alone,
+        "shared_factor": found.shared_factor,
+        "packed_factor": found.packed_factor,
+    }
+
+
+def cost_document(
+    study: Study, configs: Sequence[Mapping[str, Any]], *, epochs: int | None = None
+) -> CostDocument:
+    """Return what training some configurations of a study costs, and what is known of them.
+
+    Args:
+        study: The study.
+        configs: The configurations; schedules may be JSON objects.
+        epochs: How many of their first epochs are trained (default: all).
+
+    Raises:
+        SpaceError: A configuration is not in the space, or lacks a hyper-parameter.
+    """
+    given = [whole_config(study.space, read_config(each)) for each in configs]
+    # Never run and never stored, so its name has to be one that no stored study has.
+    found = study.only(given, epochs=epochs, name=secrets.token_hex(16)).plan(memory=False)
+    length = study.algorithm.max_epochs if epochs is None else epochs
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": study.name,
+        "unit": {"name": found.unit.name, "per_epoch": found.unit.per_epoch},
+        "configs": [_config_cost(study, config, epochs=length) for config in given],
+        "trial_epochs": found.trial_epochs,
+        "unique_epochs": found.unique_epochs,
+        "known_epochs": found.known_epochs,
+        "evaluated_epochs": found.evaluated_epochs,
+        "epochs_to_train": found.epochs_to_train,
+        "seconds_to_train": found.seconds_to_train,
+    }
+
+
+def _config_cost(study: Study, config: Mapping[str, Any], *, epochs: int) -> ConfigCost:
+    known = study.known(config, epochs=epochs)
+    names = dict.fromkeys(
+        name or "a study that was deleted" for each in known for name in each.studies
+    )
+    return {
+        "config": config_to_json(config),
+        "known_epochs": len(known),
+        "epochs": min(epochs, study.space.horizon_of(config) or epochs),
+        "trained_by": list(names),
+        "metrics": dict(known[-1].metrics) if known else None,
+    }
+
+
+def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration whose schedules may be JSON objects, as ``thrifty best`` prints them.
+
+    Raises:
+        SpaceError: It is not a JSON object of hyper-parameters.
+    """
+    if not isinstance(config, Mapping):
+        raise SpaceError(f'a configuration is an object such as {{"lr": 0.1}}, got {config!r}')
+    try:
+        return config_from_json(config)
+    except SpaceError:
+        raise
+    except (ScheduleError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise SpaceError(
+            f"{dict(config)!r} has a schedule that cannot be read ({error_text(error)}); write it "
+            'as {"schedule": "Step", "fields": {"value": 0.1, "milestones": [20]}}'
+        ) from None
+
+
+def tried_document(
+    study: Study, configs: Sequence[Mapping[str, Any]], *, done: bool, signal: int | None = None
+) -> TriedDocument:
+    """Return the results of some configurations.
+
+    Args:
+        study: A study that ``Study.only`` has made, and that was run.
+        configs: The configurations, all hyper-parameters included.
+        done: Whether nothing is left to train.
+        signal: The signal that stopped the run.
+    """
+    found = [trial for config in configs for trial in study.trials if trial.config == config]
+    errors = {trial.number: ("", *_parts(trial.error)) for trial in found if trial.error}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": study.name,
+        "metric": list(study.goals.metrics),
+        "mode": list(study.goals.modes),
+        "done": done,
+        "signal": signal,
+        "trials": [_trial_document(trial) for trial in found],
+        "errors": failure_documents(failure_groups(errors), traceback=False),
+        "savings": _savings_document(study.savings),
+    }
+
+
+def importance_document(study: Study, *, method: Method, level: Level) -> ImportanceDocument:
+    """Return the shares of hyper-parameters as a document.
+
+    Raises:
+        UsageError: Too few trials have reported.
+        MissingExtraError: scikit-learn or Optuna is not installed.
+    """
+    shares = study.importance(method=method, level=level)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": study.name,
+        "metric": study.metric,
+        "method": method,
+        "basis": shares.basis,
+        "shares": dict(shares),
+    }

@@ -1,0 +1,233 @@
+"""The commands ``cost`` and ``try``: configurations of your own choice, and what they cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from thrifty.agents import cost_document, read_config, tried_document
+from thrifty.agents._documents import CostDocument
+from thrifty.core import ThriftyError, UsageError, plain_text
+from thrifty.study import Study, TrialResult
+
+from ._options import cell, complete_storage, json_option, print_document, say, training_options
+from ._train import executor_and_stop, format_value, load_study, run_watched
+
+
+def _config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say which configurations are meant."""
+    for option in reversed((
+        click.option("--name", help="Name of the study, if the file defines several."),
+        click.option(
+            "--config",
+            "given",
+            multiple=True,
+            help='A configuration as JSON, such as {"lr": 0.1}; repeat for more.',
+        ),
+        click.option(
+            "--configs",
+            "file_of_configs",
+            type=click.File(encoding="utf-8"),
+            help="File with a JSON list of configurations; - for standard input.",
+        ),
+        click.option(
+            "--epochs",
+            type=click.IntRange(min=1),
+            help="How many of their first epochs are trained  [default: all].",
+        ),
+        click.option(
+            "--storage",
+            shell_complete=complete_storage,
+            help="Database address  [default: that of the study].",
+        ),
+    )):
+        command = option(command)
+    return command
+
+
+def _study_of(file: Path, *, name: str | None, storage: str | None) -> Study:
+    """Return the study of a file, in another database if one is given."""
+    study = load_study(file, name=name)
+    if storage is not None:
+        study.storage = replace(study.storage, url=storage)
+    return study
+
+
+def _configs(given: Sequence[str], file: Any) -> list[Mapping[str, Any]]:
+    """Return the configurations of the options.
+
+    Raises:
+        UsageError: There are none, or they cannot be read.
+    """
+    found = [_parsed(text, "--config") for text in given]
+    if file is not None:
+        try:
+            text = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--configs cannot be read: {error}") from None
+        listed = _parsed(text, "--configs")
+        if not isinstance(listed, list):
+            raise UsageError(f"--configs is a JSON list of objects, got {_short(listed)}")
+        found += listed
+    if not found:
+        raise UsageError("name a configuration with --config JSON, or several with --configs FILE")
+    return found
+
+
+def _parsed(text: str, option: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{option} {_short(text)} is not JSON: {error}") from None
+
+
+def _short(value: object) -> str:
+    return plain_text(repr(value), limit=100)
+
+
+@click.command("cost")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_config_options
+@json_option
+def cost_command(
+    *,
+    file: Path,
+    name: str | None,
+    given: tuple[str, ...],
+    file_of_configs: Any,
+    epochs: int | None,
+    storage: str | None,
+    as_json: bool,
+) -> None:
+    """Show what training some configurations costs, and what is known of them already.
+
+    Nothing is trained. The configurations are those of the study in FILE.
+    """
+    study = _study_of(file, name=name, storage=storage)
+    found = cost_document(study, _configs(given, file_of_configs), epochs=epochs)
+    if as_json:
+        print_document(found)
+        return
+    Console().print(_cost_table(study, found))
+    say(_cost_line(found))
+
+
+def _cost_table(study: Study, found: CostDocument) -> Table:
+    table = Table("configuration", "known", study.metric, "trained by", box=None, pad_edge=False)
+    for each in found["configs"]:
+        value = None if each["metrics"] is None else each["metrics"].get(study.metric)
+        table.add_row(
+            cell(_in_one_line(each["config"])),
+            cell(f"{each['known_epochs']:,} of {each['epochs']:,} epochs"),
+            cell("" if value is None else f"{value:.6g}"),
+            cell(", ".join(each["trained_by"])),
+        )
+    return table
+
+
+def _cost_line(found: CostDocument) -> str:
+    seconds, again = found["seconds_to_train"], found["evaluated_epochs"]
+    time = "" if seconds is None else f", about {seconds:,.1f} s"
+    left = f"{found['epochs_to_train']:,.0f} epochs to train of {found['trial_epochs']:,.0f}{time}"
+    evaluated = f", {again:,.0f} only evaluated again" if again else ""
+    return f"{left}; {found['known_epochs']:,.0f} known already{evaluated}"
+
+
+def _in_one_line(config: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {format_value(value)}" for key, value in config.items())
+
+
+@click.command("try")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_config_options
+@click.option(
+    "--as",
+    "own_name",
+    help="Name of the study that has them as trials  [default: NAME-only-EPOCHS].",
+)
+@click.option("--lifeline", type=int, hidden=True, help="Stop when this pipe is closed.")
+@training_options
+@json_option
+def try_command(  # noqa: PLR0913 (one argument for each option)
+    *,
+    file: Path,
+    name: str | None,
+    given: tuple[str, ...],
+    file_of_configs: Any,
+    epochs: int | None,
+    storage: str | None,
+    own_name: str | None,
+    lifeline: int | None,
+    as_json: bool,
+    quiet: bool,
+    **training: Any,
+) -> None:
+    """Train some configurations of the study in FILE, and nothing else.
+
+    They are trials of a study of their own. What any study of this task
+    has trained is not trained again. The exit code is 2 if all of these trials have failed.
+    """
+    study = _study_of(file, name=name, storage=storage)
+    configs = [read_config(each) for each in _configs(given, file_of_configs)]
+    asked = study.only(configs, epochs=epochs, name=own_name)
+    if lifeline is not None:
+        threading.Thread(target=_stop_when_closed, args=(lifeline,), daemon=True).start()
+    executor, stop = executor_and_stop(**training)
+    end = run_watched(asked, executor=executor, stop=stop, progress=not quiet)
+    document = tried_document(asked, asked.enqueued, done=end.done, signal=end.signal)
+    if as_json:
+        print_document(document)
+    else:
+        numbers = [trial["number"] for trial in document["trials"]]
+        _show(asked, [trial for trial in asked.trials if trial.number in numbers])
+    if end.signal is not None:
+        raise click.exceptions.Exit(128 + end.signal)
+    states = {trial["state"] for trial in document["trials"]}
+    if states == {"failed"}:
+        if as_json:
+            raise click.exceptions.Exit(2)  # the document has the errors
+        first = document["errors"][0]
+        raise ThriftyError(
+            f"all of these trials failed; trial {first['trials'][0]}: {first['message']}"
+        )
+
+
+def _stop_when_closed(pipe: int) -> None:
+    """Stop this process as Ctrl-C does, at the end of an epoch, when the pipe is closed.
+
+    That is how a server of tools stops a run; it also happens when the server is killed.
+    """
+    with suppress(OSError):
+        os.read(pipe, 1)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _show(study: Study, trials: Sequence[TrialResult]) -> None:
+    """Print the results of some trials, one in a line."""
+    table = Table(
+        "trial", "configuration", "state", study.unit.name, *study.goals.metrics, box=None
+    )
+    for trial in trials:
+        values = (trial.values.get(metric) for metric in study.goals.metrics)
+        table.add_row(
+            str(trial.number),
+            cell(_in_one_line(trial.config)),
+            trial.state,
+            f"{study.unit.count(trial.epochs):,}",
+            *(cell("" if value is None else f"{value:.6g}") for value in values),
+        )
+    console = Console()
+    console.print(table)
+    console.print(cell(study.savings, style="green"))
+    say(f"these are trials of study {plain_text(study.name)}")
