@@ -286,9 +286,10 @@ def test_which_epochs_made_up_results_ask_for_is_an_estimate(tmp_path):
     forecast = study.plan()
     assert forecast.exact
     assert not forecast.known_exact
-    _, unique, _, known, last = str(forecast).splitlines()
+    _, unique, _, known, time, last = str(forecast).splitlines()
     assert "about" not in unique
     assert re.match(r"about \d+ epochs known already, 0 evaluated again", known)
+    assert time.startswith("forecast: about")  # an earlier study has timed its epochs
     assert last.startswith("estimate: ")
 
 
