@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import logging
 import sys
 from pathlib import Path
@@ -145,6 +146,9 @@ def test_every_command(capsys, caplog, done, odd, url, tmp_path):
         out = tmp_path / f"trials.{ending}"
         assert_plain(run(capsys, "export", odd, "--out", str(out), "--storage", url))
     assert_plain(run(capsys, "plan", str(done)))
+    config = json.dumps({"lr": 0.1, odd: "b"})
+    assert_plain(run(capsys, "cost", str(done), "--config", config), odd)
+    assert_plain(run(capsys, "try", str(done), "--config", config, "--quiet"), odd)
     assert_plain(run(capsys, "export", odd, "--optuna", f"{tmp_path}/o.db", "--storage", url))
     assert_plain(caplog.text)
     assert_plain(

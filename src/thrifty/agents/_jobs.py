@@ -17,6 +17,9 @@ from typing import IO, Any, Literal
 from thrifty.core import UsageError
 
 
+STORAGE_VARIABLE = "THRIFTY_JOB_STORAGE"
+"""Variable with the address of a job's database; arguments would show its password to all users."""
+
 _LOG_CHARS = 2_000
 _PATIENCE_S = 20.0
 """Seconds that a job has to end after it was told to, until it is killed."""
@@ -141,6 +144,7 @@ class Jobs:
                     stdin=source,
                     stdout=out,
                     stderr=log,
+                    env={**os.environ, STORAGE_VARIABLE: storage},
                     pass_fds=(reading,),
                     start_new_session=True,  # Ctrl-C for the server is not one for the job
                 )

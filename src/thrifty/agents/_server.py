@@ -216,7 +216,7 @@ class Tools:
             self._budget.check(used, epochs=left)
             name = _agent_name(found, length)
             words = ["try", str(file), "--name", study, "--as", name, "--epochs", str(length)]
-            words += ["--configs", "-", "--storage", found.storage.url, "--quiet", "--json"]
+            words += ["--configs", "-", "--quiet", "--json"]
             # The limit counts all runs of this study. One more, because a study that has trained
             # its last epoch is done by itself.
             before = self._used_by(found.storage.url, re.compile(re.escape(name))).epochs

@@ -14,10 +14,11 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from thrifty.agents import cost_document, read_config, tried_document
 from thrifty.agents._documents import CostDocument
+from thrifty.agents._jobs import STORAGE_VARIABLE
 from thrifty.core import ThriftyError, UsageError, plain_text
 from thrifty.study import Study, TrialResult
 
@@ -48,6 +49,7 @@ def _config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--storage",
+            envvar=STORAGE_VARIABLE,
             shell_complete=complete_storage,
             help="Database address  [default: that of the study].",
         ),
@@ -124,7 +126,8 @@ def cost_command(
 
 
 def _cost_table(study: Study, found: CostDocument) -> Table:
-    table = Table("configuration", "known", study.metric, "trained by", box=None, pad_edge=False)
+    columns = ("configuration", "known", study.metric, "trained by")
+    table = Table(*(Column(cell(each)) for each in columns), box=None, pad_edge=False)
     for each in found["configs"]:
         value = None if each["metrics"] is None else each["metrics"].get(study.metric)
         table.add_row(
@@ -175,8 +178,8 @@ def try_command(  # noqa: PLR0913 (one argument for each option)
 ) -> None:
     """Train some configurations of the study in FILE, and nothing else.
 
-    They are trials of a study of their own. What any study of this task
-    has trained is not trained again. The exit code is 2 if all of these trials have failed.
+    They are trials of a study of their own. What any study of this task has trained is not trained
+    again. The exit code is 2 if all of these trials have failed.
     """
     study = _study_of(file, name=name, storage=storage)
     configs = [read_config(each) for each in _configs(given, file_of_configs)]
@@ -215,9 +218,8 @@ def _stop_when_closed(pipe: int) -> None:
 
 def _show(study: Study, trials: Sequence[TrialResult]) -> None:
     """Print the results of some trials, one in a line."""
-    table = Table(
-        "trial", "configuration", "state", study.unit.name, *study.goals.metrics, box=None
-    )
+    columns = ("trial", "configuration", "state", study.unit.name, *study.goals.metrics)
+    table = Table(*(Column(cell(each)) for each in columns), box=None, pad_edge=False)
     for trial in trials:
         values = (trial.values.get(metric) for metric in study.goals.metrics)
         table.add_row(
