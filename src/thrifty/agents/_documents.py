@@ -287,7 +287,7 @@ class ConfigCost(TypedDict):
     known_epochs: int
     """Its first epochs that are trained already."""
     epochs: int
-    """Epochs that it is to be trained."""
+    """Epochs of its training."""
     trained_by: list[str]
     """Studies that trained the known epochs."""
     metrics: dict[str, float | None] | None
@@ -402,7 +402,7 @@ class DoctorDocument(Document):
     """Printed by ``thrifty doctor``; the exit code is 1 if it is not ok."""
 
     ok: bool
-    """Whether all that is needed works."""
+    """Whether every required check passed."""
     checks: list[CheckDocument]
     """The checks, in order."""
 

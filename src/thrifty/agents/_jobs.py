@@ -63,7 +63,7 @@ class Job:
         return self.process.poll() is None
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end, at most so many seconds."""
+        """Wait until the process ends, for at most ``seconds``."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=seconds)
 

@@ -234,7 +234,9 @@ class Tools:
         job: Annotated[str, Field(description="Identifier of a job.")],
         wait_s: Annotated[
             float,
-            Field(description="Answer when it has ended, or after so many seconds.", ge=0, le=55),
+            Field(
+                description="Seconds to wait for the end of the job before answering.", ge=0, le=55
+            ),
         ] = 0.0,
     ) -> JobDocument:
         """Say how far a job is, and return its results when it is done."""

@@ -78,7 +78,7 @@ def studies_of(path: Path) -> list[Study]:
 
 
 def _named(study: Study, name: str) -> Iterator[Study]:
-    """Yield the study if it has this name, or the study of only some configurations that has it."""
+    """Yield the study itself, or that of some of its configurations, if it has this name."""
     if study.name == name:
         yield study
     elif match := re.fullmatch(rf"{re.escape(study.name)}-(?:only|agent)-([1-9]\d*)", name):

@@ -1,4 +1,4 @@
-"""The garbage collector: it skips what existed before a run, until somebody must see all."""
+"""The garbage collector: make it skip what existed before a run, and undo that."""
 
 from __future__ import annotations
 
