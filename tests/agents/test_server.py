@@ -341,7 +341,7 @@ def test_over_standard_input_and_output(folder):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_job_ends_with_its_server(folder, number):
     """It stops at the end of an epoch, and keeps what it has trained."""
-    long = STUDY.replace("max_epochs=4", "max_epochs=1_000_000")
+    long = STUDY.replace("max_epochs=4", "max_epochs=100_000")
     (folder / "line_study.py").write_text(long)
     code = f"""
 import asyncio, json, os, sys
@@ -366,7 +366,7 @@ asyncio.run(ask())
 """
     client = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     try:
-        while state_of("line-agent-1000000") != "stopped":
+        while state_of("line-agent-100000") != "stopped":
             time.sleep(0.1)
     finally:
         client.kill()
