@@ -16,8 +16,7 @@ import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
-from thrifty.agents._budget import Budget
-from thrifty.agents._jobs import Jobs
+from thrifty.agents._jobs import Budget, Jobs
 from thrifty.agents._server import Tools, make_server
 from thrifty.agents._source_files import Studies
 from thrifty.cli._train import studies_of

@@ -6,8 +6,8 @@ import weakref
 
 import pytest
 
-from thrifty.core import _garbage, gc_frozen, thaw_heap
-from thrifty.core._garbage import SPARED_S
+from thrifty.core import _heap, gc_frozen, thaw_heap
+from thrifty.core._heap import SPARED_S
 
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ class Ring:
 @pytest.fixture(autouse=True)
 def nothing_frozen(monkeypatch):
     """Start without frozen objects; afterwards freeze what the session had frozen."""
-    monkeypatch.setattr(_garbage, "_FROZEN_BY_OTHERS", threading.Event())
+    monkeypatch.setattr(_heap, "_FROZEN_BY_OTHERS", threading.Event())
     gc.unfreeze()
     gc.disable()  # it must not run by itself in between
     yield

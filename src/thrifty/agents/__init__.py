@@ -15,7 +15,6 @@ from ._documents import (
 
 
 if TYPE_CHECKING:
-    from ._comparison import Comparison as Comparison, compare as compare
     from ._store_documents import (
         best_document as best_document,
         explain_document as explain_document,
@@ -31,9 +30,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "Comparison": "_comparison",
     "best_document": "_store_documents",
-    "compare": "_comparison",
     "cost_document": "_study_documents",
     "explain_document": "_store_documents",
     "importance_document": "_study_documents",

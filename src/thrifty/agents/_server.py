@@ -27,7 +27,6 @@ from thrifty.study import Study
 from thrifty.study._preflight import whole_config
 from thrifty.study._reader import is_in_memory
 
-from ._budget import Budget, Usage, usage_of
 from ._documents import (
     SCHEMA_VERSION,
     BestDocument,
@@ -40,7 +39,7 @@ from ._documents import (
     StudyStatus,
     finite,
 )
-from ._jobs import Job, Jobs
+from ._jobs import Budget, Job, Jobs, Usage, usage_of
 from ._source_files import Studies
 from ._store_documents import best_document, explain_document, status_document
 from ._study_documents import cost_document, read_config

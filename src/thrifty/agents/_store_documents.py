@@ -19,9 +19,14 @@ from thrifty.store import (
     failure_groups,
     redact_url,
 )
-from thrifty.store._reports import failure_lines, standard_deviation, stored_unit
+from thrifty.store._reports import (
+    compare,
+    failure_lines,
+    most_alike,
+    standard_deviation,
+    stored_unit,
+)
 
-from ._comparison import compare, most_alike
 from ._documents import (
     SCHEMA_VERSION,
     Amounts,

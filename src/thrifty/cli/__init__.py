@@ -63,7 +63,7 @@ COMMANDS = {
     "dashboard": _Command(
         "_dashboard", "Show the studies in a database in the browser, also while they run."
     ),
-    "mcp": _Command("_mcp", "Serve tools for coding agents over standard input and output (MCP)."),
+    "mcp": _Command("_try", "Serve tools for coding agents over standard input and output (MCP)."),
     "doctor": _Command(
         "_doctor",
         "Check this installation: versions, extras, devices, back-ends, kernels, storage.",

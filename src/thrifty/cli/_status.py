@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from thrifty.agents import SCHEMA_VERSION, best_document, compare, explain_document, status_document
+from thrifty.agents import SCHEMA_VERSION, best_document, explain_document, status_document
 from thrifty.agents._store_documents import (
     best_certainty,
     best_of,
@@ -18,7 +18,7 @@ from thrifty.agents._store_documents import (
 )
 from thrifty.core import UsageError, plain_text
 from thrifty.store import FailureGroup, Store, StudySummary, redact_url
-from thrifty.store._reports import failure_lines, interval, standard_deviation, stored_unit
+from thrifty.store._reports import compare, failure_lines, interval, standard_deviation, stored_unit
 
 from ._options import complete_study, json_option, print_document, say, storage_option
 

@@ -1,14 +1,16 @@
-"""The commands ``cost`` and ``try``: configurations of your own choice, and what they cost."""
+"""The commands ``cost``, ``try`` and ``mcp``: configurations of your own choice or an agent's."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,13 @@ from rich.table import Column, Table
 
 from thrifty.agents import cost_document, read_config, tried_document
 from thrifty.agents._documents import CostDocument
-from thrifty.agents._jobs import STORAGE_VARIABLE
-from thrifty.core import ThriftyError, UsageError, plain_text
+from thrifty.agents._jobs import STORAGE_VARIABLE, Budget, Jobs
+from thrifty.agents._source_files import Studies
+from thrifty.core import ThriftyError, UsageError, plain_text, require
 from thrifty.study import Study, TrialResult
 
 from ._options import cell, complete_storage, json_option, print_document, say, training_options
-from ._train import executor_and_stop, format_value, load_study, run_watched
+from ._train import executor_and_stop, format_value, load_study, run_watched, studies_of
 
 
 def _config_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,3 +236,66 @@ def _show(study: Study, trials: Sequence[TrialResult]) -> None:
     console.print(table)
     console.print(cell(study.savings, style="green"))
     say(f"these are trials of study {plain_text(study.name)}")
+
+
+@click.command("mcp")
+@click.argument(
+    "files",
+    nargs=-1,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="[FILE]...",
+)
+@click.option(
+    "--storage",
+    envvar="THRIFTY_STORAGE",
+    shell_complete=complete_storage,
+    help="Database address  [default: that of the studies, or sqlite:///thrifty.db].",
+)
+@click.option("--allow-run", is_flag=True, help="Let the agent train, within the budget.")
+@click.option(
+    "--max-epochs",
+    type=click.IntRange(min=1),
+    help="Epochs that the agent may train, all of its runs together.",
+)
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that the agent may train, all of its runs together.",
+)
+def mcp_command(
+    *,
+    files: tuple[Path, ...],
+    storage: str | None,
+    allow_run: bool,
+    max_epochs: int | None,
+    max_seconds: float | None,
+) -> None:
+    """Serve tools for coding agents over standard input and output (MCP).
+
+    The agent sees the studies in the database and what they have trained, and it asks what
+    configurations of the studies in FILEs would cost. Without --allow-run, it changes nothing.
+    It can only use the files that are named here.
+    """
+    if not allow_run and (max_epochs is not None or max_seconds is not None):
+        raise UsageError("--max-epochs and --max-seconds limit what --allow-run allows; add it")
+    if allow_run and not files:
+        raise UsageError("--allow-run needs a FILE with the study that the agent may train")
+    require("mcp", extra="mcp")
+    server = import_module("thrifty.agents._server")
+    jobs = Jobs(command=[sys.executable, "-m", "thrifty.cli"])
+    studies = Studies([file.resolve() for file in files], load=studies_of, storage=storage)
+    tools = server.Tools(
+        studies,
+        default="sqlite:///thrifty.db",
+        budget=Budget(is_allowed=allow_run, max_epochs=max_epochs, max_seconds=max_seconds),
+        jobs=jobs,
+    )
+
+    def leave(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        server.make_server(tools).run()
+    finally:
+        jobs.close()

@@ -51,8 +51,7 @@ from ._events import (
     StageFailed,
     StageStarted,
 )
-from ._garbage import gc_frozen, thaw_heap
-from ._heap import freed_at_once, trim_heap
+from ._heap import freed_at_once, gc_frozen, thaw_heap, trim_heap
 from ._prefetcher import OrderedPrefetcher
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from thrifty.core import EpochDone, UsageError, plain_text, require
 from thrifty.space import TimeUnit
 
-from ._records import EpochRecord
+from ._records import EpochRecord, StudyInfo
 
 
 _NUMBER = re.compile(r"(?<!\w)(?:0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)")
@@ -155,6 +155,98 @@ def likeness(one: Mapping[str, Any], two: Mapping[str, Any]) -> float:
 def _components(spec: Mapping[str, Any]) -> dict[str, str]:
     task = spec.get("task", {})
     return dict(task) if is_legacy(spec) else {**task["training"], **task["evaluation"]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What two studies share.
+
+    Attributes:
+        names: Names of the studies.
+        shares: ``"everything"``, ``"training"`` (states, but no metrics) or ``"nothing"``.
+        why: The same in words.
+        differences: What differs between them.
+    """
+
+    names: tuple[str, str]
+    shares: Literal["everything", "training", "nothing"]
+    why: str
+    differences: tuple[str, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """Yield the comparison as lines of text."""
+        yield f"{self.why}{':' if self.differences else ''}"
+        for each in self.differences:
+            yield f"  {each}"
+
+
+def compare(one: StudyInfo, two: StudyInfo) -> Comparison:
+    """Return what two studies share, and if they do not share everything, why."""
+    names = (one.name, two.name)
+    both = f"studies {one.name!r} and {two.name!r}"
+    if one.plan == two.plan:
+        why = f"{both} have one search plan: each epoch is trained once for both"
+        return Comparison(names=names, shares="everything", why=why)
+    old = [info.name for info in (one, two) if is_legacy(info.spec)]
+    if len(old) == 1:
+        why = (
+            f"{both} share nothing: {old[0]!r} was made by an older version of thrifty, which "
+            "knew its task by other means"
+        )
+        return Comparison(names=names, shares="nothing", why=why)
+    (training, metrics), (other_training, other_metrics) = map(_parts, (one.spec, two.spec))
+    reasons = [*_setting(one.spec, two.spec), *_differences(training, other_training, names)]
+    evaluated = _differences(metrics, other_metrics, names)
+    all_of_them = (*reasons, *evaluated)
+    if reasons:
+        return Comparison(
+            names=names, shares="nothing", why=f"{both} share nothing", differences=all_of_them
+        )
+    if evaluated:
+        why = f"{both} train the same; kept states are evaluated again, for their metrics differ"
+        return Comparison(names=names, shares="training", why=why, differences=all_of_them)
+    why = f"{both} are equal, but thrifty has changed between them: they share nothing"
+    return Comparison(names=names, shares="nothing", why=why)
+
+
+def most_alike(one: StudyInfo, others: Sequence[StudyInfo]) -> StudyInfo:
+    """Return the study whose task is most similar.
+
+    Raises:
+        UsageError: There are no others.
+    """
+    if not others:
+        raise UsageError(f"the database has no other study than {one.name!r} to compare it with")
+    return max(others, key=lambda info: (likeness(one.spec, info.spec), info.id))
+
+
+def _parts(spec: Mapping[str, Any]) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return what a task trains and how it evaluates, by name.
+
+    An older version stored both as one.
+    """
+    task = spec.get("task", {})
+    return (task, {}) if is_legacy(spec) else (task["training"], task["evaluation"])
+
+
+def _setting(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[str]:
+    if one.get("seed") != two.get("seed"):
+        yield f"seed: {one.get('seed')} and {two.get('seed')}"
+
+
+def _differences(
+    one: Mapping[str, str], two: Mapping[str, str], names: tuple[str, str]
+) -> list[str]:
+    out = []
+    for name in dict.fromkeys((*one, *two)):
+        mine, theirs = one.get(name), two.get(name)
+        if mine is None or theirs is None:
+            out.append(f"{name}: only in {names[theirs is not None]!r}")
+        elif mine != theirs and (mine.startswith("#") or theirs.startswith("#")):
+            out.append(f"{name}: differs")
+        elif mine != theirs:
+            out.append(f"{name}: {mine} and {theirs}")
+    return sorted(out)
 
 
 FrameBackend = Literal["pandas", "polars"]

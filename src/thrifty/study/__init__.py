@@ -3,8 +3,8 @@
 from ._forecast import Forecast
 from ._goals import Bound, at_least, at_most
 from ._importance import Importance
-from ._known import KnownEpoch
 from ._loop import Observer, StopWhen
+from ._reader import KnownEpoch
 from ._repository import Storage
 from ._results import Savings, TrialResult
 from ._scaling_law import Prediction, ScalingLaw

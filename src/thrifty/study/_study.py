@@ -39,7 +39,6 @@ from ._forecast import (
 )
 from ._goals import Bound, Goals, Mode
 from ._identity import Recipe
-from ._known import KnownEpoch, known_epochs
 from ._ledger import Ledger
 from ._loop import Observer, StopWhen
 from ._plot_mixin import PlotMixin
@@ -56,7 +55,7 @@ from ._preflight import (
     prior_trials,
     whole_config,
 )
-from ._reader import Reader, Trials, overview
+from ._reader import KnownEpoch, Reader, Trials, known_epochs, overview
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, certainty_of, rows, savings, trial_result
 from ._session import say_if_all_failed, say_what_was_not_checked, say_where_from, train
