@@ -15,6 +15,7 @@ from tests.cli.documents import check, schema
 from tests.study.test_units import in_steps
 from thrifty.agents import DOCUMENTS, to_json
 from thrifty.cli import COMMANDS, _app, main
+from thrifty.study import Study, StudyEnded
 
 
 pytestmark = pytest.mark.slow
@@ -263,3 +264,25 @@ def test_an_output_that_cannot_be_written(folder, output, told):
     assert "Traceback" not in done.stderr
     assert told in done.stderr
     assert done.returncode == (2 if told else 0)
+
+
+def test_an_interrupted_run_without_results_says_so_in_a_document(folder, capsys, monkeypatch):
+    """All of its trials have failed when Ctrl-C comes."""
+    Path("line_study.py").write_text(STUDY.replace('hp["lr"] == 0.3', "True").replace("EXTRA", "1"))
+
+    def interrupted(self, **options):
+        found = run(self, **options)
+        for observer in options["observers"]:
+            observer.on_event(StudyEnded(state="stopped", signal=2))
+        return found
+
+    run = Study.run
+    monkeypatch.setattr(Study, "run", interrupted)
+    found = printed(capsys, "run", "line_study.py", code=130)
+    assert "failed" in check(found, "")["error"]["message"]
+
+
+def test_a_study_that_is_named_like_some_of_another_is_found(folder, capsys):
+    both = STUDY.replace("EXTRA", "0.2") + "\nother = study.only([], epochs=3)\n"
+    Path("line_study.py").write_text(both)
+    assert checked(capsys, "plan", "line_study.py", "--name", "line-only-3")["num_trials"] == 0

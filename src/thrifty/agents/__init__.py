@@ -10,6 +10,7 @@ from ._documents import (
     DOCUMENTS as DOCUMENTS,
     SCHEMA_VERSION as SCHEMA_VERSION,
     Document as Document,
+    error_document as error_document,
     to_json as to_json,
 )
 
@@ -41,7 +42,7 @@ _HOMES = {
     "tried_document": "_study_documents",
 }
 
-__all__ = sorted([*_HOMES, "DOCUMENTS", "SCHEMA_VERSION", "Document", "to_json"])
+__all__ = sorted([*_HOMES, "DOCUMENTS", "SCHEMA_VERSION", "Document", "error_document", "to_json"])
 
 
 def __getattr__(name: str) -> Any:

@@ -681,6 +681,12 @@ class JobDocument(Document):
     """What is left to train."""
 
 
+def error_document(error: Exception, message: str) -> ErrorDocument:
+    """Return an error as a document."""
+    found: ErrorMessage = {"kind": type(error).__name__, "message": message}
+    return {"schema_version": SCHEMA_VERSION, "error": found}
+
+
 def to_json(document: Mapping[str, Any]) -> str:
     r"""Return a document as JSON, in ASCII; numbers that are not finite become ``null``.
 

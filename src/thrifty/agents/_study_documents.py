@@ -9,7 +9,7 @@ from typing import Any
 
 from thrifty.core import ScheduleError, SpaceError, error_text
 from thrifty.pack.trial._memory_forecast import MemoryForecast
-from thrifty.space import config_from_json, config_to_json
+from thrifty.space import TimeUnit, config_from_json, config_to_json
 from thrifty.store import failure_groups
 from thrifty.study import Forecast, Savings, Study, TrialResult
 from thrifty.study._importance import Level, Method
@@ -26,6 +26,7 @@ from ._documents import (
     SavingsDocument,
     TrialDocument,
     TriedDocument,
+    UnitDocument,
 )
 from ._store_documents import amounts, failure_documents
 
@@ -36,7 +37,7 @@ def plan_document(name: str, found: Forecast) -> PlanDocument:
     return {
         "schema_version": SCHEMA_VERSION,
         "study": name,
-        "unit": {"name": found.unit.name, "per_epoch": found.unit.per_epoch},
+        "unit": _unit_document(found.unit),
         "num_trials": found.num_trials,
         "trial_epochs": found.trial_epochs,
         "unique_epochs": found.unique_epochs,
@@ -51,6 +52,10 @@ def plan_document(name: str, found: Forecast) -> PlanDocument:
         "seconds_to_train": found.seconds_to_train,
         "memory": None if found.memory is None else _memory_document(found.memory),
     }
+
+
+def _unit_document(unit: TimeUnit) -> UnitDocument:
+    return {"name": unit.name, "per_epoch": unit.per_epoch}
 
 
 def _memory_document(memory: MemoryForecast) -> MemoryDocument:
@@ -153,7 +158,7 @@ def cost_document(
     return {
         "schema_version": SCHEMA_VERSION,
         "study": study.name,
-        "unit": {"name": found.unit.name, "per_epoch": found.unit.per_epoch},
+        "unit": _unit_document(found.unit),
         "configs": [_config_cost(study, config, epochs=length) for config in given],
         "trial_epochs": found.trial_epochs,
         "unique_epochs": found.unique_epochs,

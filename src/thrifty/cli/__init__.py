@@ -10,7 +10,7 @@ from typing import IO, NamedTuple
 import click
 
 from thrifty import __version__
-from thrifty.agents import SCHEMA_VERSION, to_json
+from thrifty.agents import error_document, to_json
 from thrifty.core import ThriftyError, UsageError, error_text, error_traceback, plain_text
 
 from ._options import reserved_output, say
@@ -148,8 +148,7 @@ def _run(output: IO[str] | None) -> int:
 def _failed(error: Exception, message: str, *, code: int, output: IO[str] | None) -> int:
     """Print an error as a document, if documents are printed; return the exit code."""
     if output is not None:
-        found = {"kind": type(error).__name__, "message": message}
         with suppress(OSError):
-            output.write(f"{to_json({'schema_version': SCHEMA_VERSION, 'error': found})}\n")
+            output.write(f"{to_json(error_document(error, message))}\n")
             output.flush()
     return code

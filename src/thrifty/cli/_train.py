@@ -22,7 +22,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from thrifty.agents import plan_document, result_document
+from thrifty.agents import error_document, plan_document, result_document
 from thrifty.core import Event, ThriftyError, UsageError, error_text, is_from_user, plain_text
 from thrifty.run import ExecutorConfig, Local
 from thrifty.store import Store
@@ -53,7 +53,8 @@ def load_study(path: Path, *, name: str | None = None) -> Study:
     """
     studies = studies_of(path)
     if name is not None:
-        studies = [each for study in studies for each in _named(study, name)]
+        named = [study for study in studies if study.name == name]
+        studies = named or [each for study in studies for each in _some_of(study, name)]
     if not studies:
         which = f"study {name!r}" if name else "a study"
         raise UsageError(
@@ -77,11 +78,9 @@ def studies_of(path: Path) -> list[Study]:
     return studies
 
 
-def _named(study: Study, name: str) -> Iterator[Study]:
-    """Yield the study itself, or that of some of its configurations, if it has this name."""
-    if study.name == name:
-        yield study
-    elif match := re.fullmatch(rf"{re.escape(study.name)}-(?:only|agent)-([1-9]\d*)", name):
+def _some_of(study: Study, name: str) -> Iterator[Study]:
+    """Yield the study of some of its configurations that has this name, if there can be one."""
+    if match := re.fullmatch(rf"{re.escape(study.name)}-(?:only|agent)-([1-9]\d*)", name):
         yield study.only((), epochs=int(match[1]), name=name)
 
 
@@ -329,14 +328,18 @@ def run_and_show(
     try:
         if as_json:
             found = result_document(study, done=watch.done, signal=watch.signal)
-            print_document({**found, "written": [str(file) for file in pictures()]})
         else:
             show_results(study)
-            pictures()
+        # whoever interrupts a run does not wait for pictures
+        written = pictures() if watch.signal is None else ()
+        if as_json:
+            print_document({**found, "written": [str(file) for file in written]})
     except ThriftyError as error:
         if watch.signal is None:
             raise
         say(f"error: {error}", fg="red", err=True)
+        if as_json:
+            print_document(error_document(error, str(error)))
     if watch.signal is not None:
         raise click.exceptions.Exit(128 + watch.signal)
 
