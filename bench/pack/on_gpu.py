@@ -35,6 +35,8 @@ MODELS = ("mlp", "lenet", "resnet20", "resnet20_eighth", "transformer", "sage")
 SMALL = ("mlp", "lenet", "resnet20_eighth", "transformer", "sage")
 KS = (1, 4, 16, 64)
 SECONDS = 1.0
+LEAST_STEPS = 400
+"""Steps of each measurement, at least: a short stage, whose last epoch thrifty verifies."""
 TOO_LONG_S = 20.0
 """A K whose preparation and measurement would take longer than this is left out."""
 
@@ -46,7 +48,7 @@ Train = Callable[[int], int]
 
 def rate_of(train: Train, *, seconds: float) -> float:
     """Return trial-steps a second, from a run that takes at least about so many seconds."""
-    steps = NUM_BATCHES
+    steps = LEAST_STEPS
     while True:
         torch.cuda.synchronize()
         began = time.perf_counter()

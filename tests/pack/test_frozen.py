@@ -16,7 +16,14 @@ from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy, normal
 from thrifty.core import StateError
 from thrifty.pack import BlockOptions, FusedBackend, SoloBackend, UnfusableError
-from thrifty.pack._frozen import FrozenTensors, address, cheap_copy, digest_of, is_shared
+from thrifty.pack._frozen import (
+    FrozenTensors,
+    address,
+    cheap_copy,
+    digest_of,
+    is_shared,
+    unshare_before_steps,
+)
 from thrifty.pack.fused._fusable import signature
 from thrifty.pack.identity import content_digest
 from thrifty.run._alone import epoch_plan
@@ -203,6 +210,25 @@ def test_writing_gives_a_model_memory_of_its_own(write):
 def stepped(parameter, **options):
     parameter.requires_grad_().grad = torch.ones_like(parameter)
     torch.optim.AdamW([parameter], **options).step()
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": True}])
+def test_an_optimizer_writes_into_memory_of_its_own(options):
+    """Kernels for lists of tensors on a GPU write into shared memory, unless it is unshared."""
+    frozen, models = FrozenTensors(), [Net().to(here()) for _ in range(2)]
+    shared = [frozen.adopt(model) for model in models]
+    layer = models[0].trunk[0].requires_grad_()
+    optimizer = torch.optim.SGD(models[0].parameters(), lr=0.1, **options)
+    unshare_before_steps(optimizer)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    assert not is_shared(layer.weight)
+    assert is_shared(layer.bias), "nothing is written into it"
+    assert torch.equal(models[1].trunk[0].weight.cpu(), Net().trunk[0].weight)
+    assert [shared[k]["trunk.0.weight"].is_in(models[k].trunk[0].weight) for k in range(2)] == [
+        False,
+        True,
+    ]
 
 
 def test_tensors_of_equal_numbers_and_other_bits_stay_apart():

@@ -240,6 +240,22 @@ def cheap_copy(tensor: torch.Tensor) -> torch.Tensor:
     return torch._lazy_clone(tensor) if is_shared(tensor) else tensor.clone()
 
 
+def unshare_before_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer give shared parameters memory of their own before it writes into them.
+
+    On a GPU, PyTorch's kernels for lists of tensors, which its optimizers use there, write into
+    shared memory without copying it first. Every other model would get the update, too.
+    """
+    optimizer.register_step_pre_hook(_unshare)
+
+
+def _unshare(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and is_shared(parameter):
+                parameter.data = parameter.data.clone()
+
+
 def share(model: torch.nn.Module, names: Collection[str]) -> None:
     """Let copies of a model share some of its parameters and buffers, until one is written to."""
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}

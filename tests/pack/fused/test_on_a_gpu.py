@@ -119,6 +119,7 @@ def test_garbage_is_not_collected_afterwards_if_it_was_not_before(graphs):
 
 OPTIONS = [
     (SGD, [{"lr": 0.1, "momentum": 0.9}, {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.1}]),
+    (SGD, [{"lr": 0.1, "momentum": 0.9, "nesterov": True}, {"lr": 0.2}]),
     (Adam, [{"lr": 0.1}, {"lr": 0.01, "betas": (0.8, 0.9), "weight_decay": 0.1}]),
     (AdamW, [{"lr": 0.1}, {"lr": 0.01, "eps": 1e-3}]),
     (Adagrad, [{"lr": 0.1, "lr_decay": 0.1}, {"lr": 0.2}]),
@@ -258,7 +259,7 @@ def test_masks_are_drawn_by_the_function_that_draws_them_alone(own_stream, p):
     generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    draw = DropoutMask(noise=noise, path=None, p=p, is_elementwise=True)
+    draw = DropoutMask(noise=noise, path=None, p=p, drawn_by="dropout")
     fill(draw, generators=generators, rates=[{}, {}])
     fill(draw, generators=generators, rates=[{}, {}])
     assert torch.equal(torch.get_rng_state(), before), "the stream was only lent"
@@ -266,6 +267,55 @@ def test_masks_are_drawn_by_the_function_that_draws_them_alone(own_stream, p):
         torch.manual_seed(seed)
         torch.native_dropout(x[k], p, train=True)
         assert torch.equal(noise[k].cpu(), torch.native_dropout(x[k], p, train=True)[0])
+
+
+def test_masks_of_attention_are_those_of_its_kernel(own_stream, monkeypatch):
+    """The kernel's stream moves on by whole groups of numbers, as after the kernel alone."""
+    calls, offsets = [], [0]
+
+    def kernel(uniform, p, seed, offset):
+        calls.append((tuple(uniform.shape), p, seed, offset))
+        return uniform.copy_(torch.arange(uniform.numel()).view(uniform.shape) / uniform.numel())
+
+    class Stream:
+        def __getattr__(self, name):
+            return getattr(torch.default_generator, name)
+
+        def get_offset(self):
+            return offsets[-1]
+
+        def set_offset(self, offset):
+            offsets.append(offset)
+
+    monkeypatch.setattr("thrifty.pack.fused._randomness.cuda_generator", lambda _: Stream())
+    monkeypatch.setattr(torch.ops.aten, "_fill_mem_eff_dropout_mask_", kernel)
+    noise = torch.zeros(1, 2, 1, 3, 3).as_subclass(OnGpu)
+    draw = DropoutMask(noise=noise, path=None, p=0.5, drawn_by="attention")
+    for _ in range(2):
+        fill(draw, generators=[torch.Generator().manual_seed(3)], rates=[{}])
+    assert calls == [((2, 1, 3, 3), 0.5, 3, 0), ((2, 1, 3, 3), 0.5, 3, 20)]
+    assert noise.cpu().flatten().tolist() == [0.0] * 10 + [2.0] * 8
+
+
+def test_a_pause_of_momentum_leaves_the_buffer():
+    """As in torch, whose optimizer goes on from what the buffer was before the pause."""
+    weight = torch.nn.Parameter(torch.ones(5))
+    alone = torch.optim.SGD([weight], lr=0.1)
+    optimizer = SGD()
+    rows = rows_of(optimizer)
+    rows.parameters.fill_(1.0)
+    for step, momentum in enumerate([0.9, 0.9, 0.0, 0.0, 0.5]):
+        gradient = torch.full((5,), 0.1 * (step + 1))
+        rows.gradients.copy_(gradient.expand(3, -1))
+        weight.grad = gradient
+        alone.param_groups[0]["momentum"] = momentum
+        alone.step()
+        options = [{"lr": 0.1, "momentum": momentum}]
+        optimizer.update(rows, optimizer.table(rows, options))
+        rows.steps[0] += bool(momentum)
+        torch.testing.assert_close(rows.parameters[0], weight.detach())
+        kept = alone.state[weight]["momentum_buffer"]
+        torch.testing.assert_close(rows.moments["momentum_buffer"][0], kept)
 
 
 def test_a_step_seeds_the_streams_of_both(own_stream):

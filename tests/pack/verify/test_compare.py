@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from thrifty.pack.verify import (
+    Difference,
+    KnownRounding,
     StepTaken,
     compare_metrics,
     compare_step,
@@ -145,3 +148,29 @@ def test_only_a_step_of_a_saturated_softmax_is_forgiven(alone, exact, packed, lo
         num_terms=100,
     )
     assert found == forgiven
+
+
+@pytest.mark.parametrize("both", [(math.inf, math.nan), (math.nan, -math.inf)])
+def test_a_loss_that_overflows_in_both_is_no_difference(both):
+    packed, alone = (replace(ALONE, loss=torch.tensor(loss)) for loss in both)
+    assert compare_step(packed, alone, before=BEFORE, num_terms=100) is None
+    found = compare_step(packed, ALONE, before=BEFORE, num_terms=100)
+    assert found is not None
+    assert found.what == "the loss"
+
+
+def test_rounding_that_is_known():
+    known = KnownRounding()
+
+    def of(what, found, *, is_rounding_possible=True):
+        return Difference(
+            what=what, found=found, allowed=1.0, is_rounding_possible=is_rounding_possible
+        )
+
+    assert not known.covers(of("w", 2.0))
+    known.note([of("w", 3.0), of("b", 2.0)])
+    known.note([of("w", 2.0)])
+    assert known.covers(of("w", 12.0)), "four times what is known"
+    assert not known.covers(of("w", 12.1))
+    assert not known.covers(of("b", 12.0)), "it is known of another gradient"
+    assert not known.covers(of("w", 2.0, is_rounding_possible=False))

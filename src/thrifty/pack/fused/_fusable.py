@@ -123,6 +123,9 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
     return tuple(parts)
 
 
+NO_RECURRENT_RULE = "recurrent layers (nn.LSTM, nn.GRU, nn.RNN) have no batched rule"
+
+
 def check_memory(models: Sequence[torch.nn.Module]) -> None:
     """Check that each tensor of some models has its own memory, so that it can become a row.
 
@@ -139,6 +142,9 @@ def check_memory(models: Sequence[torch.nn.Module]) -> None:
                 continue
             memory = storage_address(tensor)
             if memory in owners:
+                if any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
+                    # On a GPU, these keep all their weights in one piece of memory.
+                    raise UnfusableError(NO_RECURRENT_RULE)
                 raise UnfusableError("two of its parameters or buffers share memory")
             owners[memory] = key
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -97,6 +97,9 @@ for _name in (
     setattr(TrialValue, f"__{_name}__", _noting(f"__{_name}__"))
 
 
+DrawnBy = Literal["bernoulli", "dropout", "attention"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutMask:
     """A dropout mask of one step.
@@ -105,14 +108,15 @@ class DropoutMask:
         noise: The mask, ``[K, batch, ...]``, which holds 0 or 1/(1-p).
         path: Path of the dropout layer if its rate may differ from trial to trial, else None.
         p: The dropout rate of trials without their own rate for ``path``.
-        is_elementwise: Whether the result is a new tensor and each number in it is dropped by
-            itself, for which torch has a kernel of its own on GPUs.
+        drawn_by: What draws the mask alone on a GPU: ``bernoulli_``, the kernel for dropout where
+            each number of a new tensor is dropped by itself, or the memory-efficient kernel for
+            attention. On the CPU it is always ``bernoulli_``.
     """
 
     noise: torch.Tensor
     path: str | None
     p: float
-    is_elementwise: bool = False
+    drawn_by: DrawnBy = "bernoulli"
 
 
 class Randomness:
@@ -135,14 +139,26 @@ class Randomness:
         return [p if path is None else rates.get(path, p) for rates in self._rates]
 
     def dropout(
-        self, shape: Sequence[int], p: float, *, like: torch.Tensor, is_elementwise: bool
+        self,
+        shape: Sequence[int],
+        p: float,
+        *,
+        like: torch.Tensor,
+        order: Sequence[int],
+        drawn_by: DrawnBy,
     ) -> torch.Tensor:
-        """Draw the noise that dropout multiplies by, ``[K, *shape]``, for a tensor ``like`` one."""
+        """Draw the noise that dropout multiplies by, ``[K, *shape]``, for a tensor ``like`` one.
+
+        ``order`` are the dimensions of ``shape`` in the memory order of one trial alone, outermost
+        first, since a mask depends on it; ``drawn_by`` as for ``DropoutMask``.
+        """
         size = len(self.generators)
         with _disable_current_modes():  # the draw must not be recorded
-            noise = torch.empty((size, *shape), dtype=like.dtype, device=like.device)
+            stored = [shape[d] for d in order]
+            noise = torch.empty((size, *stored), dtype=like.dtype, device=like.device)
+            noise = noise.permute(0, *[1 + list(order).index(d) for d in range(len(order))])
             path = getattr(p, "path", None)
-            draw = DropoutMask(noise=noise, path=path, p=plain(p), is_elementwise=is_elementwise)
+            draw = DropoutMask(noise=noise, path=path, p=plain(p), drawn_by=drawn_by)
             fill(draw, generators=self.generators, rates=self._rates)
         self.draws.append(draw)
         return noise
@@ -176,21 +192,44 @@ def fill(
             elif p == 1.0:
                 mask.fill_(0.0)
             else:
-                _draw(mask, p, generator=generator, is_elementwise=draw.is_elementwise)
+                _draw(mask, p, generator=generator, drawn_by=draw.drawn_by)
 
 
-def _draw(
-    mask: torch.Tensor, p: float, *, generator: torch.Generator, is_elementwise: bool
-) -> None:
-    if not (mask.is_cuda and is_elementwise):
+def _draw(mask: torch.Tensor, p: float, *, generator: torch.Generator, drawn_by: DrawnBy) -> None:
+    if not mask.is_cuda or drawn_by == "bernoulli":
         mask.bernoulli_(1.0 - p, generator=generator).div_(1.0 - p)
         return
-    # On a GPU, torch draws these masks by a kernel of its own, which takes no generator.
+    # On a GPU, torch draws these masks by kernels of its own, which take no generator.
     own = cuda_generator(mask.device)
     before = own.get_state()
     own.set_state(generator.get_state())
     try:
-        mask.copy_(torch.native_dropout(torch.ones_like(mask), p, train=True)[0])
+        if drawn_by == "dropout":
+            mask.copy_(torch.native_dropout(torch.ones_like(mask), p, train=True)[0])
+        else:
+            mask.copy_(_attention_mask(mask.shape, p, generator=own, device=mask.device))
         generator.set_state(own.get_state())
     finally:
         own.set_state(before)
+
+
+_PHILOX = 4
+"""Numbers that a GPU's generator makes at a time; its offset is a multiple of them."""
+
+
+def _attention_mask(
+    shape: Sequence[int], p: float, *, generator: torch.Generator, device: torch.device
+) -> torch.Tensor:
+    """Return the mask that memory-efficient attention draws within its kernel, and move on.
+
+    Args:
+        shape: Batch, heads, queries and keys.
+        p: The dropout rate.
+        generator: The GPU's own generator.
+        device: The GPU.
+    """
+    offset = generator.get_offset()
+    uniform = torch.empty(shape, device=device)
+    torch.ops.aten._fill_mem_eff_dropout_mask_(uniform, p, generator.initial_seed(), offset)
+    generator.set_offset(offset + -(-uniform.numel() // _PHILOX) * _PHILOX)
+    return (uniform > p).to(uniform.dtype) / (1.0 - p)

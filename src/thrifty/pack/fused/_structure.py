@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from thrifty.core import freed_at_once
 from thrifty.pack._state import step_counters
 from thrifty.pack.task._task import Task
+from thrifty.pack.verify import KnownRounding
 
 from . import rules as rules
 from ._fusable import UnfusableError, dropouts, follows_rate_itself, numbers_of
@@ -114,6 +115,8 @@ class Structure:
         self._recorded: dict[Variant, Recorded] = {}
         self.in_double: dict[int, tuple[Structure, Recorded]] = {}
         """Double-precision version for second opinions, by the number of rows."""
+        self.rounding = KnownRounding()
+        """What second opinions have found to be the rounding of TF32."""
         self.lower: frozenset[str] = frozenset()
         """Names of tensors that are stored in a lower precision than programs compute in.
 

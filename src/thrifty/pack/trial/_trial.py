@@ -13,7 +13,14 @@ from torch.nn.parameter import is_lazy
 
 from thrifty.core import DivergedError, StateError, TaskError, derive_seed, plain_logger, step_seed
 from thrifty.pack._backend import EpochPlan, Member
-from thrifty.pack._frozen import Base, FrozenTensor, LoadedBase, digest_of, frozen_of
+from thrifty.pack._frozen import (
+    Base,
+    FrozenTensor,
+    LoadedBase,
+    digest_of,
+    frozen_of,
+    unshare_before_steps,
+)
 from thrifty.pack._state import (
     State,
     fill_in,
@@ -111,6 +118,9 @@ class TaskTrial:
         self._update = Update(self.task, self.step_options, self.device)
         self._update.prepare(self.model)
         self.optimizers = FollowedOptimizers(self.task.optimizer, self.model, first)
+        if self._fresh and self.device.type == "cuda":
+            for optimizer in self.optimizers.torch.values():
+                unshare_before_steps(optimizer)
         self.readings.note_once("optimizer", self.optimizers.read_when_built)
         self._note_followed()
         if not adapts(self.task):

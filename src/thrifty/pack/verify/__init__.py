@@ -7,6 +7,7 @@ This is plain PyTorch on values: nothing here knows of blocks, back-ends or stud
 from ._check_budget import AloneTime, CheckBudget, SoloTimes, median_interval
 from ._compare import (
     Difference,
+    KnownRounding,
     MetricsDifference,
     StepTaken,
     compare_metrics,
@@ -15,6 +16,8 @@ from ._compare import (
     relative_tolerance,
     rounds_to_tf32,
     same,
+    step_differences,
+    worst,
 )
 from ._keeper import Keeper, as_it_was, cached_places, training_places
 from ._reference import (
@@ -39,6 +42,7 @@ __all__ = [
     "CheckBudget",
     "Difference",
     "Keeper",
+    "KnownRounding",
     "MetricsDifference",
     "OwnState",
     "Probe",
@@ -66,5 +70,7 @@ __all__ = [
     "same",
     "stand_in",
     "step_alone",
+    "step_differences",
     "training_places",
+    "worst",
 ]

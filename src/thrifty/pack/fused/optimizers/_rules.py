@@ -127,8 +127,10 @@ class SGD(RowOptimizer):
         p, g = rows.parameters[:num], rows.gradients[:num]
         buffer = rows.moments["momentum_buffer"][:num]
         g.addcmul_(p, decay)
-        buffer.mul_(momentum).addcmul_(g, share)
-        ahead = torch.where(nesterov > 0, g + momentum * buffer, buffer)
+        moved = (buffer * momentum).addcmul_(g, share)
+        ahead = torch.where(nesterov > 0, g + momentum * moved, moved)
+        # Without momentum, torch leaves the buffer as it is, and later goes on from there.
+        buffer.copy_(torch.where(momentum > 0, moved, buffer))
         p.addcmul_(ahead, lr, value=-1)
 
 

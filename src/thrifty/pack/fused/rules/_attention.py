@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thrifty.pack.fused._fusable import DRAWS, UnfusableError, register_rule
 from thrifty.pack.fused._packed import Group, Packed, by_vmap
+from thrifty.pack.fused._randomness import DrawnBy
 
 from ._layers import drops, linear, noise_like
 
@@ -82,6 +85,8 @@ def _with_dropout(
     enable_gqa: bool,
 ) -> torch.Tensor:
     """Compute attention as torch does without a fused kernel, on ``[K, B, ..., L, E]``."""
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    drawn_by = _drawn_by(q[0], k[0], v[0], None if mask is None else mask[0], **options)
     if enable_gqa:
         k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
         v = v.repeat_interleave(q.shape[-3] // v.shape[-3], -3)
@@ -94,7 +99,40 @@ def _with_dropout(
         scores = scores + _additive(mask, q.dtype)
     # softmax that gives zeros where everything is masked
     weights: torch.Tensor = torch.ops.aten._safe_softmax(scores, -1)
-    return (weights * noise_like(group, weights, dropout_p)) @ v
+    return (weights * noise_like(group, weights, dropout_p, drawn_by=drawn_by)) @ v
+
+
+_KERNELS: Mapping[int, DrawnBy] = {0: "dropout", 2: "attention"}
+"""What draws masks in the kernels for attention that ``_fused_sdp_choice`` numbers."""
+
+
+def _drawn_by(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> DrawnBy:
+    """Return what draws the mask of one trial alone.
+
+    Raises:
+        UnfusableError: It is a kernel whose masks cannot be had without it.
+    """
+    with _disable_current_modes():
+        if mask is not None:
+            mask = mask.expand(*q.shape[:-1], k.shape[-2])
+        kernel = torch._fused_sdp_choice(
+            q, k, v, mask, 0.5, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if kernel not in _KERNELS:
+        raise UnfusableError(
+            f"attention with dropout in {q.dtype} on this GPU draws its masks within a kernel that "
+            "packs cannot follow"
+        )
+    return _KERNELS[kernel]
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

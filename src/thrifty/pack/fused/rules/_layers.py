@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
-from thrifty.pack.fused._fusable import DRAWS, RULES, UnfusableError, register_rule
+from thrifty.pack.fused._fusable import (
+    DRAWS,
+    NO_RECURRENT_RULE,
+    RULES,
+    UnfusableError,
+    register_rule,
+)
 from thrifty.pack.fused._packed import Group, Packed, by_vmap
-from thrifty.pack.fused._randomness import plain
+from thrifty.pack.fused._randomness import DrawnBy, plain
 
 
 CACHE_BYTES = 2**23
@@ -279,9 +284,11 @@ def alpha_dropout(
     raise UnfusableError("nn.AlphaDropout has no batched rule")
 
 
-def noise_like(group: Group, x: torch.Tensor, p: float) -> torch.Tensor:
+def noise_like(
+    group: Group, x: torch.Tensor, p: float, *, drawn_by: DrawnBy = "dropout"
+) -> torch.Tensor:
     """Return noise for a plain ``[K, B, ...]``, drawn as dropout of ``[B, ...]`` draws it alone."""
-    return _noise(group, x.shape[1:], p, x, order=range(x.dim() - 1), is_elementwise=True)
+    return _noise(group, x.shape[1:], p, x, order=range(x.dim() - 1), drawn_by=drawn_by)
 
 
 def drops(p: float) -> bool:
@@ -302,7 +309,7 @@ def _noise(
     like: Any,
     *,
     order: Sequence[int],
-    is_elementwise: bool,
+    drawn_by: DrawnBy,
 ) -> torch.Tensor:
     """Return noise of shape ``[K, *shape]``.
 
@@ -314,21 +321,13 @@ def _noise(
         p: The dropout rate.
         like: A tensor of the same dtype and device.
         order: Dimensions of ``shape`` in the memory order of one trial alone, outermost first.
-        is_elementwise: See ``DropoutMask``.
+        drawn_by: See ``DropoutMask``.
     """
     if group.rows is not None and shape[0] != group.batch:
         raise UnfusableError(
             "dropout over other rows than the batch's, while batches differ in size"
         )
-    stored = [shape[d] for d in order]
-    noise = group.randomness.dropout(stored, p, like=like, is_elementwise=is_elementwise)
-    if list(order) == sorted(order):
-        return noise
-    draws = group.randomness.draws
-    with _disable_current_modes():
-        noise = noise.permute(0, *[1 + list(order).index(d) for d in range(len(order))])
-    draws[-1] = replace(draws[-1], noise=noise)
-    return noise
+    return group.randomness.dropout(shape, p, like=like, order=order, drawn_by=drawn_by)
 
 
 def _order(x: Packed) -> list[int]:
@@ -345,8 +344,8 @@ def _order(x: Packed) -> list[int]:
 def _drop(group: Group, x: Packed, p: float, *, shape: Sequence[int], inplace: bool) -> Packed:
     whole = tuple(shape) == tuple(x.shape)
     order = _order(x) if whole else range(len(shape))
-    is_elementwise = whole and not inplace
-    noise = _noise(group, shape, p, x, order=order, is_elementwise=is_elementwise)
+    drawn_by: DrawnBy = "dropout" if whole and not inplace else "bernoulli"
+    noise = _noise(group, shape, p, x, order=order, drawn_by=drawn_by)
     noise = noise.movedim(0, x.axis)
     if inplace:
         x.value.mul_(noise)
@@ -357,7 +356,7 @@ def _drop(group: Group, x: Packed, p: float, *, shape: Sequence[int], inplace: b
 @register_rule(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 def recurrent(group: Group, *args: Any, **kwargs: Any) -> Any:
     """Refuse whole recurrent layers."""
-    raise UnfusableError("recurrent layers (nn.LSTM, nn.GRU, nn.RNN) have no batched rule")
+    raise UnfusableError(NO_RECURRENT_RULE)
 
 
 @register_rule(torch.Tensor.data_ptr)
