@@ -174,3 +174,19 @@ def test_rounding_that_is_known():
     assert not known.covers(of("w", 12.1))
     assert not known.covers(of("b", 12.0)), "it is known of another gradient"
     assert not known.covers(of("w", 2.0, is_rounding_possible=False))
+
+
+def test_what_an_optimizer_keeps_for_later_is_compared():
+    def with_moments(**changes):
+        moments = {("exp_avg", "w"): torch.tensor([1.0, 2.0]), ("sum", "b"): torch.zeros(1)}
+        moments |= {(name, "w"): value for name, value in changes.items()}
+        return replace(ALONE, moments=moments)
+
+    def found(**changes):
+        return compare_step(with_moments(**changes), with_moments(), before=BEFORE, num_terms=9)
+
+    assert found(exp_avg=torch.tensor([1.0, 2.0 + 32 * EPS])) is None
+    wrong = found(exp_avg=torch.tensor([1.0, 2.001]))
+    assert "the optimizer's 'exp_avg' of 'w'" in str(wrong)
+    assert not wrong.is_rounding_possible
+    assert found(other=torch.ones(2)) is None, "the trial alone keeps no such tensor"

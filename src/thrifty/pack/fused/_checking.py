@@ -22,6 +22,7 @@ from thrifty.pack.verify import (
     exchanged,
     gradients_alone,
     is_rounding,
+    moment_tensors,
     own_tensors,
     rounds_to_tf32,
     step_alone,
@@ -239,7 +240,10 @@ class StepCheck:
     ) -> Difference | None:
         trial = self.trial
         packed = StepTaken(
-            loss=loss.detach().clone(), gradients=self._gradients, tensors=own_tensors(trial.model)
+            loss=loss.detach().clone(),
+            gradients=self._gradients,
+            tensors=own_tensors(trial.model),
+            moments=moment_tensors(self._rows.moments(trial, self._row)),
         )
         trial.apply_options()
         batch: Any = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -129,12 +129,15 @@ class MetricsDifference:
 class StepTaken:
     """One step of one trial: its loss, gradients before clipping, and all tensors afterwards.
 
-    A gradient is None if the loss does not depend on the parameter.
+    A gradient is None if the loss does not depend on the parameter. ``moments`` are the tensors
+    that the optimizer keeps, by their name and their parameter's. An optimizer may keep some for
+    later steps only, so an error in them would not show in the parameters.
     """
 
     loss: torch.Tensor
     gradients: Mapping[str, torch.Tensor | None]
     tensors: Mapping[str, torch.Tensor]
+    moments: Mapping[tuple[str, str], torch.Tensor] = field(default_factory=dict)
 
 
 def compare_step(
@@ -163,6 +166,7 @@ def step_differences(
     return [
         *_differences(packed, alone, num_terms=num_terms, tf32=tf32),
         *_tensor_differences(packed, alone, before),
+        *_moment_differences(packed, alone),
     ]
 
 
@@ -226,6 +230,7 @@ def _on_host(
         named[number, "loss"] = step.loss
         named.update({(number, "gradients", n): t for n, t in step.gradients.items()})
         named.update({(number, "tensors", n): t for n, t in step.tensors.items()})
+        named.update({(number, "moments", n): t for n, t in step.moments.items()})
     there = {key: t for key, t in named.items() if t is not None and t.is_cuda}
     if not there or sum(t.numel() for t in there.values()) > MOST_SENT:
         return packed, alone, before
@@ -241,7 +246,13 @@ def _on_host(
         assert loss is not None
         gradients = {n: named[number, "gradients", n] for n in steps[number].gradients}
         tensors = {n: named[number, "tensors", n] for n in steps[number].tensors}
-        return StepTaken(loss=loss, gradients=gradients, tensors=cast("Any", tensors))
+        moments = {n: named[number, "moments", n] for n in steps[number].moments}
+        return StepTaken(
+            loss=loss,
+            gradients=gradients,
+            tensors=cast("Any", tensors),
+            moments=cast("Any", moments),
+        )
 
     moved = {n: named["before", n] for n in before}
     return step_of(0), step_of(1), cast("Any", moved)
@@ -442,6 +453,23 @@ def _tensor_differences(
                 found=found,
                 allowed=allowed,
                 is_rounding_possible=packed.gradients.get(name) is None,
+            )
+
+
+def _moment_differences(packed: StepTaken, alone: StepTaken) -> Iterator[Difference]:
+    for (moment, name), own in alone.moments.items():
+        mine = packed.moments.get((moment, name))
+        if mine is None or torch.equal(mine, own):
+            continue
+        # Both were computed from the same gradients; what was before is no larger, but for decay.
+        allowed = torch.finfo(own.dtype).eps * ULPS_OF_UPDATE * _largest(own) + SMALLEST
+        found = _distance(mine, own)
+        if not found <= allowed:
+            yield Difference(
+                what=f"the optimizer's {moment!r} of {name!r} after the step",
+                found=found,
+                allowed=allowed,
+                is_rounding_possible=False,
             )
 
 

@@ -66,6 +66,20 @@ def own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in own}
 
 
+def moment_tensors(state: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], torch.Tensor]:
+    """Return the tensors of numbers in an optimizer's state, by their name and their parameter's.
+
+    Args:
+        state: The state by parameter name. Counts of steps are left out.
+    """
+    return {
+        (key, name): value
+        for name, held in state.items()
+        for key, value in held.items()
+        if isinstance(value, torch.Tensor) and value.dtype.is_floating_point and key != "step"
+    }
+
+
 def step_alone(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -179,6 +193,7 @@ def _step(
         loss=loss.detach(),
         gradients=own,
         tensors=own_tensors(model),
+        moments=moment_tensors({n: optimizer.state.get(p, {}) for n, p in parameters.items()}),
         seconds=seconds,
         is_first=not state.moments and bool(optimizer.state),
     )
