@@ -4,9 +4,13 @@
 
     python -m bench.bench_hetero [--quick] [--only answer|speed|replay|paper|churn]
         [--scenario load] [--networks CNN]
+    python -m bench.bench_hetero --device cuda [--quick] [--only mixed|energy] [--cpu-workers 1]
 
 Workers are gloo processes on this machine; slow ones share their core with other work for a bounded
 time. Steps of real jobs are read from ``$THRIFTY_DATA``.
+
+With ``--device``, a GPU and processors of this machine train together, and the GPU's joules are
+counted. ``--device cpu`` tries these parts without a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from bench.common.harness import Part, at_least, at_most, equal, finish, parser, run_parts, table
-from bench.hetero import churn, paper, replay as rules
+from bench.hetero import churn, energy, mixed, paper, replay as rules
 from bench.hetero.speed import Run, Scenario, recovery, run, solo
 
 
@@ -26,11 +30,24 @@ BATCH = {"CNN": 256, "MLP": 512}
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--only", choices=list(PARTS))
+    options.add_argument("--only", choices=[*PARTS, *DEVICE_PARTS])
+    options.add_argument("--device", help="cuda or cpu: the parts of a machine with a GPU")
+    options.add_argument("--cpu-workers", type=int, default=1, help="of the mixed part")
     options.add_argument("--scenario", default="", help="of the speed part: words of its name")
     options.add_argument("--networks", default="CNN,MLP", help="of the speed part")
     args = options.parse_args()
     networks = args.networks.split(",")
+    fits = {None, *(PARTS if args.device is None else DEVICE_PARTS)}
+    if args.only not in fits:
+        options.error(f"--device belongs to the parts {' and '.join(DEVICE_PARTS)}")
+    if args.device is not None:
+        together = partial(mixed.mixed, cpu_workers=args.cpu_workers, networks=networks)
+        device_parts = {**DEVICE_PARTS, "mixed": together}
+        figures, goals = run_parts(
+            device_parts, only=args.only, quick=args.quick, device=args.device
+        )
+        finish("bench_hetero", figures, goals)
+        return
     chosen = partial(speed, rounds=args.repeats, only=args.scenario, networks=networks)
     parts = {**PARTS, "speed": chosen}
     figures, goals = run_parts(parts, only=args.only, quick=args.quick)
@@ -237,6 +254,8 @@ PARTS: dict[str, Callable[..., Part]] = {
     "paper": storage,
     "churn": kills,
 }
+
+DEVICE_PARTS: dict[str, Callable[..., Part]] = {"mixed": mixed.mixed, "energy": energy.energy}
 
 
 if __name__ == "__main__":

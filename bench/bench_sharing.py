@@ -1,10 +1,14 @@
 """81 schedules on digits: thrifty, a bare loop over the same stage tree, Optuna and Ray Tune.
 
     python -m bench.bench_sharing [--quick] [--repeats 3] [--with-ray]
+    python -m bench.bench_sharing --device cuda
 
 Thrifty runs with packing and without. Each method runs in a fresh process; ours and the bare loops
 are interleaved. Seconds are what a user waits for once everything is imported. Ray Tune runs once,
 because it takes minutes.
+
+With ``--device``, a small convolutional network trains on that device through ``th.Study``, with
+and without packing, and each trial alone; without peers. Their results are compared bit for bit.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Any
 from bench.common.harness import Goal, at_least, at_most, equal, finish, median_ratio, parser, table
 from bench.common.long_study import long_row
 from bench.common.processes import in_fresh_process
+from bench.sharing import gpu
 
 
 METHODS = "bench.sharing.methods"
@@ -30,7 +35,11 @@ def main() -> None:
     options.add_argument(
         "--no-ray", action="store_true", help="without Ray Tune, which takes minutes"
     )
+    options.add_argument("--device", help="cuda or cpu: sharing on this device, without peers")
     args = options.parse_args()
+    if args.device is not None:
+        gpu.run(args.device, quick=args.quick)
+        return
     size = ["--max-epochs", "9", "--configs", "9"] if args.quick else []
     runs: Runs = {}
 

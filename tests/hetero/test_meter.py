@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from thrifty.core import HeteroError, MissingExtraError
 from thrifty.hetero import Power, PowerMeter, ZeusMeter
@@ -113,3 +115,58 @@ def test_without_zeus_the_extra_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "zeus.monitor", raising=False)
     with pytest.raises(MissingExtraError, match=r"zeus is not installed.*\.\[energy\]"):
         ZeusMeter(gpus=[0])
+
+
+def test_a_counter_that_stands_still_is_not_estimated(monkeypatch):
+    """A GPU's counter is updated every 20 to 100 ms; estimates between would count twice."""
+    made = []
+
+    def make(**options):
+        made.append(options["approx_instant_energy"])
+        return Monitor()
+
+    zeus(monkeypatch, make)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: [(9, 0), (6, 1)][gpu])
+    ZeusMeter(gpus=[0])
+    ZeusMeter(gpus=[0, 1])  # a GPU without a counter: Zeus polls its watts
+    assert made == [False, True]
+
+
+def test_a_window_without_an_update_is_no_warning():
+    class Still(Monitor):
+        def end_window(self, key):
+            warnings.warn("The energy consumption of one or more GPUs was zero", stacklevel=1)
+            return super().end_window(key)
+
+    meter = ZeusMeter(gpus=[0], monitor=Still(window({0: 0.0})))
+    assert meter.joules(busy_s=0.01, whole_s=0.01) == 0.0
+
+
+class WithoutRapl(Monitor):
+    """Zeus 0.16 where RAPL cannot be read: the first window fails, not the constructor."""
+
+    def __init__(self, *, cpu_indices, **options):
+        super().__init__(window({0: 5.0}))
+        self.cpus = cpu_indices
+
+    def begin_window(self, key):
+        if self.cpus:
+            raise ValueError("No CPUs available.")
+        super().begin_window(key)
+
+
+def test_without_rapl_gpus_are_counted(monkeypatch, caplog):
+    zeus(monkeypatch, WithoutRapl)
+    with caplog.at_level("WARNING", logger="thrifty.hetero"):
+        meter = ZeusMeter(gpus=[0], cpus=[0, 1])
+    assert meter.source == "NVML"
+    assert meter.joules(busy_s=1.0, whole_s=1.0) == 5.0
+    assert "the energy of CPUs [0, 1] is not counted: No CPUs available." in caplog.text
+
+
+def test_without_rapl_a_cpu_alone_is_an_error(monkeypatch):
+    zeus(monkeypatch, WithoutRapl)
+    with pytest.raises(HeteroError, match=r"GPUs \[\] and CPUs \[0\] cannot be read \(No CPUs"):
+        ZeusMeter(cpus=[0])

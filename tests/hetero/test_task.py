@@ -118,6 +118,8 @@ def test_options_are_checked():
         HeteroTask(Line(), workers=0)
     with pytest.raises(HeteroError, match="1 sets of cores"):
         HeteroTask(Line(), workers=2, cores=[[0]])
+    with pytest.raises(HeteroError, match="one device for each of 2 workers, got 1"):
+        HeteroTask(Line(), workers=2, devices=["cpu"])
     with pytest.raises(HeteroError, match="`reduction` must be"):
         HeteroTask(Line(), workers=2, reduction="none")
 

@@ -35,12 +35,15 @@ class HeteroTask(Trainable):
         workers: Number of processes.
         cores: CPU cores to bind each process to, so that the processes do not share cores (default:
             not bound).
+        devices: Device of each process, such as ``("cuda:0", "cpu")``. Processes on GPUs and on
+            CPUs train together (default: the device that the study gives the trial, for all).
         options: Options of the ``HeteroTrainer`` in each process.
         reduction: Whether the task's loss is a mean over the batch or a sum; see ``HeteroTrainer``.
         weight: Weight of a batch in that mean; see ``HeteroTrainer``.
 
     Raises:
-        HeteroError: ``workers`` is below 1, ``cores`` has another length, or an option is invalid.
+        HeteroError: ``workers`` is below 1, ``cores`` or ``devices`` has another length, or an
+            option is invalid.
 
     Example::
 
@@ -53,6 +56,7 @@ class HeteroTask(Trainable):
         *,
         workers: int,
         cores: Sequence[Sequence[int]] | None = None,
+        devices: Sequence[str] | None = None,
         options: HeteroOptions | None = None,
         reduction: Reduction = "mean",
         weight: Weight | None = None,
@@ -61,10 +65,15 @@ class HeteroTask(Trainable):
             raise HeteroError(f"a job has at least one worker, not {workers}")
         if cores is not None and len(cores) != workers:
             raise HeteroError(f"{workers} workers have {len(cores)} sets of cores")
+        if devices is not None and len(devices) != workers:
+            raise HeteroError(
+                f"`devices` must name one device for each of {workers} workers, got {len(devices)}"
+            )
         Objective(loss=task.loss, reduction=reduction, weight=weight)  # fails early
         self.task = task
         self.workers = workers
         self.cores = cores
+        self.devices = devices
         self.options = options or HeteroOptions()
         self.reduction = reduction
         self.weight = weight
@@ -97,7 +106,7 @@ class HeteroTask(Trainable):
         begin = {
             "values": dict(hp),
             "seed": seed,
-            "device": str(device),
+            "devices": list(self.devices or [str(device)] * self.workers),
             "options": self.options,
             "objective": cloudpickle.dumps((self.reduction, self.weight)),
         }

@@ -55,7 +55,9 @@ class TrialWorker:
         self._readings = Readings(type(task).__name__, values)
         self._task = task
         self._seed: int = begin["seed"]
-        self._device = torch.device(begin["device"])
+        self._device = torch.device(begin["devices"][begin["rank"]])
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # what names no device means this one
         seed_everything(derive_seed(self._seed, "data"))
         data = task.data(self._readings.once("data"))
         self._source = open_source(data, device=self._device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any, Protocol
@@ -9,9 +10,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from thrifty.core import Clock, HeteroError, require
+from thrifty.core import Clock, HeteroError, plain_logger, require
 from thrifty.pack import out_of_memory
 from thrifty.perf import Power, StepCurve
+
+
+_log = plain_logger("thrifty.hetero")
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -76,7 +80,12 @@ class PowerMeter:
 class ZeusMeter:
     """Measured energy: GPUs by NVML, CPUs and memory by RAPL, read with Zeus.
 
-    Counters cover whole devices, so the work of other processes on them counts, too.
+    Counters cover whole devices, so the work of other processes on them counts, too. A GPU updates
+    its counter every 20 to 100 ms. So a shorter step may report nothing, and a later one the energy
+    of several; their sum is right.
+
+    Where RAPL cannot be read, as in most virtual machines, a worker with GPUs counts only these,
+    with a warning; ``source`` says what is counted.
 
     Args:
         gpus: Indices of this worker's GPUs (default: none).
@@ -93,27 +102,54 @@ class ZeusMeter:
     ) -> None:
         if not gpus and not cpus:
             raise HeteroError("name the GPUs or the CPU packages that this worker uses")
+        if monitor is None:
+            monitor, cpus = _begun(gpus or [], cpus or [])
+        else:
+            monitor.begin_window(_WINDOW)
         self.source = "+".join(name for name, used in (("NVML", gpus), ("RAPL", cpus)) if used)
-        self._monitor = _monitor(gpus or [], cpus or []) if monitor is None else monitor
-        self._monitor.begin_window("thrifty")
+        self._monitor = monitor
 
     def joules(self, *, busy_s: float, whole_s: float) -> float:
         """Return the energy according to the counters."""
-        window = self._monitor.end_window("thrifty")
-        self._monitor.begin_window("thrifty")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The energy consumption of one or more GPUs")
+            window = self._monitor.end_window(_WINDOW)
+        self._monitor.begin_window(_WINDOW)
         counted = [window.gpu_energy, window.cpu_energy, window.dram_energy]
         return float(sum(sum(each.values()) for each in counted if each))
 
 
-def _monitor(gpus: list[int], cpus: list[int]) -> Any:
+_WINDOW = "thrifty"
+
+
+def _begun(gpus: list[int], cpus: list[int]) -> tuple[Any, list[int]]:
+    """Return a monitor with an open window, and the CPU packages that it counts."""
     ZeusMonitor = require("zeus.monitor", extra="energy").ZeusMonitor
     try:
-        return ZeusMonitor(gpu_indices=gpus, cpu_indices=cpus, approx_instant_energy=True)
+        monitor = ZeusMonitor(
+            gpu_indices=gpus, cpu_indices=cpus, approx_instant_energy=not _have_counters(gpus)
+        )
+        # A CPU package without RAPL is only noticed here.
+        monitor.begin_window(_WINDOW)
     except Exception as error:
+        if gpus and cpus:
+            _log.warning("the energy of CPUs %s is not counted: %s", cpus, error)
+            return _begun(gpus, [])
         raise HeteroError(
             f"the energy counters of GPUs {gpus} and CPUs {cpus} cannot be read ({error}); declare "
             "a model instead: PowerMeter(Power(idle_w=..., busy_w=...))"
         ) from error
+    return monitor, cpus
+
+
+def _have_counters(gpus: list[int]) -> bool:
+    """Return whether all GPUs count joules; those before Volta only tell their watts.
+
+    Where there is a counter, Zeus must not estimate a window in which it stood still: the counter's
+    next update covers that time, too, and it would count twice.
+    """
+    known = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    return all(torch.cuda.get_device_capability(gpu) >= (7, 0) for gpu in gpus if gpu in known)
 
 
 _REPEATS = 3

@@ -110,12 +110,13 @@ class Membership(Protocol):
 class FixedMembership:
     """The default group of ``torch.distributed``, or a single worker where none was started.
 
-    When started with plain ``torchrun --nproc-per-node=4 train.py``, it creates the group, with
-    NCCL for CUDA devices and gloo otherwise. A worker that dies ends the job, and torchrun restarts
-    all of them. ``ElasticMembership`` continues without it.
+    When started with plain ``torchrun --nproc-per-node=4 train.py``, it creates the group. Sums use
+    NCCL if all workers train on CUDA devices. If some of them train on CPUs, sums use gloo, which
+    copies those of GPUs through pinned memory. A worker that dies ends the job, and torchrun
+    restarts all of them. ``ElasticMembership`` continues without it.
 
     Args:
-        device: Device of the model.
+        device: Device of this worker's model; workers may differ.
         timeout_s: Timeout of every exchange.
 
     >>> members = FixedMembership()
@@ -126,8 +127,7 @@ class FixedMembership:
     def __init__(self, *, device: torch.device | str = "cpu", timeout_s: float = 300.0) -> None:
         self._owns = False
         if dist.is_available() and not dist.is_initialized() and "RANK" in os.environ:
-            backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+            _create_group(torch.device(device).type, timeout=timedelta(seconds=timeout_s))
             self._owns = True
         self._together = dist.is_available() and dist.is_initialized()
 
@@ -172,6 +172,15 @@ class FixedMembership:
         if self._owns and dist.is_initialized():
             dist.destroy_process_group()
         self._owns = self._together = False
+
+
+def _create_group(kind: str, *, timeout: timedelta) -> None:
+    """Create the default group, with a backend that all workers' kinds of devices can use."""
+    store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[no-untyped-call]
+    store.set(f"thrifty/kind/{rank}", kind)
+    kinds = {store.get(f"thrifty/kind/{each}").decode() for each in range(size)}
+    backend = "nccl" if kinds == {"cuda"} else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 @contextmanager
