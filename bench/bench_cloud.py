@@ -3,9 +3,11 @@
 ::
 
     python -m bench.bench_cloud [--quick] [--only clusters|prediction|tables|...]
+    python -m bench.bench_cloud --device cuda
 
 Measurements of others (Sia and Pollux, PROFET, vTrain, prices and logs of AWS, GCP) are read from
-``$THRIFTY_DATA``; ``local`` trains on this machine.
+``$THRIFTY_DATA``; ``local`` trains on this machine. With ``--device``, only the steps of this
+machine's GPU are forecast.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from bench.cloud import (
     repeated_profile as profiles_,
     spot as spot_,
     studies as studies_,
+    this_gpu as this_gpu_,
 )
 from bench.common.harness import (
     Goal,
@@ -44,7 +47,14 @@ from bench.common.harness import (
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--only", choices=list(PARTS))
+    options.add_argument("--device", help="cuda or cpu: only forecasts of steps on this device")
     args = options.parse_args()
+    if args.device is not None:
+        if args.only:
+            options.error("--device runs one part; leave --only out")
+        figures, goals = this_gpu_.this_gpu(quick=args.quick, device=args.device)
+        finish("bench_cloud", {"this GPU": figures}, goals)
+        return
     figures, goals = run_parts(PARTS, only=args.only, quick=args.quick)
     finish("bench_cloud", figures, goals)
 

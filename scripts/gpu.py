@@ -52,6 +52,12 @@ class Step:
     arguments: tuple[str, ...]
     limit_s: float
 
+    @property
+    def bench(self) -> str:
+        """The benchmark that it runs; "" if it is none."""
+        module = self.arguments[1] if self.arguments[0] == "-m" else ""
+        return module.removeprefix("bench.") if module.startswith("bench.") else ""
+
 
 def _bench(name: str, *options: str, limit_s: float) -> Step:
     return Step(arguments=("-m", f"bench.bench_{name}", *options), limit_s=limit_s)
@@ -70,6 +76,11 @@ STEPS = {
     "pack": _bench("pack", "--device", "cuda", "--limit", "75", limit_s=540),
     "graph": _bench("graph", "--device", "cuda", limit_s=540),
     "gyro": _bench("gyro", "--device", "cuda", "--only", "speed", limit_s=300),
+    "sharing": _bench("sharing", "--device", "cuda", limit_s=120),
+    "hetero": _bench("hetero", "--device", "cuda", "--only", "mixed", limit_s=120),
+    "energy": _bench("hetero", "--device", "cuda", "--only", "energy", limit_s=60),
+    "cloud": _bench("cloud", "--device", "cuda", limit_s=120),
+    "study": Step(arguments=("scripts/gpu_study.py",), limit_s=90),
 }  # fmt: skip
 
 
@@ -92,7 +103,7 @@ def main() -> int:
     failed = []
     for name in args.steps or STEPS:
         step = STEPS[name]
-        extra = ("--quick",) if args.quick and "bench" in step.arguments[1] else ()
+        extra = ("--quick",) if args.quick and step.bench else ()
         began = time.monotonic()
         print(f"== {name}", flush=True)
         text, status = _run(
@@ -101,12 +112,12 @@ def main() -> int:
         seconds = time.monotonic() - began
         print(text[-3000:])
         print(f"== {name}: {status} in {seconds:.0f} s", flush=True)
-        if step.arguments[1].startswith("bench."):
+        if step.bench:
             now = datetime.datetime.now(tz=datetime.UTC)
             report = args.out / f"{name}_{_short(gpu)}_{now:%Y%m}.md"
             command = " ".join(("python", *step.arguments, *extra))
             report.write_text(
-                f"# bench_{name}, {gpu}, {now:%B %Y}\n\n"
+                f"# {step.bench}, {name}, {gpu}, {now:%B %Y}\n\n"
                 f"`{command}`: {status}, {seconds:.0f} s.\n\n{text.strip()}\n"
             )
             print(f"== {report}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,41 @@ def test_a_step_that_is_not_one():
     done = run("games")
     assert done.returncode == 2
     assert "no step is called 'games'; the steps are doctor, tests, pack" in done.stderr
+
+
+def script():
+    """Return the script as a module."""
+    spec = importlib.util.spec_from_file_location("gpu_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_step_runs_something_that_exists():
+    steps = script().STEPS
+    assert {"sharing", "hetero", "energy", "cloud", "study"} <= set(steps)
+    for name, step in steps.items():
+        assert 0 < step.limit_s <= 540, name
+        first, *rest = step.arguments
+        if first == "-m":
+            assert importlib.util.find_spec(rest[0]), name
+        elif first != "-c":
+            assert (SCRIPT.parents[1] / first).is_file(), name
+    assert steps["energy"].bench == "bench_hetero"
+    assert [steps[name].bench for name in ("doctor", "tests", "study")] == ["", "", ""]
+
+
+def test_a_study_says_which_device_trained():
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT.with_name("gpu_study.py")), "--device", "cpu",
+         "--seconds", "2"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "th.Local() trains on cpu" in done.stdout
+    assert '"name": "cpu-0"' in done.stdout
+    assert "$ thrifty doctor" in done.stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

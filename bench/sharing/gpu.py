@@ -114,7 +114,7 @@ def shared(device: str, *, pack: str, quick: bool) -> dict[str, Any]:
             seed=digits.SEED,
         )
         trained = _Trained()
-        executor = th.Local(workers=1, threads=1, devices=(device,), pack=pack)  # type: ignore[arg-type]
+        executor = th.Local(workers=1, threads=1, devices=(device,), pack=pack)
         began = time.perf_counter()
         study.run(executor=executor, progress=False, observers=[trained])
         seconds = time.perf_counter() - began

@@ -60,7 +60,9 @@ def work(rank, port, folder):
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    members = FixedMembership(timeout_s=600)
+    # The kind of device only decides which backend carries the sums: with a CPU among the workers,
+    # it is gloo, for the worker on a GPU, too.
+    members = FixedMembership(device="cpu" if rank else "cuda", timeout_s=600)
     jobs = {
         "plain": "plain",
         "buckets": "buckets",

@@ -9,6 +9,7 @@ import torch.multiprocessing as mp
 
 from thrifty.core import TooFewWorkersError
 from thrifty.hetero import FixedMembership
+from thrifty.hetero.workers import _membership
 
 from .gloo import net_of, work
 from .jobs import data, distance, plain
@@ -69,6 +70,22 @@ def test_who_is_left_is_told_and_cannot_go_on(done):
 
 def test_the_group_that_was_made_is_left(done):
     assert [each["left"] for each in done] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "backend"),
+    [("cuda", "cuda", "nccl"), ("cuda:1", "cpu", "gloo"), ("cpu", "cuda", "gloo")],
+)
+def test_sums_use_what_all_devices_can(monkeypatch, own, other, backend):
+    store, made = dist.HashStore(), []
+    store.set("thrifty/kind/1", other)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(_membership, "rendezvous", lambda *_, **__: iter([(store, 0, 2)]))
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **more: made.append((args, more)))
+    FixedMembership(device=own)
+    (((name,), options),) = made
+    assert name == backend
+    assert (options["rank"], options["world_size"]) == (0, 2)
 
 
 def test_one_worker_alone_needs_no_group(monkeypatch):

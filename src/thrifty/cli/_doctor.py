@@ -225,7 +225,9 @@ def _accelerators() -> Iterator[Finding]:
 def _cuda(torch: Any, index: int) -> tuple[State, str]:
     free, total = torch.cuda.mem_get_info(index)
     name = torch.cuda.get_device_name(index)
-    return "ok", f"{name}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
+    major, minor = torch.cuda.get_device_capability(index)
+    memory = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
+    return "ok", f"{name}, compute capability {major}.{minor}, {memory}"
 
 
 # -- what works ----------------------------------------------------------------------------

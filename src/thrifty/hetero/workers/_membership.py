@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from thrifty.core import (
     Clock,
@@ -176,7 +177,7 @@ class FixedMembership:
 
 def _create_group(kind: str, *, timeout: timedelta) -> None:
     """Create the default group, with a backend that all workers' kinds of devices can use."""
-    store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[no-untyped-call]
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
     store.set(f"thrifty/kind/{rank}", kind)
     kinds = {store.get(f"thrifty/kind/{each}").decode() for each in range(size)}
     backend = "nccl" if kinds == {"cuda"} else "gloo"
