@@ -46,7 +46,7 @@ def this_gpu(*, quick: bool, device: str = "cuda") -> Part:
         ((8, 16), (12, 32), (8, 12, 16)) if quick else (PROFILED, HELD_OUT, ON_CPU)
     )
     names = list(MODELS)[: 3 if quick else None]
-    budget_s = 0.3 if quick else 1.0
+    budget_s = 0.3 if quick else 0.5
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
     profiles: dict[str, StepProfile] = {}
     there: dict[str, Steps] = {}

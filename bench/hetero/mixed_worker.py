@@ -50,7 +50,9 @@ class Worker:
         for name in networks:
             for dtype in (torch.float64, torch.float32):
                 self._alone[name, dtype] = self._answer(name, dtype, alone, verify=False)
-            self._speed(f"{name}: alone", name, alone, steps=self._steps)
+            # Processors take long for a whole batch, and the others wait meanwhile.
+            steps = min(8, self._steps) if self._device.type == "cpu" else self._steps
+            self._speed(f"{name}: alone", name, alone, steps=steps)
         members = join()
         for name in networks:
             for dtype in (torch.float64, torch.float32):

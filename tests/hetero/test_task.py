@@ -63,7 +63,7 @@ def found(study):
 
 def test_a_study_of_jobs_finds_what_a_study_of_trials_finds(tmp_path):
     alone = found(run(Line(), tmp_path, "alone"))
-    spread = found(run(HeteroTask(Line(), workers=2), tmp_path, "spread"))
+    spread = found(run(HeteroTask(Line(), workers=2, devices=["cpu", "cpu:0"]), tmp_path, "spread"))
     assert [lr for lr, _ in spread] == [lr for lr, _ in alone]
     assert [value for _, value in spread] == pytest.approx([v for _, v in alone], rel=1e-5)
 
