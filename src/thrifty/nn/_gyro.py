@@ -244,7 +244,7 @@ class BlockGyroDropout(GyroLayer):
 
     def kept_of(self, subnetworks: Tensor) -> KeptGroups:
         """Return the groups that some subnetworks, shape ``(num,)``, keep."""
-        return KeptGroups(self.kept[subnetworks], self.group_size, self.num_groups)
+        return KeptGroups(self.kept.index_select(0, subnetworks), self.group_size, self.num_groups)
 
     def rows(self, subnetworks: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Return the factors that subnetworks multiply units by.

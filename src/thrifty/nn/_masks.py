@@ -162,6 +162,10 @@ def take(x: Tensor, kept: KeptGroups, *, dim: int) -> Tensor:
         x: shape ``(parts, samples, ..., units, ...)``, with units at ``dim``.
         kept: the units that each part keeps.
     """
+    if x.is_cuda:
+        # One launch for all parts: on a CPU, this is slower.
+        whole = _in_groups(x, kept.group_size, dim=dim)
+        return whole.gather(dim, _index(kept, whole, dim=dim)).flatten(dim, dim + 1)
     units = kept.units()
     return torch.stack([
         part.index_select(dim - 1, unit) for part, unit in zip(x, units, strict=True)
@@ -172,11 +176,29 @@ def put(x: Tensor, kept: KeptGroups, *, dim: int) -> Tensor:
     """Return all units, with zeros for those that were not kept."""
     shape = list(x.shape)
     shape[dim] = kept.num_groups * kept.group_size
+    if x.is_cuda:
+        some = _in_groups(x, kept.group_size, dim=dim)
+        whole = _in_groups(x.new_zeros(shape), kept.group_size, dim=dim)
+        return whole.scatter(dim, _index(kept, some, dim=dim), some).flatten(dim, dim + 1)
     units = kept.units()
     return torch.stack([
         part.new_zeros(shape[1:]).index_copy(dim - 1, unit, part)
         for part, unit in zip(x, units, strict=True)
     ])
+
+
+def _in_groups(x: Tensor, group_size: int, *, dim: int) -> Tensor:
+    """Split the units at ``dim`` into groups and the units of each."""
+    return x.reshape(*x.shape[:dim], -1, group_size, *x.shape[dim + 1 :])
+
+
+def _index(kept: KeptGroups, x: Tensor, *, dim: int) -> Tensor:
+    """Return the kept groups for each place of ``x``, whose groups are at ``dim``."""
+    shape = list(x.shape)
+    shape[dim] = kept.groups.shape[1]
+    view = [1] * len(shape)
+    view[0], view[dim] = kept.groups.shape
+    return kept.groups.reshape(view).expand(shape)
 
 
 Order = Literal["partition", "legacy"]

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from thrifty.core import LayerError, plain_logger
-from thrifty.perf import SlicedProduct, SlicingCosts
+from thrifty.perf import SlicedProduct, SlicingCosts, SlicingKernelCosts
 
 from ._gyro import BlockGyroDropout
 from ._masks import GyroSchedule, KeptGroups, Parts, put, take
-from ._sliced import gyro_conv2d, gyro_linear, is_plain, is_transformed, is_trusted
+from ._sliced import gyro_conv2d, gyro_linear, is_plain, is_transformed, is_trusted, runs_in_place
 
 
 logger = plain_logger(__name__)
@@ -40,6 +40,10 @@ _BY_UNIT = (
 )  # fmt: skip
 """Functions of each unit."""
 _BY_CHANNEL = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+
+
+_COSTS = SlicingCosts()
+_KERNEL_COSTS = SlicingKernelCosts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,8 @@ class GyroSequential(nn.Sequential):
         layers: as for ``nn.Sequential``.
         execution: ``"sliced"``, ``"masked"``, or ``"auto"`` for whichever is faster for a layer
             and its input according to ``costs``.
-        costs: costs that tell when slicing pays.
+        costs: costs that tell when slicing pays. None takes ``perf.SlicingKernelCosts`` where
+            Triton kernels multiply, and ``perf.SlicingCosts`` otherwise.
 
     Raises:
         LayerError: ``execution`` is none of the three, or the dropout layers have several
@@ -113,7 +118,7 @@ class GyroSequential(nn.Sequential):
                 "one way; give them one schedule="
             )
         self.execution = execution
-        self.costs = SlicingCosts() if costs is None else costs
+        self.costs = costs
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layers with the result of ``nn.Sequential``."""
@@ -224,7 +229,13 @@ class GyroSequential(nn.Sequential):
             inputs_kept=area * (num_in if inputs is None else inputs.num_units),
             outputs_kept=num_out if outputs is None else outputs.num_units,
         )
-        pays = self.costs.pays(product)
+        costs = self.costs
+        if costs is None:
+            in_place = type(layer) is nn.Linear and runs_in_place(
+                now.x, layer.weight, layer.bias, inputs=inputs, outputs=outputs
+            )
+            costs = _KERNEL_COSTS if in_place else _COSTS
+        pays = costs.pays(product)
         if not pays and not torch.compiler.is_compiling():
             _say_once(layer, now.parts)
         return pays

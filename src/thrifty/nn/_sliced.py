@@ -18,6 +18,7 @@ from torch.nn.modules import module as torch_module
 
 from thrifty.core import LayerError, plain_logger
 
+from . import _block_kernels
 from ._masks import KeptGroups
 
 
@@ -32,6 +33,7 @@ def gyro_linear(
     """Apply ``F.linear`` to each part of a batch, with the rows and columns that the part keeps.
 
     Source: block-wise gyro dropout (Lee et al., MLSys 2022), by dense products of gathered blocks.
+    On CUDA, Triton kernels read the blocks in place, if Triton is installed.
 
     Args:
         x: shape ``(parts, samples, ..., inputs kept)``.
@@ -55,12 +57,17 @@ def gyro_linear(
     if x.shape[-1] != wanted:
         raise LayerError(f"x has {x.shape[-1]} features, and {wanted} are kept")
     rows = x.flatten(1, -2)
+    if runs_in_place(rows, weight, bias, inputs=inputs, outputs=outputs):
+        dtype = _product_dtype(x)
+        own = None if bias is None else bias.to(dtype)
+        out: Tensor = _InPlace.apply(rows.to(dtype), weight.to(dtype), own, inputs, outputs)  # type: ignore[no-untyped-call]
+        return out.reshape(*x.shape[:-1], out.shape[-1])
     places = _places(weight, num_parts=len(x), inputs=inputs, outputs=outputs)
     blocks = weight.reshape(-1, weight.shape[1] // (1 if inputs is None else inputs.num_groups))
     if _by_parts(rows, blocks):
-        out: Tensor = _ByParts.apply(rows, blocks, places)  # type: ignore[no-untyped-call]
+        out = _ByParts.apply(rows, blocks, places)  # type: ignore[no-untyped-call]
     else:
-        chosen = blocks.index_select(0, places.flatten()).reshape(len(x), -1, x.shape[-1])
+        chosen = _gathered(rows, weight, inputs=inputs, outputs=outputs)
         out = torch.bmm(rows, chosen.transpose(1, 2))
     if bias is not None:
         # Under autocast, the product may have another dtype.
@@ -120,6 +127,38 @@ def _by_parts(x: Tensor, blocks: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
+
+
+def runs_in_place(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    inputs: KeptGroups | None,
+    outputs: KeptGroups | None,
+) -> bool:
+    """Return whether ``gyro_linear`` reads the kept groups of a weight where they are."""
+    if not (x.is_cuda or _block_kernels.INTERPRETED) or torch.compiler.is_compiling():
+        return False
+    dtype = _product_dtype(x)
+    return (
+        all(each is None or dtype in {each.dtype, _autocast_dtype(each)} for each in (weight, bias))
+        and not is_transformed(x)
+        and _block_kernels.fits(x, weight, dtype=dtype, inputs=inputs, outputs=outputs)
+    )
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype that ``F.linear`` multiplies in."""
+    return _autocast_dtype(x) or x.dtype
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the dtype that autocast converts a tensor to; None if it does not."""
+    # Autocast leaves double precision alone.
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(x.device.type):
+        return None
+    return torch.get_autocast_dtype(x.device.type)
 
 
 def _places(
@@ -182,6 +221,70 @@ class _ByParts(Function):
                 torch.mm(back.t(), part, out=matrix)
                 of_blocks.index_add_(0, place, chosen)
         return of_x, of_blocks, None
+
+
+class _InPlace(Function):
+    """Products by kernels that read the kept groups of a weight in place.
+
+    Parts of very many rows are multiplied by gathered copies, see ``_block_kernels.gathers``. The
+    gradient of the weight is always computed in place.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 -- apply() takes no keywords
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        inputs: KeptGroups | None,
+        outputs: KeptGroups | None,
+    ) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
+        ctx.inputs, ctx.outputs = inputs, outputs
+        chosen = None
+        if _block_kernels.gathers(x):
+            chosen = _gathered(x, weight, inputs=inputs, outputs=outputs)
+            out = torch.bmm(x, chosen.transpose(1, 2))
+            if bias is not None:
+                out += _of_outputs(bias, outputs)
+        else:
+            size = weight.shape[0] if outputs is None else outputs.num_units
+            out = _block_kernels.product(
+                x, weight, bias, contracted=inputs, kept=outputs, size=size, transposed=False
+            )
+        ctx.save_for_backward(x, weight, chosen)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight, chosen = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        wants_x, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        inputs, outputs = ctx.inputs, ctx.outputs
+        of_x = of_weight = of_bias = None
+        if wants_x and chosen is not None:
+            of_x = torch.bmm(grad, chosen)
+        elif wants_x:
+            of_x = _block_kernels.product(
+                grad, weight, None,
+                contracted=outputs, kept=inputs, size=x.shape[-1], transposed=True,
+            )  # fmt: skip
+        if wants_weight or wants_bias:
+            of_weight, of_bias = _block_kernels.weight_gradient(
+                grad, x, weight,
+                inputs=inputs, outputs=outputs, with_weight=wants_weight, with_bias=wants_bias,
+            )  # fmt: skip
+        return of_x, of_weight, of_bias, None, None
+
+
+def _gathered(
+    x: Tensor, weight: Tensor, *, inputs: KeptGroups | None, outputs: KeptGroups | None
+) -> Tensor:
+    """Return the kept blocks of each part; shape ``(parts, outputs kept, inputs kept)``."""
+    places = _places(weight, num_parts=len(x), inputs=inputs, outputs=outputs)
+    blocks = weight.reshape(-1, weight.shape[1] // (1 if inputs is None else inputs.num_groups))
+    return blocks.index_select(0, places.flatten()).reshape(len(x), -1, x.shape[-1])
 
 
 def _buffer(blocks: Tensor, places: Tensor) -> Tensor:

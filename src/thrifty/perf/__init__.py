@@ -11,7 +11,7 @@ All curves are plain numbers, measured elsewhere and kept by the store. Nothing 
 tensor or a device.
 """
 
-from ._slicing_costs import SlicedProduct, SlicingCosts
+from ._slicing_costs import SlicedProduct, SlicingCosts, SlicingKernelCosts
 from .balancing import (
     Balancer,
     BalancerOptions,
@@ -40,6 +40,7 @@ __all__ = [
     "Precision",
     "SlicedProduct",
     "SlicingCosts",
+    "SlicingKernelCosts",
     "SplitChange",
     "SplitForecast",
     "StepCurve",

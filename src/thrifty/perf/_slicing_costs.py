@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -79,3 +80,55 @@ class SlicingCosts:
 
     def _bytes(self, numbers: int) -> float:
         return self.flops_per_byte * 4 * numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlicingKernelCosts(SlicingCosts):
+    """Time of a layer's three products on a GPU whose kernels read kept blocks in place.
+
+    Nothing is gathered: each part reads its blocks of the weight twice, mostly from the cache, and
+    the gradient of the whole weight is written once. Loads and operations overlap.
+
+    The numbers are guesses for an H100 in float32, not fitted yet. `python -m bench.gyro.kernels`
+    prints times to fit them to.
+
+    Args:
+        flops_per_byte: floating-point operations that take as long as moving one byte to or from
+            memory.
+        half_rows: samples in a part at which products run at half their speed; kernels adapt their
+            tiles, so there is none.
+        margin: factor by which slicing must be faster.
+        flops_per_cached_byte: floating-point operations that take as long as reading one byte from
+            the cache.
+        speed: operations a second of the kernels, as a share of those of a dense product.
+        tile_rows: rows of a part that read a block of the weight once.
+        overhead: operations that take as long as the launches that slicing adds.
+
+    >>> wide = {"inputs": 4096, "outputs": 4096, "inputs_kept": 2048, "outputs_kept": 2048}
+    >>> costs = SlicingKernelCosts()
+    >>> costs.pays(SlicedProduct(parts=16, rows=16, **wide))
+    True
+    >>> narrow = {"inputs": 256, "outputs": 256, "inputs_kept": 128, "outputs_kept": 128}
+    >>> costs.pays(SlicedProduct(parts=16, rows=16, **narrow))
+    False
+    """
+
+    flops_per_byte: float = 17.0
+    half_rows: float = 0.0
+    margin: float = 1.05
+    flops_per_cached_byte: float = 10.0
+    speed: float = 0.6
+    tile_rows: int = 64
+    overhead: float = 1e9
+
+    def share(self, product: SlicedProduct) -> float:
+        """Return the time with slicing as a share of the time with masking."""
+        weights = product.inputs * product.outputs
+        kept = product.inputs_kept * product.outputs_kept
+        masked = self._products(product.parts * product.rows, weights) + self._bytes(3 * weights)
+        # A tile has at least 16 rows.
+        rows = max(product.rows, 16)
+        operations = product.parts * self._products(rows, kept) / self.speed
+        reads = 2 * product.parts * math.ceil(product.rows / self.tile_rows)
+        cached = self.flops_per_cached_byte * 4 * kept * reads
+        return (max(operations, cached) + self._bytes(weights) + self.overhead) / masked
