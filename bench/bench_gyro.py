@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -38,6 +39,12 @@ NUMBERS_OF = ("MLP, MNIST", "MLP, digits", "SAGE, Cora")
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    options.add_argument(
+        "--float32",
+        default="ieee",
+        choices=["ieee", "tf32x3"],
+        help="how Triton kernels multiply float32 where TF32 is off",
+    )
     options.add_argument("--only", choices=["speed", "accuracy", "numbers"])
     options.add_argument(
         "--fit",
@@ -55,7 +62,7 @@ def main() -> None:
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
     if args.only in {None, "speed"}:
-        figures["speed"], more = speed(args.device, quick=args.quick)
+        figures["speed"], more = speed(args.device, quick=args.quick, float32=args.float32)
         goals += more
     if args.only in {None, "accuracy"}:
         figures["accuracy"], more = accuracy(workers=args.workers, quick=args.quick)
@@ -68,43 +75,57 @@ def main() -> None:
 # -- speed -----------------------------------------------------------------------------------
 
 
-def speed(device: str, *, quick: bool) -> tuple[list[dict[str, Any]], list[Goal]]:
+def speed(device: str, *, quick: bool, float32: str) -> tuple[list[dict[str, Any]], list[Goal]]:
     """Return a table for each width and allocator."""
     rows: list[dict[str, Any]] = []
     goals: list[Goal] = []
     cases = [("MLP", width, 256) for width in WIDTHS] + [("Transformer MLP", 4096, 16)]
     if quick:
         cases = [("MLP", 256, 64), ("Transformer MLP", 256, 16)]
-    for network, width, batch in cases:
-        for tuned in [False] if quick or device == "cuda" else [False, True]:
-            case = {
-                "network": network,
-                "width": width,
-                "batch": batch,
-                "group_size": max(16, width // 64),
-                "concurrents": CONCURRENTS,
-                "rounds": 2 if quick else 7,
-                "device": device,
-                "tuned": tuned,
-            }
-            found = with_threads("bench.gyro.speed", case)
-            rows.append({**case, **found})
-            show(network, width, tuned=tuned, found=found)
-            times = found["ms"]
-            if width == WIDTHS[-1]:
-                goals += [
-                    at_least(
-                        (
-                            f"{network} {width}, tau "
-                            f"{tau}{', tuned allocator' if tuned else ''}: nn.Dropout / "
-                            f"block-wise"
-                        ),
-                        times["nn.Dropout"] / times[f"block-wise, tau {tau}"],
-                        1.3,
-                    )
-                    for tau in CONCURRENTS
-                ]
+    settings = [
+        {
+            "network": network,
+            "width": width,
+            "batch": batch,
+            "group_size": max(16, width // 64),
+            "concurrents": CONCURRENTS,
+            "rounds": 2 if quick else 7,
+            "device": device,
+            "tuned": tuned,
+            "float32": float32,
+        }
+        for network, width, batch in cases
+        for tuned in ([False] if quick or device == "cuda" else [False, True])
+    ]
+    if device == "cuda":
+        # Kernels are compiled for all cases side by side, and read from Triton's cache below.
+        with ThreadPoolExecutor(len(settings)) as pool:
+            list(pool.map(partial(with_threads, "bench.gyro.speed"), map(compiled, settings)))
+    for case in settings:
+        network, width, tuned = case["network"], case["width"], case["tuned"]
+        found = with_threads("bench.gyro.speed", case)
+        rows.append({**case, **found})
+        show(network, width, tuned=tuned, found=found)
+        times = found["ms"]
+        if width == WIDTHS[-1]:
+            goals += [
+                at_least(
+                    (
+                        f"{network} {width}, tau "
+                        f"{tau}{', tuned allocator' if tuned else ''}: nn.Dropout / "
+                        f"block-wise"
+                    ),
+                    times["nn.Dropout"] / times[f"block-wise, tau {tau}"],
+                    1.3,
+                )
+                for tau in CONCURRENTS
+            ]
     return rows, goals
+
+
+def compiled(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options to compile a case's kernels and measure nothing."""
+    return {**case, "only_compile": True}
 
 
 def show(network: str, width: int, *, tuned: bool, found: Mapping[str, Any]) -> None:
@@ -113,9 +134,15 @@ def show(network: str, width: int, *, tuned: bool, found: Mapping[str, Any]) -> 
     print(f"\n{network}, {width} wide, {allocator}\n")
     base = found["ms"]["nn.Dropout"]
     table([
-        {"training step": name, "ms": ms, "times as fast as nn.Dropout": base / ms}
+        {
+            "training step": name,
+            "ms": ms,
+            "ms to launch": found["launch ms"][name],
+            "times as fast as nn.Dropout": base / ms,
+        }
         for name, ms in found["ms"].items()
     ])
+    print(f"sliced products: {found['way']}")
     floors = found["floors"]
     print(
         f"floor: {floors['whole']['flops ms']:.1f} ms of operations and "

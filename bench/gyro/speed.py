@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -21,13 +22,15 @@ from torch import nn
 
 from bench.common.harness import interleaved
 from bench.common.processes import say_result
-from thrifty.nn import BlockGyroDropout, GyroDropout, GyroSchedule, GyroSequential
+from thrifty.nn import BlockGyroDropout, GyroDropout, GyroSchedule, GyroSequential, _block_kernels
 
 
 RATE, SUBNETWORKS = 0.5, 256
 DEPTH = 3
 """Hidden layers of the perceptron: the paper's has three of equal width."""
 NUM_IN, NUM_OUT = 784, 10
+STEPS_QUEUED = 10
+"""Steps between two waits for a GPU."""
 Steps = Mapping[str, Callable[[], None]]
 
 
@@ -108,15 +111,22 @@ def contenders(
     return steps
 
 
-def timed(step: Callable[[], None], device: str) -> Callable[[], float]:
-    """Return a function that takes the step and returns its milliseconds."""
+def timed(step: Callable[[], None], device: str, launches: list[float]) -> Callable[[], float]:
+    """Return a function that takes the step and returns its milliseconds.
+
+    A training loop does not wait for a GPU at each step, so several steps are queued there. The
+    milliseconds that queueing takes, for each step, are added to ``launches``.
+    """
+    num = STEPS_QUEUED if device == "cuda" else 1
 
     def run() -> float:
         synchronize(device)
         began = time.perf_counter()
-        step()
+        for _ in range(num):
+            step()
+        launches.append((time.perf_counter() - began) * 1e3 / num)
         synchronize(device)
-        return (time.perf_counter() - began) * 1e3
+        return (time.perf_counter() - began) * 1e3 / num
 
     return run
 
@@ -183,12 +193,14 @@ def measure(
     rounds: int,
     device: str,
     tuned: bool,
+    float32: str = "ieee",
+    only_compile: bool = False,
 ) -> dict[str, Any]:
+    _block_kernels.FLOAT32 = float32
     if tuned:
         from thrifty.graph import tune_allocator  # noqa: PLC0415 (optional dependency)
 
         tune_allocator()
-    flops_s, bytes_s = machine(device)
     steps = contenders(
         network,
         width=width,
@@ -197,13 +209,33 @@ def measure(
         batch=batch,
         device=device,
     )
-    runs = {name: timed(step, device) for name, step in steps.items()}
+    if only_compile:
+        for step in steps.values():
+            step()
+        return {}
+    flops_s, bytes_s = machine(device)
+    launches: dict[str, list[float]] = {name: [] for name in steps}
+    runs = {name: timed(step, device, launches[name]) for name, step in steps.items()}
     times = interleaved(runs, rounds=rounds, warm_up=2)
     floors = {}
     for name, keep in (("whole", 1.0), ("kept", 1 - RATE)):
         flops, moved = floor(network, width=width, batch=batch, keep=keep)
         floors[name] = {"flops ms": flops / flops_s * 1e3, "bytes ms": moved / bytes_s * 1e3}
-    return {"ms": times, "floors": floors, "GFLOP/s": flops_s / 1e9, "GB/s": bytes_s / 1e9}
+    return {
+        "ms": times,
+        "launch ms": {name: median(each) for name, each in launches.items()},
+        "way": way(device),
+        "floors": floors,
+        "GFLOP/s": flops_s / 1e9,
+        "GB/s": bytes_s / 1e9,
+    }
+
+
+def way(device: str) -> str:
+    """Say how sliced products are computed."""
+    if _block_kernels.works(torch.device(device)):
+        return f"Triton kernels that read the weight in place ({_block_kernels.precision()})"
+    return "one part after the other" if device == "cpu" else "gathered, as one batched product"
 
 
 def main() -> None:

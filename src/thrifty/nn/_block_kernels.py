@@ -60,7 +60,11 @@ Without tensor cores, cuBLAS is faster than ``product``, and gathering is a smal
 
 def kernel(function: Callable[..., None]) -> Any:
     """Compile a function with Triton when it is first launched."""
-    return function if triton is None else triton.jit(function)
+    if triton is None:
+        return function
+    # Each of these would otherwise be compiled anew for 1, for multiples of 16 and for the rest.
+    any_number = ["num_parts", "num_rows", "tiles_m", "num_kept_r", "num_kept_c"]
+    return triton.jit(function, do_not_specialize=any_number)
 
 
 class Tiles(NamedTuple):
@@ -105,15 +109,15 @@ def _product(
     m = program % tiles_m
     part = (program // tiles_m) % num_parts
     n = program // tiles_m // num_parts
-    rows = m * BLOCK_M + tl.arange(BLOCK_M)
-    columns = n * BLOCK_N + tl.arange(BLOCK_N)
+    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = n * BLOCK_N + tl.arange(0, BLOCK_N)
     if GROUP_N == 0:
         units = columns
     else:
         PER_N: tl.constexpr = GROUP_N // BLOCK_N
         group_n = tl.load(kept_n + part * stride_kept_n + n // PER_N).to(tl.int32)
-        units = group_n * GROUP_N + (n % PER_N) * BLOCK_N + tl.arange(BLOCK_N)
-    depth = tl.arange(BLOCK_K)
+        units = group_n * GROUP_N + (n % PER_N) * BLOCK_N + tl.arange(0, BLOCK_N)
+    depth = tl.arange(0, BLOCK_K)
     left_at = a + (part * num_rows + rows)[:, None] * size_k + depth[None, :]
     right_at = weight + depth[:, None] * stride_k + units[None, :] * stride_n
     in_rows = rows[:, None] < num_rows
@@ -152,10 +156,10 @@ def _places(
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> Any:  # fmt: skip
     """Return the place of a group among those that each part keeps, or -1."""
-    parts = tl.arange(PARTS)
+    parts = tl.arange(0, PARTS)
     found = tl.full((PARTS,), -1, dtype=tl.int32)
     for first in range(0, num_kept, BLOCK):
-        places = first + tl.arange(BLOCK)
+        places = first + tl.arange(0, BLOCK)
         groups = tl.load(
             kept + parts[:, None] * stride + places[None, :],
             mask=(parts < num_parts)[:, None] & (places < num_kept)[None, :],
@@ -178,12 +182,12 @@ def _weight_gradient(
 ) -> None:  # fmt: skip
     r = tl.program_id(1)
     c = tl.program_id(0)
-    parts = tl.arange(PARTS)
-    at_r = tl.arange(BLOCK_R)
-    at_c = tl.arange(BLOCK_C)
+    parts = tl.arange(0, PARTS)
+    at_r = tl.arange(0, BLOCK_R)
+    at_c = tl.arange(0, BLOCK_C)
     units_r = r * BLOCK_R + at_r
     units_c = c * BLOCK_C + at_c
-    depth = tl.arange(BLOCK_M)
+    depth = tl.arange(0, BLOCK_M)
     if GROUP_R == 0:
         place_r = tl.zeros((PARTS,), dtype=tl.int32)
         within_r = r * BLOCK_R
@@ -410,8 +414,9 @@ def weight_gradient(
         _block(inputs.group_size, tiles.columns) if inputs else _covering(num_in, tiles.columns)
     )
     most_kept = max([1, *(k.groups.shape[1] for k in (inputs, outputs) if k)])
-    # Up to four numbers of a thread's share.
-    held = min(_power_from(most_kept), max(1, 4096 // _power_from(parts)))
+    # At least 16 parts, so that fewer variants are compiled.
+    held_parts = _power_from(max(parts, 16))
+    held = min(_power_from(most_kept), max(1, 4096 // held_parts))
     grid = (-(-num_in // block_c) if with_weight else 1, -(-num_out // block_r))
     with _launched_on(a):
         _weight_gradient[grid](
@@ -428,7 +433,7 @@ def weight_gradient(
             HAS_WEIGHT=with_weight,
             HAS_BIAS=with_bias,
             PRECISION=tiles.precision or precision(),
-            PARTS=_power_from(parts), KEPT=held,
+            PARTS=held_parts, KEPT=held,
             BLOCK_R=block_r, BLOCK_C=block_c, BLOCK_M=_covering(rows, tiles.depth),
             num_warps=tiles.warps or _num_warps(block_r * block_c),
             num_stages=tiles.stages,
