@@ -168,7 +168,13 @@ def main() -> None:
     options.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     args = options.parse_args()
     if args.compile is not None:
-        return compile_share(args.compile)
+        compile_share(args.compile)
+    else:
+        measure(limit_s=args.limit)
+
+
+def measure(*, limit_s: float) -> None:
+    """Compile all kernels, then print a table of times."""
     began = time.monotonic()
     command = [sys.executable, "-m", "bench.gyro.kernels", "--compile"]
     helpers = [subprocess.Popen([*command, str(number)]) for number in range(PROCESSES)]
@@ -180,7 +186,7 @@ def main() -> None:
     for case in CASES:
         whole: dict[str, float] = {}
         for name, make in ways(case):
-            if time.monotonic() - began > args.limit:
+            if time.monotonic() - began > limit_s:
                 left_out.append(f"{case.name}, tau {case.tau}: {name}")
                 continue
             found = {key: milliseconds(call) for key, call in make().items()}
@@ -195,7 +201,7 @@ def main() -> None:
             })
     table(rows)
     if left_out:
-        print(f"\nleft out after {args.limit:.0f} s: {'; '.join(left_out)}")
+        print(f"\nleft out after {limit_s:.0f} s: {'; '.join(left_out)}")
 
 
 if __name__ == "__main__":

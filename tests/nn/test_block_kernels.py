@@ -16,12 +16,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
-from torch import nn
 
 from tests.depth import draws
 from tests.devices import here
-from thrifty.nn import GyroMLP, GyroSchedule, KeptGroups, _block_kernels, _sliced, gyro_linear
+from thrifty.nn import (
+    GyroMLP,
+    GyroSchedule,
+    KeptGroups,
+    _block_kernels,
+    _sequential,
+    _sliced,
+    gyro_linear,
+)
 from thrifty.nn._masks import put, take
+from thrifty.perf import SlicingCosts, SlicingKernelCosts
 
 
 pytestmark = pytest.mark.slow
@@ -146,16 +154,16 @@ def test_three_products_of_tf32_are_as_exact_as_float32(device, monkeypatch):
     compare((3, 33, *kept, 256, 256), dtype=torch.float32, with_bias=True, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("tiles", [(16, 16, 16), (128, 64, 64), (32, 32, 64)])
+@pytest.mark.parametrize("tiles", [(32, 32, 16), (128, 64, 64), (16, 64, 64)])
 def test_any_tiles_give_the_same(device, tiles):
-    inputs, outputs = (drawn_groups(3, 4, 64, 0.5, seed) for seed in range(2))
-    x = torch.randn(3, 20, 128, device=device)
-    weight = torch.randn(256, 256, device=device)
+    inputs, outputs = (drawn_groups(2, 2, 64, 0.5, seed) for seed in range(2))
+    x = torch.randn(2, 20, 64, device=device)
+    weight = torch.randn(128, 128, device=device)
     ours, theirs = [], []
     for found, own in ((ours, _block_kernels.Tiles(*tiles)), (theirs, _block_kernels.Tiles())):
         out = _block_kernels.product(
             x, weight, None,
-            contracted=inputs, kept=outputs, size=128, transposed=False, tiles=own,
+            contracted=inputs, kept=outputs, size=64, transposed=False, tiles=own,
         )  # fmt: skip
         of_weight, of_bias = _block_kernels.weight_gradient(
             out, x, weight, inputs=inputs, outputs=outputs, tiles=own
@@ -298,7 +306,7 @@ def test_a_network_trains_as_masked(device, batch, caplog):
         model = network(execution, device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model[2].schedule.follow(optimizer)
-        for _ in range(5):
+        for _ in range(2):
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
@@ -308,16 +316,28 @@ def test_a_network_trains_as_masked(device, batch, caplog):
     assert "run as they are" not in caplog.text
 
 
-def test_small_networks_are_masked_and_wide_ones_sliced(device, monkeypatch):
+def test_small_networks_are_masked_by_the_costs_of_kernels(device, monkeypatch):
     model = network("auto", device)
     seen = []
-    inner = _sliced._InPlace.apply
-    monkeypatch.setattr(_sliced._InPlace, "apply", lambda *args: seen.append(1) or inner(*args))
-    model(torch.randn(12, 20, device=device))
+    product = _sequential.gyro_linear
+
+    def watched(x, *args, **options):
+        seen.append(tuple(x.shape))
+        return product(x, *args, **options)
+
+    monkeypatch.setattr(_sequential, "gyro_linear", watched)
+    x = torch.randn(12, 20, device=device)
+    model(x)
     assert not seen
-    wide = nn.Linear(2048, 2048, device="meta")
-    assert model.costs is None
-    assert wide.weight.shape == (2048, 2048)
+    monkeypatch.setattr(_sequential, "_KERNEL_COSTS", SlicingKernelCosts(margin=0.0))
+    model(x)  # the first batch is computed both ways
+    seen.clear()
+    model(x)
+    assert seen == [(4, 3, 20), (4, 3, 48), (4, 3, 32)]
+    model.costs = SlicingCosts(margin=1e9)
+    seen.clear()
+    model(x)
+    assert not seen
 
 
 def test_a_captured_step_computes_what_a_plain_one_does(device):

@@ -1,6 +1,6 @@
 from hypothesis import given, strategies as st
 
-from thrifty.perf import SlicedProduct, SlicingCosts
+from thrifty.perf import SlicedProduct, SlicingCosts, SlicingKernelCosts
 
 
 def product(**changes):
@@ -36,3 +36,13 @@ def test_where_memory_is_free_the_share_is_that_of_the_operations():
 
 def test_a_margin_wants_more():
     assert not SlicingCosts(margin=10.0).pays(product())
+
+
+def test_kernels_slice_wide_layers_and_mask_small_nets():
+    costs = SlicingKernelCosts()
+    for parts in (1, 4, 8, 16):
+        assert costs.pays(product(parts=parts, rows=256 // parts))
+    small = {"inputs": 256, "outputs": 256, "inputs_kept": 128, "outputs_kept": 128}
+    assert not costs.pays(SlicedProduct(parts=4, rows=64, **small))
+    # Tiles have 16 rows, so parts of a few rows pay less.
+    assert costs.share(product(parts=256, rows=1)) > costs.share(product(parts=16, rows=16))
