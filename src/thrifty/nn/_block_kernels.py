@@ -36,10 +36,14 @@ except ModuleNotFoundError:  # PyTorch for CPUs comes without it
 
 logger = plain_logger(__name__)
 
-_TRITON_ERRORS: tuple[type[Exception], ...] = (
+_FAILURES: tuple[type[Exception], ...] = (
+    RuntimeError,
+    OSError,
+    ImportError,
     subprocess.SubprocessError,
     *([] if triton is None else [triton.TritonError]),
 )
+"""What is raised where Triton cannot compile."""
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton interprets kernels, which then also run on CPU tensors; for tests."""
 LARGEST_PARTS: Final = 256
@@ -317,7 +321,7 @@ def _works(index: int) -> bool:
     x = torch.ones(1, 16, 16, device=device)
     try:
         product(x, x[0], None, contracted=None, kept=None, size=16, transposed=False)
-    except (RuntimeError, OSError, ImportError, *_TRITON_ERRORS) as error:
+    except _FAILURES as error:
         # Triton compiles its launcher with a C compiler, which some machines do not have.
         logger.warning(
             "Triton kernels do not work here, so kept groups are gathered, which is slower: %s",

@@ -64,6 +64,8 @@ class _Split:
 
     def map(self, layer: Callable[[Tensor], Tensor]) -> _Split:
         """Apply a layer that treats all samples and units alike."""
+        if type(layer) in _BY_UNIT:
+            return _Split(layer(self.x), self.parts, self.kept, self.dim)
         out = layer(self.x.flatten(0, 1))
         return replace(self, x=out.reshape(*self.x.shape[:2], *out.shape[1:]))
 
@@ -357,7 +359,7 @@ def _product(layer: _Product, now: _Split, *, outputs: KeptGroups | None) -> _Sp
         x = gyro_conv2d(now.x, layer.weight, layer.bias, **options)
         return replace(now, x=x, kept=outputs, dim=2)
     x = gyro_linear(now.x, layer.weight, layer.bias, **options)
-    return replace(now, x=x, kept=outputs, dim=x.dim() - 1)
+    return _Split(x, now.parts, outputs, x.dim() - 1)
 
 
 def _dropped(
@@ -373,7 +375,7 @@ def _dropped(
     for each in between:
         now = now.map(each)
     drop.schedule.watch()
-    return replace(now, x=now.x * drop.scale)
+    return _Split(now.x * drop.scale, now.parts, now.kept, now.dim)
 
 
 def _taken(now: _Split, *, drop: BlockGyroDropout, kept: KeptGroups) -> _Split:

@@ -59,9 +59,12 @@ def gyro_linear(
     rows = x.flatten(1, -2)
     if runs_in_place(rows, weight, bias, inputs=inputs, outputs=outputs):
         dtype = _product_dtype(x)
-        own = None if bias is None else bias.to(dtype)
-        out: Tensor = _InPlace.apply(rows.to(dtype), weight.to(dtype), own, inputs, outputs)  # type: ignore[no-untyped-call]
-        return out.reshape(*x.shape[:-1], out.shape[-1])
+        if dtype != x.dtype or dtype != weight.dtype:
+            rows, weight = rows.to(dtype), weight.to(dtype)
+        if bias is not None and bias.dtype != dtype:
+            bias = bias.to(dtype)
+        out: Tensor = _InPlace.apply(rows, weight, bias, inputs, outputs)  # type: ignore[no-untyped-call]
+        return out if x.dim() == 3 else out.reshape(*x.shape[:-1], out.shape[-1])
     places = _places(weight, num_parts=len(x), inputs=inputs, outputs=outputs)
     blocks = weight.reshape(-1, weight.shape[1] // (1 if inputs is None else inputs.num_groups))
     if _by_parts(rows, blocks):
@@ -344,10 +347,11 @@ _records: weakref.WeakKeyDictionary[nn.Module, _Records] = weakref.WeakKeyDictio
 def is_plain(layer: nn.Module) -> bool:
     """Return whether calling the layer does what its class says and nothing else."""
     own = vars(layer)
+    for name in _HOOKS:  # faster than any(): this is asked many times in each step
+        if own.get(name):
+            return False
     return not (
-        any(own.get(name) for name in _HOOKS)
-        or "forward" in own
-        or torch_module._has_any_global_hook()  # type: ignore[no-untyped-call]
+        "forward" in own or torch_module._has_any_global_hook()  # type: ignore[no-untyped-call]
     )
 
 
