@@ -319,12 +319,23 @@ def parent_of(arguments: list[str]) -> Connection:
         arguments: The child's command-line arguments, as ``Child`` passes them.
     """
     fd, parent, *rest = arguments
+    follow_parent(int(parent), with_thread="with-thread" in rest)
+    return Connection(int(fd))
+
+
+def follow_parent(parent: int, *, with_thread: bool) -> None:
+    """Make this process, a child, ignore Ctrl-C and die with its parent.
+
+    Args:
+        parent: The parent's process id.
+        with_thread: Whether the kernel may kill this process at the exit of the *thread* that
+            started it, because that is the parent's main thread.
+    """
     # Ctrl-C reaches every process of the terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if "with-thread" in rest:
+    if with_thread:
         die_with_parent()
-    threading.Thread(target=_watch, args=(int(parent),), name="thrifty-parent", daemon=True).start()
-    return Connection(int(fd))
+    threading.Thread(target=_watch, args=(parent,), name="thrifty-parent", daemon=True).start()
 
 
 def _watch(parent: int) -> None:

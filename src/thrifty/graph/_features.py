@@ -57,15 +57,20 @@ def gather_features(
         if memory is None
         else memory.array(shape, dtype)
     )
+    gather_into(x, nodes, out)
+    return out
+
+
+def gather_into(x: torch.Tensor, nodes: torch.Tensor, out: torch.Tensor) -> None:
+    """Write ``x[nodes]`` to ``out``; see ``gather_features``."""
     rows = nodes.numpy()
     if x.dtype == torch.float32:
         gather_rows(x.numpy(), rows, out.numpy())
-    elif dtype == x.dtype:
+    elif out.dtype == x.dtype:
         gather_rows(_bits(x), rows, _bits(out))
     else:
         widen = gather_bfloat16 if x.dtype == torch.bfloat16 else gather_float16
         widen(_bits(x), rows, out.numpy().view(np.uint32))
-    return out
 
 
 def batch_dtype(stored: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:

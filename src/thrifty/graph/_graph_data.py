@@ -224,6 +224,8 @@ class GraphData:
             "mode": mode,
             "replace": replace,
             "num_threads": num_threads,
+            # A study has many loaders: each would keep processes and page-locked memory.
+            "processes": False,
             "dtype": dtype,
         }
         # Report what cannot be sampled now, not in the first epoch.

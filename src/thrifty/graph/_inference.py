@@ -95,6 +95,8 @@ def infer_sampled(
             batch_size=batch_size,
             shuffle=False,
             num_threads=num_threads,
+            # Forking would take longer than most calls.
+            processes=False,
             seed=seed,
             dtype=dtype,
             device=where.device,

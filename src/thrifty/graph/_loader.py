@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +19,9 @@ from ._features import CudaStreams, Transfer, batch_dtype
 from ._gnn import make_batch
 from ._graph import Graph, checked_nodes
 from ._memory import Memory, pinned_bytes
+from ._processes import Plan, ProcessBatches, Target, WorkerPool, can_fork, cuda_target
 from ._sampler import NeighborSampler, Relabel
+from ._slots import LEAST_BYTES, Slot, write_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,9 @@ class NeighborLoader:
 
     Each pass of ``for batch in loader`` is the next epoch. You may keep a batch as long as you
     like. After SALIENT (Kaler et al., MLSys 2022, section 4), each thread makes whole batches,
-    features included.
+    features included. For a CUDA device, processes take the place of the threads by default, since
+    threads and a training loop that starts GPU kernels would wait for each other. The processes
+    are forked in the first epoch and kept for later ones. They end with the loader.
 
     Args:
         graph: graph to sample from, with features and labels if batches need them.
@@ -128,8 +133,11 @@ class NeighborLoader:
         batch_size: number of seeds of one process in a batch.
         shuffle: whether to draw a new order for each epoch; otherwise that of ``seeds`` is used.
         drop_last: whether to leave out the last batch if it is not full.
-        num_threads: number of threads that make batches ahead; 0 makes each batch when it is
-            requested.
+        num_threads: number of threads or processes that make batches ahead; 0 makes each batch
+            when it is requested.
+        processes: whether processes make the batches and not threads; None for processes if the
+            device is CUDA and the system is Linux. Batches are the same. Processes see the graph as
+            it was in the first epoch: do not change its arrays.
         depth: maximum number of batches that are started and not yet taken; None for twice the
             threads. Each takes the memory of its features.
         seed: seed of the order and the draws.
@@ -168,6 +176,7 @@ class NeighborLoader:
         shuffle: bool = True,
         drop_last: bool = False,
         num_threads: int = 2,
+        processes: bool | None = None,
         depth: int | None = None,
         seed: int = 0,
         mode: Mode = "frontier",
@@ -208,8 +217,13 @@ class NeighborLoader:
         self.dtype = dtype
         self.device = _checked_device(device)
         self.num_threads = num_threads
+        if processes and not can_fork():
+            raise GraphError("processes=True needs Linux; give processes=False, for threads")
+        auto = self.device.type == "cuda" and can_fork()
+        self.processes = auto if processes is None else bool(processes)
         self.depth = max(2 * num_threads, 1) if depth is None else depth
         self._memory = self._new_memory()
+        self._pools: list[WorkerPool] = []
         self._next_epoch = 0
 
     @property
@@ -252,7 +266,8 @@ class NeighborLoader:
         """Return an iterator over the batches of an epoch, the same ones each time.
 
         Any number of epochs may be in progress at once. Threads begin now and end with the last
-        batch, or when the iterator is dropped.
+        batch, or when the iterator is dropped. Processes begin now, too, and then wait for the
+        next epoch.
 
         Args:
             number: the epoch.
@@ -268,13 +283,15 @@ class NeighborLoader:
             raise GraphError(
                 f"an epoch has {len(self)} batches, so there are none from {start} to {stop}"
             )
-        number = int(number)
-        in_order = partial(self._make, self.order.of(epoch=number), number)
+        number, num = int(number), stop - start
+        places = self.order.of(epoch=number)
+        if self.processes and self.num_threads and num:
+            return self._made_by_processes(places, number, start=start, num=num)
+        in_order = partial(self._make, places, number)
 
         def make(index: int) -> Batch:
             return in_order(start + index)
 
-        num = stop - start
         if self.device.type == "cuda":
             transfer = Transfer(CudaStreams(self.device), self._memory)
             return map(transfer.receive, self._made(lambda index: transfer.send(make(index)), num))
@@ -300,13 +317,63 @@ class NeighborLoader:
         return made.to(self.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the tables of threads, which are made again."""
-        return self.__dict__ | {"sampler": self._new_sampler()}
+        """Return the state without tables and processes, which are made again."""
+        return self.__dict__ | {"sampler": self._new_sampler(), "_pools": []}
 
     def _made(self, make: Callable[[int], Any], num: int) -> Iterator[Any]:
         if self.num_threads:
             return OrderedPrefetcher(make, num, num_threads=self.num_threads, depth=self.depth)
         return map(make, range(num))
+
+    def _made_by_processes(
+        self, places: np.ndarray, epoch: int, *, start: int, num: int
+    ) -> Iterator[Batch]:
+        plan = Plan(
+            epoch=epoch,
+            num=num,
+            seeds=lambda position: self.seeds[places[self.order.part(start + position)]],
+            number=lambda position: self.order.number(start + position),
+        )
+        batches = ProcessBatches(self._pool(plan), plan, self._pools)
+        if self.device.type in {"cpu", "cuda"}:
+            return batches
+        return (batch.to(self.device) for batch in batches)
+
+    def _pool(self, plan: Plan) -> WorkerPool:
+        """Return idle processes, or new ones."""
+        with suppress(IndexError):
+            pool = self._pools.pop()
+            if pool.makes(self.sampler, self.dtype):
+                return pool
+            pool.close()
+        cuda = self.device.type == "cuda"
+        return WorkerPool(
+            self.sampler,
+            self.dtype,
+            cuda_target(self.device, self._memory) if cuda else Target(None, None, self._memory),
+            num_processes=min(self.num_threads, len(self)),
+            depth=min(self.depth, len(self)),
+            num_bytes=self._expected_bytes(plan),
+        )
+
+    def _expected_bytes(self, plan: Plan) -> int:
+        """Return the size of a batch, with room for larger ones.
+
+        Making one also compiles the kernels, before the processes are forked.
+        """
+        slot = Slot()
+        num_bytes = LEAST_BYTES
+        with suppress(Exception):  # raised again at the place of its batch
+            num_bytes = write_batch(
+                slot,
+                self.sampler,
+                plan.seeds(0),
+                epoch=plan.epoch,
+                index=plan.number(0),
+                dtype=self.dtype,
+            )
+        slot.close()
+        return num_bytes + num_bytes // 4
 
     def _make(self, places: np.ndarray, epoch: int, index: int) -> Batch:
         return make_batch(
