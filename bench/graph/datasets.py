@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 
 import numba
 import numpy as np
@@ -21,25 +24,36 @@ The values are Graph500's.
 """
 
 
-@numba.njit(cache=True)
-def _rmat_edges(scale: int, num_edges: int, seed: int) -> np.ndarray:
-    np.random.seed(seed)  # numba's own stream # noqa: NPY002
-    out = np.empty((2, num_edges), dtype=np.int32)
-    for e in range(num_edges):
+_CHUNK = 2**20
+"""Edges or rows that a thread draws at once."""
+
+_Draw = Callable[[int, int], None]
+
+
+@numba.njit(cache=True, nogil=True)
+def _rmat_edges(
+    scale: int, seed: int, names: np.ndarray, out: np.ndarray, begin: int, end: int
+) -> None:
+    """Draw the edges from ``begin`` to ``end``, each from its own random numbers (SplitMix64)."""
+    a, ab, abc = np.uint64(A * 2.0**32), np.uint64(AB * 2.0**32), np.uint64(ABC * 2.0**32)
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    for e in range(begin, end):
+        state = (np.uint64(seed) << np.uint64(40)) + np.uint64(e)
+        state = state * np.uint64(64) * golden
+        word = np.uint64(0)
         source = target = 0
-        for _ in range(scale):
-            u = np.random.random()  # noqa: NPY002
-            source = 2 * source + (u >= AB)
-            target = 2 * target + ((u >= A and u < AB) or u >= ABC)
-        out[0, e], out[1, e] = source, target
-    return out
-
-
-@numba.njit(cache=True)
-def _shuffled(edges: np.ndarray, names: np.ndarray) -> None:
-    for i in range(edges.shape[0]):
-        for e in range(edges.shape[1]):
-            edges[i, e] = names[edges[i, e]]
+        for level in range(scale):
+            if level & 1:
+                u = word >> np.uint64(32)
+            else:
+                state += golden
+                word = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+                word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+                word ^= word >> np.uint64(31)
+                u = word & np.uint64(0xFFFFFFFF)
+            source = 2 * source + (u >= ab)
+            target = 2 * target + ((u >= a and u < ab) or u >= abc)
+        out[0, e], out[1, e] = names[source], names[target]
 
 
 def rmat(
@@ -47,18 +61,31 @@ def rmat(
 ) -> Graph:
     """Return an R-MAT graph of ``2**scale`` nodes, with random features and labels.
 
-    Nodes are numbered at random, so that hubs are not neighbours in memory.
+    Nodes are numbered at random, so that hubs are not neighbours in memory. All cores draw, and
+    the graph does not depend on their number.
     """
-    rng = np.random.default_rng(seed)
-    edges = _rmat_edges(scale, num_edges, seed)
     num_nodes = 2**scale
-    _shuffled(edges, rng.permutation(num_nodes).astype(np.int32))
+    names = np.random.default_rng(seed).permutation(num_nodes).astype(np.int32)
+    edges = np.empty((2, num_edges), dtype=np.int32)
+    _in_threads(num_edges, partial(_rmat_edges, scale, seed, names, edges))
     x = y = None
     if num_features:
+        x = torch.empty(num_nodes, num_features)
+
+        def draw(begin: int, end: int) -> None:
+            rng = np.random.default_rng([seed, begin])
+            rng.standard_normal(dtype=np.float32, out=x[begin:end].numpy())
+
+        _in_threads(num_nodes, draw)
         generator = torch.Generator().manual_seed(seed)
-        x = torch.randn(num_nodes, num_features, generator=generator)
         y = torch.randint(num_classes, (num_nodes,), generator=generator)
     return from_edge_index(edges, num_nodes=num_nodes, x=x, y=y)
+
+
+def _in_threads(num: int, draw: _Draw) -> None:
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        cuts = [*range(0, num, _CHUNK), num]
+        list(threads.map(draw, cuts[:-1], cuts[1:]))
 
 
 def connected(graph: Graph) -> np.ndarray:

@@ -328,11 +328,13 @@ class NeighborLoader:
     def _made_by_processes(
         self, places: np.ndarray, epoch: int, *, start: int, num: int
     ) -> Iterator[Batch]:
+        # Without a reference to this loader, which would make a cycle with its pools.
+        seeds, order = self.seeds, self.order
         plan = Plan(
             epoch=epoch,
             num=num,
-            seeds=lambda position: self.seeds[places[self.order.part(start + position)]],
-            number=lambda position: self.order.number(start + position),
+            seeds=lambda position: seeds[places[order.part(start + position)]],
+            number=lambda position: order.number(start + position),
         )
         batches = ProcessBatches(self._pool(plan), plan, self._pools)
         if self.device.type in {"cpu", "cuda"}:
