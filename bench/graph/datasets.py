@@ -51,8 +51,8 @@ def _rmat_edges(
                 word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
                 word ^= word >> np.uint64(31)
                 u = word & np.uint64(0xFFFFFFFF)
-            source = 2 * source + (u >= ab)
-            target = 2 * target + ((u >= a and u < ab) or u >= abc)
+            source = 2 * source + int(u >= ab)
+            target = 2 * target + int((u >= a and u < ab) or u >= abc)
         out[0, e], out[1, e] = names[source], names[target]
 
 

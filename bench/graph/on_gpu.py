@@ -2,8 +2,8 @@
 
 *Alone*, the GPU trains on batches that it has already; what layers keep on their blocks is made
 anew at each step. *Sent* gets batches with their features from the loader, *halves* the same in
-bfloat16. *Kept* gets batches without features, which the GPU looks up in its own memory. *Made* is a batch
-from the loader that nobody trains on. Processes or threads make the loader's batches.
+bfloat16. *Kept* gets batches without features, which the GPU looks up in its own memory. *Made* is
+a batch from the loader that nobody trains on. Processes or threads make the loader's batches.
 """
 
 from __future__ import annotations
@@ -75,7 +75,11 @@ def on_gpu(
     }
     num = min(NUM_UNTIMED + (5 if quick else 10 * NUM_TIMED), len(loaders["sent", "threads"]))
     held = list(islice(loaders["sent", "threads"], NUM_HELD))
-    after = {"sent": iter, "halves": _widened, "kept": partial(_kept, graph.x.to(device))}
+    after: dict[str, Callable[[Iterable[Batch]], Iterable[Batch]]] = {
+        "sent": iter,
+        "halves": _widened,
+        "kept": partial(_kept, graph.x.to(device)),
+    }
 
     def way(name: str, how: str) -> Way:
         return lambda: after[name](islice(loaders[name, how], num))
@@ -85,7 +89,7 @@ def on_gpu(
         **{key: way(*key) for key in loaders},
     }
     for how in ("processes", "threads"):
-        ways["made", how] = lambda how=how: islice(loaders["sent", how], num)
+        ways["made", how] = partial(islice, loaders["sent", how], num)
     step = _trainer(graph.num_features, device)
     found: dict[tuple[str, str], _Times] = {key: _Times() for key in ways}
     for number in range(1 + rounds):
@@ -174,11 +178,11 @@ def _time(batches: Iterable[Batch], step: Callable[[Batch], None]) -> _Times:
         num, got_s = 0, 0.0
         for _ in range(NUM_TIMED):
             asked = time.perf_counter()
-            batch = next(iterator, None)
-            if batch is None:
+            got = next(iterator, None)
+            if got is None:
                 break
             got_s += time.perf_counter() - asked
-            step(batch)
+            step(got)
             num += 1
         _wait()
         if num == NUM_TIMED or (num and not times.steps):
