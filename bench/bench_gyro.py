@@ -39,12 +39,6 @@ NUMBERS_OF = ("MLP, MNIST", "MLP, digits", "SAGE, Cora")
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    options.add_argument(
-        "--float32",
-        default="ieee",
-        choices=["ieee", "tf32x3"],
-        help="how Triton kernels multiply float32 where TF32 is off",
-    )
     options.add_argument("--only", choices=["speed", "accuracy", "numbers"])
     options.add_argument(
         "--fit",
@@ -62,7 +56,7 @@ def main() -> None:
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
     if args.only in {None, "speed"}:
-        figures["speed"], more = speed(args.device, quick=args.quick, float32=args.float32)
+        figures["speed"], more = speed(args.device, quick=args.quick)
         goals += more
     if args.only in {None, "accuracy"}:
         figures["accuracy"], more = accuracy(workers=args.workers, quick=args.quick)
@@ -75,7 +69,7 @@ def main() -> None:
 # -- speed -----------------------------------------------------------------------------------
 
 
-def speed(device: str, *, quick: bool, float32: str) -> tuple[list[dict[str, Any]], list[Goal]]:
+def speed(device: str, *, quick: bool) -> tuple[list[dict[str, Any]], list[Goal]]:
     """Return a table for each width and allocator."""
     rows: list[dict[str, Any]] = []
     goals: list[Goal] = []
@@ -92,7 +86,6 @@ def speed(device: str, *, quick: bool, float32: str) -> tuple[list[dict[str, Any
             "rounds": 2 if quick else 7,
             "device": device,
             "tuned": tuned,
-            "float32": float32,
         }
         for network, width, batch in cases
         for tuned in ([False] if quick or device == "cuda" else [False, True])

@@ -193,10 +193,8 @@ def measure(
     rounds: int,
     device: str,
     tuned: bool,
-    float32: str = "ieee",
     only_compile: bool = False,
 ) -> dict[str, Any]:
-    _block_kernels.FLOAT32 = float32
     if tuned:
         from thrifty.graph import tune_allocator  # noqa: PLC0415 (optional dependency)
 

@@ -100,19 +100,24 @@ def by_peft(config, *, epochs, seed=0):
     torch.manual_seed(0)
     base = LlamaForCausalLM(SMALL)
     torch.manual_seed(derive_seed(seed, "model"))
-    model = peft.get_peft_model(
-        base,
-        peft.LoraConfig(
-            r=config["rank"],
-            lora_alpha=config["alpha"],
-            target_modules=["q_proj", "v_proj"],
-            layers_to_transform=[1],
-            lora_dropout=config.get("drop", 0.0),
-            task_type="CAUSAL_LM",
-        ),
-    ).double()
+    model = (
+        peft
+        .get_peft_model(
+            base,
+            peft.LoraConfig(
+                r=config["rank"],
+                lora_alpha=config["alpha"],
+                target_modules=["q_proj", "v_proj"],
+                layers_to_transform=[1],
+                lora_dropout=config.get("drop", 0.0),
+                task_type="CAUSAL_LM",
+            ),
+        )
+        .double()
+        .to(here())
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"])
-    ids = tokens(20, 0)
+    ids = tokens(20, 0).to(here())
     for epoch in range(epochs):
         model.train()
         order = epoch_order(20, seed=seed, epoch=epoch)
@@ -133,7 +138,7 @@ def test_packed_adapters_equal_those_of_peft():
         held = unpack_state(result.state)["model"]
         assert wanted.keys() <= held.keys()
         for name, tensor in wanted.items():
-            assert torch.allclose(held[name].cpu(), tensor.cpu(), rtol=0, atol=1e-10), name
+            assert torch.allclose(held[name], tensor, rtol=0, atol=1e-10), name
 
 
 def test_factors_of_adapters_are_packed_together():

@@ -148,8 +148,8 @@ def test_large_parts(device, monkeypatch):
     compare(product, dtype=torch.float32, with_bias=True, tolerance=1e-5)
 
 
-def test_three_products_of_tf32_are_as_exact_as_float32(device, monkeypatch):
-    monkeypatch.setattr(_block_kernels, "FLOAT32", "tf32x3")
+def test_products_without_tensor_cores(device, monkeypatch):
+    monkeypatch.setattr(_block_kernels, "FLOAT32_TILES", _block_kernels.Tiles(precision="ieee"))
     kept = [drawn_groups(3, 4, 64, 0.5, seed) for seed in range(2)]
     compare((3, 33, *kept, 256, 256), dtype=torch.float32, with_bias=True, tolerance=1e-5)
 
@@ -282,7 +282,7 @@ def test_precision_follows_torch(monkeypatch):
         matmul.allow_tf32 = True
         assert _block_kernels.precision() == "tf32"
         matmul.allow_tf32 = False
-        assert _block_kernels.precision() == _block_kernels.FLOAT32
+        assert _block_kernels.precision() == "ieee"
     finally:
         matmul.allow_tf32 = before
 

@@ -54,15 +54,11 @@ _ENOUGH_PROGRAMS: Final = 264
 """Tiles below which some processors of a large GPU are idle: two for each of an H100's 132."""
 _LARGEST_OFFSET: Final = 2**31
 """Offsets are 32-bit numbers."""
-FLOAT32 = "ieee"
-"""How float32 is multiplied where TF32 is not allowed.
-
-``"tf32x3"`` adds three products on tensor cores. Its error is about that of float32.
-"""
 GATHERED_ROWS = 128
-"""Rows of a part from which float32 is gathered and multiplied by cuBLAS; a guess, to be measured.
+"""Rows of a part from which the gradient of its input, in float32, is faster by cuBLAS.
 
-Without tensor cores, cuBLAS is faster than ``product``, and gathering is a small part of the time.
+Then gathering the blocks is a small part of the time. Measured on an H200 with
+`python -m bench.gyro.kernels`.
 """
 
 
@@ -97,6 +93,13 @@ class Tiles(NamedTuple):
 
 
 DEFAULT_TILES: Final = Tiles()
+FLOAT32_TILES: Final = Tiles(depth=64, stages=2, precision="tf32x3")
+"""Tiles of ``product`` for float32 where TF32 is not allowed.
+
+Three products of TF32 on tensor cores add up to about the precision of float32, as in PyTorch's
+memory-efficient attention. They are three to five times as fast as products without tensor cores;
+for the gradient of the weight they are slower (H200, `python -m bench.gyro.kernels`).
+"""
 
 
 # -- the kernels -----------------------------------------------------------------------------
@@ -340,7 +343,7 @@ def product(
     kept: KeptGroups | None,
     size: int,
     transposed: bool,
-    tiles: Tiles = DEFAULT_TILES,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """Multiply each part by the blocks of the weight that it keeps.
 
@@ -353,12 +356,15 @@ def product(
         size: number of units to compute for each part.
         transposed: whether to multiply by the weight rather than its transpose, as the gradient of
             the input does.
-        tiles: sizes of the tiles.
+        tiles: sizes of the tiles; None chooses them.
 
     Returns:
         Shape ``(parts, rows, size)``.
     """
     parts, rows, depth = a.shape
+    if tiles is None:
+        exact = a.dtype == torch.float32 and precision() == "ieee"
+        tiles = FLOAT32_TILES if exact else DEFAULT_TILES
     out = a.new_empty(parts, rows, size)
     block_n = _block(kept.group_size, tiles.columns) if kept else _covering(size, tiles.columns)
     block_k = _depth(contracted, depth, tiles.depth)
@@ -455,11 +461,11 @@ def precision() -> str:
     # The newer of PyTorch's two settings raises an error if the older one is read after it.
     set_to = getattr(matmul, "fp32_precision", None)
     allowed = matmul.allow_tf32 if set_to is None else set_to == "tf32"
-    return "tf32" if allowed else FLOAT32
+    return "tf32" if allowed else "ieee"
 
 
 def gathers(x: Tensor) -> bool:
-    """Return whether to gather the kept groups all the same, and multiply them with cuBLAS."""
+    """Return whether to gather the kept groups for the gradient of an input ``x``."""
     return x.dtype == torch.float32 and x.shape[1] >= GATHERED_ROWS and precision() == "ieee"
 
 

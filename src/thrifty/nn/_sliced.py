@@ -229,8 +229,8 @@ class _ByParts(Function):
 class _InPlace(Function):
     """Products by kernels that read the kept groups of a weight in place.
 
-    Parts of very many rows are multiplied by gathered copies, see ``_block_kernels.gathers``. The
-    gradient of the weight is always computed in place.
+    For the gradient of an input of many rows, gathered copies are faster, see
+    ``_block_kernels.gathers``.
     """
 
     @staticmethod
@@ -244,30 +244,22 @@ class _InPlace(Function):
     ) -> Tensor:
         x, weight = x.contiguous(), weight.contiguous()
         ctx.inputs, ctx.outputs = inputs, outputs
-        chosen = None
-        if _block_kernels.gathers(x):
-            chosen = _gathered(x, weight, inputs=inputs, outputs=outputs)
-            out = torch.bmm(x, chosen.transpose(1, 2))
-            if bias is not None:
-                out += _of_outputs(bias, outputs)
-        else:
-            size = weight.shape[0] if outputs is None else outputs.num_units
-            out = _block_kernels.product(
-                x, weight, bias, contracted=inputs, kept=outputs, size=size, transposed=False
-            )
-        ctx.save_for_backward(x, weight, chosen)
-        return out
+        size = weight.shape[0] if outputs is None else outputs.num_units
+        ctx.save_for_backward(x, weight)
+        return _block_kernels.product(
+            x, weight, bias, contracted=inputs, kept=outputs, size=size, transposed=False
+        )
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight, chosen = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         grad = grads[0].contiguous()
         wants_x, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         inputs, outputs = ctx.inputs, ctx.outputs
         of_x = of_weight = of_bias = None
-        if wants_x and chosen is not None:
-            of_x = torch.bmm(grad, chosen)
+        if wants_x and _block_kernels.gathers(x):
+            of_x = torch.bmm(grad, _gathered(x, weight, inputs=inputs, outputs=outputs))
         elif wants_x:
             of_x = _block_kernels.product(
                 grad, weight, None,

@@ -494,7 +494,8 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
     largest = float(difference.max())
     if math.isfinite(largest):
         return largest
-    same = (one == other) | (torch.isnan(one) & torch.isnan(other))
+    # Whether a sum that overflows is infinite or NaN depends on its order.
+    same = (one == other) | ~(torch.isfinite(one) | torch.isfinite(other))
     difference = torch.where(same, torch.zeros_like(difference), difference)
     return float(torch.nan_to_num(difference, nan=math.inf).max())
 

@@ -57,6 +57,24 @@ def test_every_convolution(data):
     )
 
 
+@pytest.mark.parametrize("stride", [1, (2, 1)])
+@pytest.mark.parametrize("padding", [0, (1, 2)])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(3, 2, 7, 6), (2, 7, 6)])
+def test_convolutions_as_products(monkeypatch, stride, padding, bias, shape):
+    """On a GPU, convolutions of few channels are products; elsewhere, they can be."""
+    monkeypatch.setattr("thrifty.pack.fused.rules._channels._prefers_products", lambda _: True)
+    check(
+        lambda m, x: m(x),
+        lambda s: [normal(*shape, seed=s, axis=len(shape) - 3)],
+        make=lambda: nn.Sequential(
+            nn.Conv2d(2, 3, (3, 2), stride=stride, padding=padding, bias=bias),
+            nn.ReLU(),
+            nn.Conv2d(3, 2, 1, bias=bias),
+        ),
+    )
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_several_layers_keep_the_layout(shared):
     check(

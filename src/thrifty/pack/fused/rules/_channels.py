@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -38,6 +39,14 @@ def convolution(function: Callable[..., Any]) -> Callable[..., Any]:
                 groups=groups,
             )
             return _of_all_images(group, run, images, batched=batched)
+        if (
+            type(input) is Packed
+            and groups == 1
+            and not group.channels_last
+            and _is_product(weight, padding=padding, dilation=dilation)
+        ):
+            out = _by_product(group, images, weight, bias, stride=stride, padding=padding)
+            return out if batched else group.pack(out.value.squeeze(1))
         if type(input) is Packed or groups != 1:
             images, groups = fold(group, images), groups * group.size
         else:
@@ -88,6 +97,53 @@ def transposed_convolution(function: Callable[..., Any]) -> Callable[..., Any]:
         return _unfolded(group, out, batched=batched)
 
     return rule
+
+
+MOST_INPUTS = 160
+"""Numbers that a filter reads, up to which a convolution on a GPU is a matrix product.
+
+cuDNN's grouped convolutions of so few channels spend most of their time on other memory layouts.
+"""
+
+
+def _is_product(weight: Any, *, padding: Any, dilation: Any) -> bool:
+    """Return whether to compute a convolution as a product of each trial's own matrices."""
+    return (
+        weight.dim() == 4
+        and not isinstance(padding, str)
+        and _pair(dilation) == (1, 1)
+        and math.prod(weight.shape[1:]) <= MOST_INPUTS
+        and _prefers_products(weight.device)
+    )
+
+
+def _prefers_products(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _by_product(
+    group: Group, images: Packed, weight: Any, bias: Any, *, stride: Any, padding: Any
+) -> Packed:
+    """Copy the inputs of each filter position into a matrix, and multiply it by the filters."""
+    x, w = group.first(images), group.first(weight)  # [K, B, C, H, W], [K, out, C, h, w]
+    high, wide = w.shape[-2:]
+    (down, right), (above, left) = _pair(stride), _pair(padding)
+    if above or left:
+        x = F.pad(x, (left, left, above, above))
+    places = x.unfold(3, high, down).unfold(4, wide, right)  # [K, B, C, H', W', h, w]
+    num_batch, (rows, columns) = places.shape[1], places.shape[3:5]
+    inputs = places.permute(0, 2, 5, 6, 1, 3, 4).reshape(len(x), -1, num_batch * rows * columns)
+    filters = w.reshape(*w.shape[:2], -1)
+    if bias is None:
+        out = torch.bmm(filters, inputs)
+    else:
+        out = torch.baddbmm(group.first(bias).unsqueeze(2), filters, inputs)
+    return group.pack(out.view(len(x), -1, num_batch, rows, columns).transpose(1, 2))
+
+
+def _pair(number: Any) -> tuple[int, int]:
+    first, last = (number, number) if isinstance(number, int) else (number[0], number[-1])
+    return int(first), int(last)
 
 
 def _batched(images: Any, weight: Any) -> tuple[Any, bool]:
