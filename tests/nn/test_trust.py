@@ -7,6 +7,7 @@ import gc
 import logging
 import pickle
 import weakref
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -416,6 +417,39 @@ def test_rounding_is_no_difference(dtype, caplog):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mlp().float()(rows().float()).float().sum().backward()
     assert not caplog.records
+
+
+class Kinked(nn.Module):
+    """A step at zero: rounding decides the side, and a gradient jumps there."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.places = places
+
+    def forward(self, x):
+        return (x - self.places).relu()
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_a_gradient_that_jumps_with_rounding_is_no_difference(is_wrong):
+    x = torch.linspace(0.5, 1.5, 12).reshape(3, 4)
+    places = torch.zeros(3, 4)
+    places[1, 2] = x[1, 2]
+    group = [Kinked(places)]
+
+    @dataclass
+    class Split:
+        x: torch.Tensor
+
+        def whole(self):
+            return self.x
+
+    def quick(split):
+        moved = split.x * (1 + 1e-6)  # as another order of a sum
+        return Split((moved - group[0].places).relu() * (1.5 if is_wrong else 1.0))
+
+    found = _sliced._difference(group, Split(x.requires_grad_()), quick)
+    assert (found is None) is not is_wrong
 
 
 def test_values_that_are_no_numbers_are_no_difference(caplog):

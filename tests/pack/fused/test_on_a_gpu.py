@@ -12,7 +12,7 @@ import torch
 from thrifty.pack._state import cuda_generator, seed_step, torch_streams
 from thrifty.pack.backends._fused import _sent
 from thrifty.pack.fused._programs import Programs
-from thrifty.pack.fused._randomness import DropoutMask, fill
+from thrifty.pack.fused._randomness import DropoutMask, _go_to, _place, fill
 from thrifty.pack.fused._tape import Tape, captured
 from thrifty.pack.fused.optimizers import Rows
 from thrifty.pack.fused.optimizers._rules import SGD, Adagrad, Adam, AdamW, RMSprop
@@ -250,6 +250,32 @@ def own_stream(monkeypatch):
         monkeypatch.setattr(
             f"thrifty.pack.{name}.cuda_generator", lambda _: torch.default_generator
         )
+    # The CPU's generators have no offset, so their place is their whole state.
+    module = "thrifty.pack.fused._randomness"
+    monkeypatch.setattr(f"{module}._place", lambda generator: generator.get_state())
+    monkeypatch.setattr(f"{module}._go_to", lambda generator, place: generator.set_state(place))
+
+
+def test_the_place_of_a_generator_is_its_seed_and_offset():
+    class Generator:
+        seed, offset = 7, 8
+
+        def initial_seed(self):
+            return self.seed
+
+        def get_offset(self):
+            return self.offset
+
+        def manual_seed(self, seed):
+            self.seed, self.offset = seed, 0
+
+        def set_offset(self, offset):
+            self.offset = offset
+
+    one, other = Generator(), Generator()
+    other.seed, other.offset = 1, 0
+    _go_to(other, _place(one))
+    assert _place(other) == _place(one) == (7, 8)
 
 
 @pytest.mark.parametrize("p", [0.3, 0.8])

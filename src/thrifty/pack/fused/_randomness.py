@@ -201,16 +201,30 @@ def _draw(mask: torch.Tensor, p: float, *, generator: torch.Generator, drawn_by:
         return
     # On a GPU, torch draws these masks by kernels of its own, which take no generator.
     own = cuda_generator(mask.device)
-    before = own.get_state()
-    own.set_state(generator.get_state())
+    before = _place(own)
+    _go_to(own, _place(generator))
     try:
         if drawn_by == "dropout":
             mask.copy_(torch.native_dropout(torch.ones_like(mask), p, train=True)[0])
         else:
             mask.copy_(_attention_mask(mask.shape, p, generator=own, device=mask.device))
-        generator.set_state(own.get_state())
+        _go_to(generator, _place(own))
     finally:
-        own.set_state(before)
+        _go_to(own, before)
+
+
+def _place(generator: torch.Generator) -> tuple[int, int]:
+    """Return where a GPU's generator is in its stream: all that its state holds.
+
+    A step with dropout asks that for each layer and trial, and ``get_state`` makes a tensor.
+    """
+    return generator.initial_seed(), generator.get_offset()
+
+
+def _go_to(generator: torch.Generator, place: tuple[int, int]) -> None:
+    seed, offset = place
+    generator.manual_seed(seed)
+    generator.set_offset(offset)
 
 
 _PHILOX = 4

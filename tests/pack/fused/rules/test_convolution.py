@@ -71,6 +71,7 @@ def test_convolutions_as_products(monkeypatch, stride, padding, bias, shape):
             nn.Conv2d(2, 3, (3, 2), stride=stride, padding=padding, bias=bias),
             nn.ReLU(),
             nn.Conv2d(3, 2, 1, bias=bias),
+            nn.Dropout(0.3),
         ),
     )
 

@@ -46,7 +46,7 @@ def convolution(function: Callable[..., Any]) -> Callable[..., Any]:
             and _is_product(weight, padding=padding, dilation=dilation)
         ):
             out = _by_product(group, images, weight, bias, stride=stride, padding=padding)
-            return out if batched else group.pack(out.value.squeeze(1))
+            return out if batched else group.pack(out.value.squeeze(0))
         if type(input) is Packed or groups != 1:
             images, groups = fold(group, images), groups * group.size
         else:
@@ -138,7 +138,9 @@ def _by_product(
         out = torch.bmm(filters, inputs)
     else:
         out = torch.baddbmm(group.first(bias).unsqueeze(2), filters, inputs)
-    return group.pack(out.view(len(x), -1, num_batch, rows, columns).transpose(1, 2))
+    # In the layout that a trial has alone: masks of dropout depend on it, and ``fold`` needs it.
+    out = out.view(len(x), -1, num_batch, rows, columns).permute(2, 0, 1, 3, 4).contiguous()
+    return group.pack(out, 1)
 
 
 def _pair(number: Any) -> tuple[int, int]:
