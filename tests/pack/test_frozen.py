@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from dataclasses import replace
 
 import pytest
@@ -27,7 +28,7 @@ from thrifty.pack._frozen import (
 from thrifty.pack.fused._fusable import signature
 from thrifty.pack.identity import content_digest
 from thrifty.run._alone import epoch_plan
-from thrifty.space import Step
+from thrifty.space import MultiStep, Step
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
@@ -210,6 +211,29 @@ def test_writing_gives_a_model_memory_of_its_own(write):
 def stepped(parameter, **options):
     parameter.requires_grad_().grad = torch.ones_like(parameter)
     torch.optim.AdamW([parameter], **options).step()
+
+
+@pytest.mark.parametrize("kind", [FusedBackend, SoloBackend])
+def test_a_write_that_pytorch_does_not_see_is_an_error(kind, monkeypatch):
+    """As on a GPU, where kernels for lists of tensors write into shared memory."""
+
+    class Scaling(Headed):
+        def adapt(self, model, hp):
+            if hp.get("shift", 0.0):
+                weight = model.trunk[0].weight
+                if here().type == "cuda":
+                    torch._foreach_mul_([weight.data], 2.0)
+                else:
+                    ctypes.memset(address(weight), 1, 8)
+
+    monkeypatch.setattr("thrifty.pack._frozen._writes_are_unseen", lambda _: True)
+    shifts = [MultiStep([0.0, 1.0], milestones=[1]), 0.0]
+    trials = [Trial(config={"lr": 0.05, "shift": shift}, epochs=2) for shift in shifts]
+    trials = trials[:1] if kind is SoloBackend else trials
+    for result in together(kind(Scaling(), device=here()), trials):
+        assert len(result.metrics) == 1, "the epoch before the write counts"
+        assert isinstance(result.error, StateError)
+        assert "'trunk.0.weight' of Scaling.model has changed in memory" in str(result.error)
 
 
 @pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": True}])

@@ -15,13 +15,15 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from copy import deepcopy
 from functools import cached_property
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
 from thrifty.core import CheckpointError
 
+
+K = TypeVar("K")
 
 _CHUNK = 2**24
 _NUM_SAMPLES = 16
@@ -46,6 +48,7 @@ class FrozenTensor:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = torch._lazy_clone(tensor)
         self.number = next(_NUMBERS)
+        self._sums = _sums(self.tensor) if _writes_are_unseen(self.tensor) else None
 
     def lend(self) -> torch.Tensor:
         """Return a tensor over the same memory, which is copied as soon as one writes into it."""
@@ -71,6 +74,47 @@ class FrozenTensor:
     def digest(self) -> str:
         """The digest of its dtype, shape and values."""
         return digest_of(self.tensor)
+
+    def difference(self) -> torch.Tensor | None:
+        """Return a number that is not zero if something has written into it; None if nothing can.
+
+        The number is a tensor, so that a GPU is waited for once for many.
+        """
+        return None if self._sums is None else (_sums(self.tensor) != self._sums).any()
+
+
+def written(frozen: Mapping[K, FrozenTensor]) -> list[K]:
+    """Return the keys of shared tensors that something has written into, past PyTorch's notice."""
+    found = {key: each.difference() for key, each in frozen.items()}
+    marks = {key: mark for key, mark in found.items() if mark is not None}
+    if not marks:
+        return []
+    flags = torch.stack(list(marks.values())).tolist()
+    return [key for key, flag in zip(marks, flags, strict=True) if flag]
+
+
+def _writes_are_unseen(tensor: torch.Tensor) -> bool:
+    """Return whether a write may change a shared tensor instead of a copy of it.
+
+    On a GPU, PyTorch's kernels for lists of tensors (``torch._foreach_mul_``) do that.
+    """
+    return tensor.is_cuda
+
+
+def _sums(tensor: torch.Tensor) -> torch.Tensor:
+    """Return two sums over a tensor's bytes, which nearly any change of its values changes."""
+    out = torch.zeros(2, dtype=torch.int64, device=tensor.device)
+    for part in torch.split(_bits(tensor), _CHUNK):
+        numbers = part.to(torch.int64)
+        out += torch.stack([numbers.sum(), (numbers * _weights(len(numbers), tensor.device)).sum()])
+    return out
+
+
+def _weights(num: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(1, num + 1, device=device) % _PRIME
+
+
+_PRIME = 65_521
 
 
 class FrozenTensors:

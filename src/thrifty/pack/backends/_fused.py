@@ -22,7 +22,7 @@ from thrifty.pack._backend import (
     no_exits,
     out_of_memory,
 )
-from thrifty.pack._frozen import FrozenContents
+from thrifty.pack._frozen import FrozenContents, written
 from thrifty.pack._state import State, seed_everything
 from thrifty.pack.fused._activations import ActivationStore, activation_store
 from thrifty.pack.fused._block import Block
@@ -297,7 +297,11 @@ class FusedBackend(Backend):
             if not block.trials or any(slot_of[t] in outcomes for t in block.trials):
                 continue
             found = _advanced(block)
+            shared = {each.number: each for trial in found for each in trial.frozen.values()}
+            is_changed = bool(written(shared))
             for trial, outcome in found.items():
+                if is_changed and not isinstance(outcome, Exception):
+                    outcome = guarded(trial.check_frozen) or outcome
                 if not isinstance(outcome, Exception) and not block.holds(trial):
                     reason = "its parameters or buffers were given other memory while it trained"
                     outcome = UnverifiedError(reason, mismatch=True)

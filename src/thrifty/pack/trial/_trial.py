@@ -20,6 +20,7 @@ from thrifty.pack._frozen import (
     digest_of,
     frozen_of,
     unshare_before_steps,
+    written,
 )
 from thrifty.pack._state import (
     State,
@@ -436,14 +437,30 @@ class TaskTrial:
             counter += 1
         self.losses.append(loss)
 
+    def check_frozen(self) -> None:
+        """Check that nothing has changed the memory that it shares with other trials.
+
+        Raises:
+            StateError: Something has, in this trial or in another one.
+        """
+        if names := written(self.frozen):
+            raise StateError(
+                f"the frozen {names[0]!r} of {type(self._owner).__name__}.model has changed in "
+                "memory that several trials share: on a GPU, PyTorch's functions for lists of "
+                "tensors, such as torch._foreach_mul_, write into it without a copy; write with "
+                "copy_ or mul_"
+            )
+
     def finish(self) -> Mapping[str, float]:
         """Return the metrics of the epoch.
 
         Raises:
             DivergedError: The training loss is not finite.
+            StateError: Something has changed the memory that it shares with other trials.
             TaskError: A model or data have read a hyper-parameter that changes and is not followed.
         """
         self.readings.check_epoch(self.plan)
+        self.check_frozen()
         loss = mean_loss(self.losses)
         check_finite(loss, epoch=self.plan.epoch)
         self._update.end_epoch(self.model, self.plan.epoch + 1)
