@@ -89,8 +89,8 @@ class SlicingKernelCosts(SlicingCosts):
     Nothing is gathered: each part reads its blocks of the weight twice, mostly from the cache, and
     the gradient of the whole weight is written once. Loads and operations overlap.
 
-    The numbers are guesses for an H100 in float32, not fitted yet. `python -m bench.gyro.kernels`
-    prints times to fit them to.
+    Speeds and overhead are those of an H200 in float32 (`python -m bench.gyro.kernels` and
+    `python -m bench.bench_gyro --device cuda`); the other numbers are guesses.
 
     Args:
         flops_per_byte: floating-point operations that take as long as moving one byte to or from
@@ -101,8 +101,11 @@ class SlicingKernelCosts(SlicingCosts):
         flops_per_cached_byte: floating-point operations that take as long as reading one byte from
             the cache.
         speed: operations a second of the kernels, as a share of those of a dense product.
+        large_speed: the same for parts of ``large_rows`` samples or more.
+        large_rows: see ``large_speed``.
         tile_rows: rows of a part that read a block of the weight once.
-        overhead: operations that take as long as the launches that slicing adds.
+        overhead: operations that take as long as the launches that slicing adds: 0.3 ms of Python
+            a layer, which a step that is bound by launches waits for.
 
     >>> wide = {"inputs": 4096, "outputs": 4096, "inputs_kept": 2048, "outputs_kept": 2048}
     >>> costs = SlicingKernelCosts()
@@ -118,8 +121,10 @@ class SlicingKernelCosts(SlicingCosts):
     margin: float = 1.05
     flops_per_cached_byte: float = 10.0
     speed: float = 0.6
+    large_speed: float = 0.9
+    large_rows: int = 128
     tile_rows: int = 64
-    overhead: float = 1e9
+    overhead: float = 1.5e10
 
     def share(self, product: SlicedProduct) -> float:
         """Return the time with slicing as a share of the time with masking."""
@@ -128,7 +133,8 @@ class SlicingKernelCosts(SlicingCosts):
         masked = self._products(product.parts * product.rows, weights) + self._bytes(3 * weights)
         # A tile has at least 16 rows.
         rows = max(product.rows, 16)
-        operations = product.parts * self._products(rows, kept) / self.speed
+        speed = self.large_speed if product.rows >= self.large_rows else self.speed
+        operations = product.parts * self._products(rows, kept) / speed
         reads = 2 * product.parts * math.ceil(product.rows / self.tile_rows)
         cached = self.flops_per_cached_byte * 4 * kept * reads
         return (max(operations, cached) + self._bytes(weights) + self.overhead) / masked
