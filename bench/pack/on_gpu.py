@@ -37,8 +37,6 @@ KS = (1, 4, 16, 64)
 SECONDS = 1.0
 LEAST_STEPS = 400
 """Steps of each measurement, at least: a short stage, whose last epoch thrifty verifies."""
-TOO_LONG_S = 20.0
-"""A K whose preparation and measurement would take longer than this is left out."""
 
 Rates = dict[str, dict[int, float]]
 """Trial-steps a second by method and K."""

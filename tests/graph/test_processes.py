@@ -342,6 +342,17 @@ def test_a_process_that_was_reaped_elsewhere(monkeypatch):
         list(epoch)
 
 
+def test_a_process_killed_while_its_batches_are_used():
+    """No job can be given to it any more, before any of its batches is missed."""
+    epoch = loader(num_threads=1, batch_size=1, depth=2).epoch(0)
+    next(epoch)
+    (pid,) = pids_of(epoch)
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(WorkerLostError, match=r"was killed by SIGKILL.*smaller depth"):
+        list(epoch)
+
+
 def test_processes_killed_between_epochs_are_replaced():
     batches = loader()
     list(batches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -78,7 +80,10 @@ def test_the_group_that_was_made_is_left(done):
 )
 def test_sums_use_what_all_devices_can(monkeypatch, own, other, backend):
     store, made = dist.HashStore(), []
-    store.set("thrifty/kind/1", other)
+    store.set("thrifty/2/0/kind/1", other)
+    store.set("thrifty/1/0/kind/1", "what it was before torchrun restarted it")
+    monkeypatch.setattr(_membership, "_GROUPS", count())
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(_membership, "rendezvous", lambda *_, **__: iter([(store, 0, 2)]))
     monkeypatch.setattr(dist, "init_process_group", lambda *args, **more: made.append((args, more)))

@@ -430,10 +430,11 @@ class Kinked(nn.Module):
         return (x - self.places).relu()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("is_wrong", [False, True])
-def test_a_gradient_that_jumps_with_rounding_is_no_difference(is_wrong):
-    x = torch.linspace(0.5, 1.5, 12).reshape(3, 4)
-    places = torch.zeros(3, 4)
+def test_a_gradient_that_jumps_with_rounding_is_no_difference(is_wrong, dtype):
+    x = torch.linspace(0.5, 1.5, 12, dtype=dtype).reshape(3, 4)
+    places = torch.zeros(3, 4, dtype=dtype)
     places[1, 2] = x[1, 2]
     group = [Kinked(places)]
 
@@ -445,11 +446,27 @@ def test_a_gradient_that_jumps_with_rounding_is_no_difference(is_wrong):
             return self.x
 
     def quick(split):
-        moved = split.x * (1 + 1e-6)  # as another order of a sum
+        # as another order of a sum
+        moved = split.x * (1 + 8 * torch.finfo(dtype).eps)
         return Split((moved - group[0].places).relu() * (1.5 if is_wrong else 1.0))
 
     found = _sliced._difference(group, Split(x.requires_grad_()), quick)
     assert (found is None) is not is_wrong
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_errors_in_half_precision_are_differences(dtype):
+    @dataclass
+    class Split:
+        x: torch.Tensor
+
+        def whole(self):
+            return self.x
+
+    group = [nn.ReLU()]
+    x = torch.linspace(-1, 1, 40).to(dtype).requires_grad_()
+    assert _sliced._difference(group, Split(x), lambda s: Split(s.x.relu())) is None
+    assert _sliced._difference(group, Split(x), lambda s: Split(1.2 * s.x.relu())) is not None
 
 
 def test_values_that_are_no_numbers_are_no_difference(caplog):

@@ -17,6 +17,7 @@ import select
 import signal
 import struct
 import sys
+import time
 import traceback
 import warnings
 import weakref
@@ -157,7 +158,7 @@ class WorkerPool:
         # All messages fit in the pipes, so that no write ever waits.
         room = min(fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) for fd in (self._jobs, self._done))
         self._depth = max(min(depth, room // _JOB.size - 2), 1)
-        self._slots = [Slot(num_bytes) for _ in range(self._depth + 2)]
+        self._slots: list[Slot] = []
         self._round = mmap.mmap(-1, 8)
         self._last_round = 0
         self._pids: list[int] = []
@@ -174,6 +175,8 @@ class WorkerPool:
         )
         _pools.add(self)
         try:
+            while len(self._slots) < self._depth + 2:
+                self._slots.append(Slot(num_bytes))
             for _ in range(num_processes):
                 self._pids.append(self._fork(job_pipe, done_pipe))
         finally:
@@ -261,7 +264,10 @@ class WorkerPool:
             slot.words[: len(seeds)] = seeds
             batch = plan.number(position)
             job = self._last_round, position, number, slot.size, len(seeds), plan.epoch, batch
-            os.write(self._jobs, _JOB.pack(*job))
+            try:
+                os.write(self._jobs, _JOB.pack(*job))
+            except BrokenPipeError:
+                raise self._error() from None
             self._started += 1
             self._outstanding += 1
 
@@ -289,10 +295,17 @@ class WorkerPool:
         elif not self._collect():
             arrived = self._poll.poll(_CHECK_MS)
             if (not arrived or not self._collect()) and (lost := self._lost()):
-                raise WorkerLostError(
-                    f"a process that makes batches {lost}; if the machine ran out of memory, give "
-                    "the loader a smaller depth or fewer num_threads"
-                )
+                raise self._error(lost)
+
+    def _error(self, lost: str = "") -> WorkerLostError:
+        """Return the error of a process that is lost; wait for its end if it is not known yet."""
+        while not lost:
+            lost = self._lost()
+            time.sleep(0 if lost else 0.001)
+        return WorkerLostError(
+            f"a process that makes batches {lost}; if the machine ran out of memory, give "
+            "the loader a smaller depth or fewer num_threads"
+        )
 
     def _send(self) -> None:
         """Start to copy the next batches that have been made."""
@@ -358,9 +371,9 @@ class WorkerPool:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            follow_parent(self._owner, with_thread=with_thread)
             # What this process inherited is not its to collect, such as memory of a device.
             gc.freeze()
+            follow_parent(self._owner, with_thread=with_thread)
             for pool in list(_pools):
                 pool._leave(keep_slots=pool is self)
             self._work(job_pipe[0], done_pipe[1])
@@ -427,7 +440,8 @@ def _close(
             os.waitpid(pid, 0)
     pids.clear()
     while held:
-        held.popleft()[0].synchronize()
+        with suppress(RuntimeError):  # a device that has failed copies nothing any more
+            held.popleft()[0].synchronize()
     for slot in slots:
         slot.close()
     for file in files:

@@ -56,7 +56,7 @@ class TrialWorker:
         self._task = task
         self._seed: int = begin["seed"]
         self._device = torch.device(begin["devices"][begin["rank"]])
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and self._device.index is not None:
             torch.cuda.set_device(self._device)  # what names no device means this one
         seed_everything(derive_seed(self._seed, "data"))
         data = task.data(self._readings.once("data"))

@@ -17,7 +17,15 @@ from thrifty.perf import SlicedProduct, SlicingCosts, SlicingKernelCosts
 
 from ._gyro import BlockGyroDropout
 from ._masks import GyroSchedule, KeptGroups, Parts, put, take
-from ._sliced import gyro_conv2d, gyro_linear, is_plain, is_transformed, is_trusted, runs_in_place
+from ._sliced import (
+    gyro_conv2d,
+    gyro_linear,
+    is_plain,
+    is_transformed,
+    is_trusted,
+    multiplies_exactly,
+    runs_in_place,
+)
 
 
 logger = plain_logger(__name__)
@@ -88,8 +96,9 @@ class GyroSequential(nn.Sequential):
         layers: as for ``nn.Sequential``.
         execution: ``"sliced"``, ``"masked"``, or ``"auto"`` for whichever is faster for a layer
             and its input according to ``costs``.
-        costs: costs that tell when slicing pays. None takes ``perf.SlicingKernelCosts`` where
-            Triton kernels multiply, and ``perf.SlicingCosts`` otherwise.
+        costs: costs that tell when slicing pays. None takes ``perf.SlicingCosts`` on a CPU. On a
+            GPU it takes ``perf.SlicingKernelCosts`` where Triton kernels multiply float32 without
+            TF32, and masks otherwise.
 
     Raises:
         LayerError: ``execution`` is none of the three, or the dropout layers have several
@@ -231,13 +240,19 @@ class GyroSequential(nn.Sequential):
             inputs_kept=area * (num_in if inputs is None else inputs.num_units),
             outputs_kept=num_out if outputs is None else outputs.num_units,
         )
-        costs = self.costs
-        if costs is None:
-            in_place = type(layer) is nn.Linear and runs_in_place(
-                now.x, layer.weight, layer.bias, inputs=inputs, outputs=outputs
+        if self.costs is not None:
+            pays = self.costs.pays(product)
+        elif not now.x.is_cuda:
+            pays = _COSTS.pays(product)
+        else:
+            # Gathering copies through a GPU's memory loses, and so do the launches of the kernels
+            # where dense products are several times as fast: in half precision and TF32.
+            pays = (
+                type(layer) is nn.Linear
+                and runs_in_place(now.x, layer.weight, layer.bias, inputs=inputs, outputs=outputs)
+                and multiplies_exactly(now.x)
+                and _KERNEL_COSTS.pays(product)
             )
-            costs = _KERNEL_COSTS if in_place else _COSTS
-        pays = costs.pays(product)
         if not pays and not torch.compiler.is_compiling():
             _say_once(layer, now.parts)
         return pays

@@ -132,6 +132,12 @@ def _by_parts(x: Tensor, blocks: Tensor) -> bool:
     )
 
 
+def multiplies_exactly(x: Tensor) -> bool:
+    """Return whether products of ``x`` are in float32, without TF32."""
+    half = torch.is_autocast_enabled(x.device.type)
+    return x.dtype == torch.float32 and not half and _block_kernels.precision() == "ieee"
+
+
 def runs_in_place(
     x: Tensor,
     weight: Tensor,
@@ -414,9 +420,11 @@ def _difference(group: Sequence[nn.Module], now: S, quick: Callable[[S], S]) -> 
     def result(run: Callable[[S], S] | None, *, nudge: int = 0) -> tuple[Tensor | None, ...]:
         x = now.x.detach()
         if nudge:
-            places = torch.arange(x.numel(), device=x.device).view_as(x)
-            size = _NUDGE_ULPS * torch.finfo(x.dtype).eps
-            x = x * (1 + size * (nudge * places).cos()).to(x.dtype)
+            # Not in half precision, where so many units in the last place are a tenth of a number.
+            wide = torch.promote_types(x.dtype, torch.float32)
+            places = torch.arange(x.numel(), device=x.device, dtype=wide).view_as(x)
+            size = _NUDGE_ULPS * torch.finfo(wide).eps
+            x = (x.to(wide) * (1 + size * (nudge * places).cos())).to(x.dtype)
         split = replace(now, x=x.requires_grad_(now.x.requires_grad))
         out = split.whole() if run is None else run(split).whole()
         for layer in group if run is None else ():

@@ -84,7 +84,7 @@ class FrozenTensor:
 
 
 def written(frozen: Mapping[K, FrozenTensor]) -> list[K]:
-    """Return the keys of shared tensors that something has written into, past PyTorch's notice."""
+    """Return the keys of shared tensors that something has written into without copying them."""
     found = {key: each.difference() for key, each in frozen.items()}
     marks = {key: mark for key, mark in found.items() if mark is not None}
     if not marks:

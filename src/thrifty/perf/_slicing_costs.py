@@ -104,8 +104,8 @@ class SlicingKernelCosts(SlicingCosts):
         large_speed: the same for parts of ``large_rows`` samples or more.
         large_rows: see ``large_speed``.
         tile_rows: rows of a part that read a block of the weight once.
-        overhead: operations that take as long as the launches that slicing adds: 0.3 ms of Python
-            a layer, which a step that is bound by launches waits for.
+        overhead: operations that take as long as the launches that slicing adds. They are 0.3 ms
+            of Python for a layer.
 
     >>> wide = {"inputs": 4096, "outputs": 4096, "inputs_kept": 2048, "outputs_kept": 2048}
     >>> costs = SlicingKernelCosts()

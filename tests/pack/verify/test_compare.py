@@ -174,6 +174,8 @@ def test_rounding_that_is_known():
     assert not known.covers(of("w", 12.1))
     assert not known.covers(of("b", 12.0)), "it is known of another gradient"
     assert not known.covers(of("w", 2.0, is_rounding_possible=False))
+    known.note([of("b", 101.0), of("b", math.inf)])
+    assert not known.covers(of("b", 12.0)), "a kink of one trial says nothing about the next one"
 
 
 def test_what_an_optimizer_keeps_for_later_is_compared():
@@ -190,3 +192,12 @@ def test_what_an_optimizer_keeps_for_later_is_compared():
     assert "the optimizer's 'exp_avg' of 'w'" in str(wrong)
     assert not wrong.is_rounding_possible
     assert found(other=torch.ones(2)) is None, "the trial alone keeps no such tensor"
+
+
+def test_moments_in_which_a_gradient_cancels():
+    """The gradient of ``w`` is 0.5, so the rounding of a sum with it is no error."""
+    alone, packed = (
+        replace(ALONE, moments={("momentum_buffer", "w"): torch.full((4,), value)})
+        for value in (1e-6, 1e-6 + 16 * EPS)
+    )
+    assert compare_step(packed, alone, before=BEFORE, num_terms=9) is None

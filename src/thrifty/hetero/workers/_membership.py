@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from statistics import median
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from thrifty.core import (
@@ -175,11 +177,18 @@ class FixedMembership:
         self._owns = self._together = False
 
 
+_GROUPS = count()
+"""Numbers of the groups that this process creates."""
+
+
 def _create_group(kind: str, *, timeout: timedelta) -> None:
     """Create the default group, with a backend that all workers' kinds of devices can use."""
     store, rank, size = next(rendezvous("env://", timeout=timeout))
-    store.set(f"thrifty/kind/{rank}", kind)
-    kinds = {store.get(f"thrifty/kind/{each}").decode() for each in range(size)}
+    # torchrun keeps the store over restarts, and a worker may come back as another kind.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"thrifty/{attempt}/{next(_GROUPS)}", store)
+    store.set(f"kind/{rank}", kind)
+    kinds = {store.get(f"kind/{each}").decode() for each in range(size)}
     backend = "nccl" if kinds == {"cuda"} else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 

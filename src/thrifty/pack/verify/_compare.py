@@ -82,6 +82,8 @@ SMALLEST_LOSS = 1e-2
 """The least magnitude assumed for a loss, which may be a small difference of large terms."""
 SLACK = 4.0
 """Rounding explains a difference up to this factor times one that is known to be rounding."""
+MOST_KNOWN = 100.0
+"""The ratio to what is allowed up to which ``KnownRounding`` notes a difference."""
 LOST_DIGITS = 1e-2
 """The relative error from which a gradient alone has lost its digits to rounding."""
 
@@ -187,9 +189,13 @@ class KnownRounding:
         self._excess: dict[str, float] = {}
 
     def note(self, found: Iterable[Difference]) -> None:
-        """Note differences that are rounding."""
+        """Note differences that are rounding, unless they are far larger than what is allowed.
+
+        Such are kinks and overflows of one trial, which say nothing about the next one.
+        """
         for each in found:
-            self._excess[each.what] = max(each.excess, self._excess.get(each.what, 0.0))
+            if each.excess <= MOST_KNOWN:
+                self._excess[each.what] = max(each.excess, self._excess.get(each.what, 0.0))
 
     def covers(self, difference: Difference) -> bool:
         """Return whether a difference is about as large as one that was rounding."""
@@ -461,8 +467,10 @@ def _moment_differences(packed: StepTaken, alone: StepTaken) -> Iterator[Differe
         mine = packed.moments.get((moment, name))
         if mine is None or torch.equal(mine, own):
             continue
-        # Both were computed from the same gradients; what was before is no larger, but for decay.
-        allowed = torch.finfo(own.dtype).eps * ULPS_OF_UPDATE * _largest(own) + SMALLEST
+        # The gradient and the moment before may cancel each other, but for the rounding of each.
+        gradient = packed.gradients.get(name)
+        size = _largest(own) + (0.0 if gradient is None else _largest(gradient))
+        allowed = torch.finfo(own.dtype).eps * ULPS_OF_UPDATE * size + SMALLEST
         found = _distance(mine, own)
         if not found <= allowed:
             yield Difference(

@@ -61,9 +61,12 @@ def test_every_convolution(data):
 @pytest.mark.parametrize("padding", [0, (1, 2)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(3, 2, 7, 6), (2, 7, 6)])
-def test_convolutions_as_products(monkeypatch, stride, padding, bias, shape):
+@pytest.mark.parametrize("most", [2**29, 2**10])
+def test_convolutions_as_products(monkeypatch, stride, padding, bias, shape, most):
     """On a GPU, convolutions of few channels are products; elsewhere, they can be."""
-    monkeypatch.setattr("thrifty.pack.fused.rules._channels._prefers_products", lambda _: True)
+    module = "thrifty.pack.fused.rules._channels"
+    monkeypatch.setattr(f"{module}._prefers_products", lambda _: True)
+    monkeypatch.setattr(f"{module}.MOST_COPIED", most)
     check(
         lambda m, x: m(x),
         lambda s: [normal(*shape, seed=s, axis=len(shape) - 3)],

@@ -119,7 +119,7 @@ def _drawn_by(
     """Return what draws the mask of one trial alone.
 
     Raises:
-        UnfusableError: It is a kernel whose masks cannot be had without it.
+        UnfusableError: It is a kernel whose masks no function gives.
     """
     with _disable_current_modes():
         if mask is not None:

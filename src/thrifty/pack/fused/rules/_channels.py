@@ -44,6 +44,7 @@ def convolution(function: Callable[..., Any]) -> Callable[..., Any]:
             and groups == 1
             and not group.channels_last
             and _is_product(weight, padding=padding, dilation=dilation)
+            and _copied_bytes(images.value, weight, stride=stride) <= MOST_COPIED
         ):
             out = _by_product(group, images, weight, bias, stride=stride, padding=padding)
             return out if batched else group.pack(out.value.squeeze(0))
@@ -115,6 +116,16 @@ def _is_product(weight: Any, *, padding: Any, dilation: Any) -> bool:
         and math.prod(weight.shape[1:]) <= MOST_INPUTS
         and _prefers_products(weight.device)
     )
+
+
+MOST_COPIED = 2**29
+"""Bytes of copied inputs, up to which a convolution is a product; the backward pass needs them."""
+
+
+def _copied_bytes(images: torch.Tensor, weight: Any, *, stride: Any) -> int:
+    """Return about how many bytes the inputs of all positions have, for all trials."""
+    area: int = math.prod(weight.shape[2:])
+    return images.numel() * images.element_size() * area // math.prod(_pair(stride))
 
 
 def _prefers_products(device: torch.device) -> bool:
