@@ -164,7 +164,8 @@ def test_packed_trials_are_those_of_plain_pytorch_within_rounding(name, monkeypa
         monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
         monkeypatch.setattr(load(name, "plain"), "ACCUMULATE", 1)
     for trial, (curve, _) in zip(study.trials, plainly(name), strict=True):
-        assert trial.curve == pytest.approx([epoch[metric] for epoch in curve], rel=1e-4)
+        # What is rounded in which order depends on measured times, and differences grow with epochs.
+        assert trial.curve == pytest.approx([epoch[metric] for epoch in curve], rel=1e-3)
 
 
 @pytest.mark.parametrize("name", [name for name, each in SCRIPTS.items() if each.why])
