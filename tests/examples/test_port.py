@@ -164,7 +164,7 @@ def test_packed_trials_are_those_of_plain_pytorch_within_rounding(name, monkeypa
         monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
         monkeypatch.setattr(load(name, "plain"), "ACCUMULATE", 1)
     for trial, (curve, _) in zip(study.trials, plainly(name), strict=True):
-        # What is rounded in which order depends on measured times, and differences grow with epochs.
+        # The order of sums depends on measured times, and rounding grows over the epochs.
         assert trial.curve == pytest.approx([epoch[metric] for epoch in curve], rel=1e-3)
 
 
