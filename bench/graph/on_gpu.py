@@ -3,7 +3,7 @@
 *Alone*, the GPU trains on batches that it has already; what layers keep on their blocks is made
 anew at each step. *Sent* gets batches with their features from the loader, *halves* the same in
 bfloat16. *Kept* gets batches without features, which the GPU looks up in its own memory. *Made* is
-a batch from the loader that nobody trains on. Processes or threads make the loader's batches.
+a batch from the loader without training. Processes or threads make the loader's batches.
 """
 
 from __future__ import annotations

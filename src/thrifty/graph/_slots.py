@@ -37,7 +37,7 @@ class PageLock(Protocol):
 class Slot:
     """Memory for one batch, which forked processes share and any of them can enlarge.
 
-    It is a file without a name, so it is gone with the last process that has it open.
+    It is a file without a name. The system removes it when the last process closes it.
 
     Args:
         num_bytes: size to begin with.
