@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.study.processes import FORK
+from tests.study.processes import FORK, started
 
 
 NOBODY = 65534
@@ -39,8 +40,7 @@ def take_away_writing(folder: Path) -> None:
 def as_stranger(do: Callable[..., Any], *args: Any) -> Any:
     """Return what a function returns in an unprivileged process, or the text of its error."""
     ours, theirs = FORK.Pipe()
-    child = FORK.Process(target=_run, args=(theirs, do, args), daemon=True)
-    child.start()
+    child = started(_run, theirs, do, args)
     theirs.close()
     try:
         found = ours.recv()
@@ -50,6 +50,8 @@ def as_stranger(do: Callable[..., Any], *args: Any) -> Any:
 
 
 def _run(connection: Connection, do: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    # Later imports may fail: Python itself may lie where only its owner can read.
+    assert "tests.study.warm" in sys.modules
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)

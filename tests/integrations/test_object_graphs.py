@@ -265,6 +265,23 @@ def test_metrics_of_torchmetrics_are_copied():
     assert compared(lambda: with_(accuracy=torchmetrics.Accuracy(task="binary")))
 
 
+def test_an_object_may_be_held_by_others_for_a_moment():
+    held, num_looks = [], []
+
+    def make():
+        held.append(Net())
+        return held[-1]
+
+    def copied(net, instead):
+        num_looks.append(None)
+        if len(num_looks) > 1:
+            held.clear()
+        return copy.deepcopy(net)
+
+    assert compared(make, copied=copied)
+    assert len(num_looks) == 2
+
+
 def compared(make, *, copied=copy.deepcopy):
     def seeded():
         torch.manual_seed(0)

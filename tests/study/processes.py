@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 
@@ -15,7 +18,13 @@ FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(["tests.study.warm"])
 
 
+_REPOSITORY = Path(__file__).parents[2]
+
+
 def started(target: Callable[..., Any], *args: Any) -> BaseProcess:
+    # The server imports from the folder in which it is started, and does not say if it cannot.
+    with contextlib.chdir(_REPOSITORY):
+        forkserver.ensure_running()
     child = FORK.Process(target=target, args=args, daemon=True)
     child.start()
     return child

@@ -7,6 +7,7 @@ import copyreg
 import gc
 import inspect
 import sys
+import time
 import types
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -52,23 +53,37 @@ def made_again(
     """
     another = make()
     instead = instead or {}
+    for _ in range(_NUM_LOOKS):
+        try:
+            mine = copied(of, dict(instead))
+            is_alike = _is_alike(of, mine, another, instead=instead)
+            return another, is_alike  # written apart: a tuple begun earlier would refer to one
+        except _HeldElsewhere:
+            # Perhaps for a moment only, such as by a thread that goes through all objects.
+            time.sleep(_BETWEEN_LOOKS_S)
+        except Exception:  # noqa: BLE001 (of any type: classes say how they are copied and compared)
+            break
+    return another, False
+
+
+_NUM_LOOKS = 3
+_BETWEEN_LOOKS_S = 0.02
+
+
+def _is_alike(of: Any, mine: Any, another: Any, *, instead: Mapping[int, Any]) -> bool:
+    """Return whether a copy, ``mine``, is like another made object, as ``made_again`` says."""
     made, copies = _Pairs(instead=instead), _Pairs(count=True)
-    try:
-        mine = copied(of, dict(instead))
-        gc.collect()  # cycles that a constructor has left would count as other references
-        # First, because `made` refers to objects, too. Two variables here refer to two objects.
-        copies.compare(mine, another)
-        made.compare(of, another)
-    except Exception:  # noqa: BLE001 (of any type: classes say how they are copied and compared)
-        return another, False
-    is_same = (
+    gc.collect()  # cycles that a constructor has left would count as other references
+    # First, because `made` refers to objects, too. As many variables refer to one as to the other.
+    copies.compare(mine, another)
+    made.compare(of, another)
+    return (
         copies.shared.keys() <= made.shared.keys()
         and not copies.right.keys() & made.shared.keys()
         and not copies.left.keys() & made.left.keys()
         and not made.memory[0] & made.memory[1]
         and not copies.memory[0] & (made.memory[0] | made.memory[1])
     )
-    return another, is_same
 
 
 def are_only_inside(values: Collection[Any], of: Any, *, holders: Collection[Any]) -> bool:
@@ -116,6 +131,10 @@ _BORDERS = (type, types.ModuleType, types.FunctionType, types.FrameType, types.C
 
 class _Different(Exception):  # noqa: N818 (caught where it is raised)
     """Two objects differ, or it cannot be said whether they do."""
+
+
+class _HeldElsewhere(_Different):
+    """More references lead to one of two objects than to the other."""
 
 
 class _Pairs:
@@ -173,8 +192,9 @@ class _Pairs:
         _require(known == (id(other) in self.right))
         _require(not known or self._partner[id(one)] == id(other))
         if self._count and not known:
-            _require(sys.getrefcount(one) == sys.getrefcount(other))
-            _require(weakref.getweakrefcount(one) == weakref.getweakrefcount(other))
+            counts = [(sys.getrefcount(x), weakref.getweakrefcount(x)) for x in (one, other)]
+            if counts[0] != counts[1]:
+                raise _HeldElsewhere
         self.left[id(one)], self.right[id(other)] = one, other  # kept, so that ids stay theirs
         self._partner[id(one)] = id(other)
         return not known
