@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import signal
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from tests.servers import needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
-from tests.study.helpers import make_study
+from tests.study.helpers import Count, make_study
 from thrifty.cli import _app
 from thrifty.core import TaskError, UsageError
 from thrifty.pack import Trainable
 from thrifty.run import Local
 from thrifty.search import GridSearch
-from thrifty.space import Choice, MultiStep, Space
+from thrifty.space import Choice, MultiStep, Space, Step
 from thrifty.store import Store
 from thrifty.study import Storage
 from thrifty.testing import FaultyTask
@@ -161,6 +162,63 @@ def test_a_state_that_cannot_be_had_ends_no_study(tmp_path, caplog):
     assert [trial.value for trial in study.trials] == [0.0, 0.0, 0.0]
     assert "TaskError: no state" in caplog.text
     assert "SystemExit: 1" in caplog.text
+
+
+class Moving(Trainable):
+    """Trainable whose state cannot be kept, or not be loaded, from some epoch on."""
+
+    def setup(self, hp, *, seed, device) -> None:
+        self.fault, self.x = hp["fault"], 1.0
+
+    def train(self, epoch, hp) -> None:
+        self.x -= hp["lr"] * self.x
+        self.epoch = epoch
+
+    def evaluate(self):
+        return {"mse": self.x}
+
+    def state(self):
+        if self.fault == "late" and self.epoch >= 2:
+            raise TaskError("no state any more")
+        return {"x": self.x, "epoch": self.epoch}
+
+    def load_state(self, state) -> None:
+        if self.fault == "load":
+            raise TaskError("no way back")
+        self.x, self.epoch = state["x"], state["epoch"]
+
+
+class Arrays(Moving):
+    def state(self):
+        return {**super().state(), "array": np.zeros(2)}
+
+
+@pytest.mark.parametrize("executor", ["solo", "processes"])
+@pytest.mark.parametrize(
+    ("task", "fault", "told", "num_done"),
+    [
+        (Moving, "", "", 3),
+        (Moving, "late", "no state any more", 1),
+        (Moving, "load", "no way back", 0),
+        (Arrays, "", "is a ndarray", 1),
+    ],
+)
+def test_what_goes_on_from_a_state_that_cannot_be_had_fails(
+    tmp_path, executor, task, fault, told, num_done
+):
+    """A state that cannot be kept ends what goes on from it, and is not trained again for ever."""
+    count = Count()
+    study = make_study(
+        tmp_path,
+        task=task(),
+        space=Space(fault=fault, lr=Choice([0.1, Step(0.1, [3]), Step(0.1, [4])])),
+        algorithm=GridSearch(max_epochs=6),
+    )
+    study.run(progress=False, executor=EXECUTORS[executor], observers=[count])
+    assert [trial.state for trial in study.trials].count("done") <= num_done
+    assert all(told in trial.error for trial in study.trials if trial.state == "failed")
+    assert {trial.state for trial in study.trials} <= {"done", "failed"}
+    assert count.epochs <= 3 * 6
 
 
 def test_a_file_that_exits_is_an_error(tmp_path):

@@ -308,6 +308,8 @@ class SearchPlan:
             self._agenda.settle(node)
             return []
         node.failed_at, node.failure = event.epoch + 1, failure
+        # The last epoch may be known and yet have no state, such as if it cannot be stored.
+        node.stateless_at = event.epoch if event.epoch == event.stop else event.epoch + 1
         answers = self._fail_beyond(node, event.epoch, failure)
         self._agenda.settle(node)
         return answers
@@ -316,6 +318,7 @@ class SearchPlan:
         """Fail every request that needs training beyond ``epoch`` of a node."""
         answers: list[Answer] = []
         stack = [(node, epoch)]
+        assert node.stateless_at is not None
         while stack:
             at, limit = stack.pop()
             for target in sorted(e for e in at.waiting if e > limit):
@@ -323,18 +326,21 @@ class SearchPlan:
                     Answer(trial=trial, epoch=target, failure=failure)
                     for trial in sorted(at.waiting.pop(target), key=repr)
                 )
-            stack.extend((c, c.start) for (start, _), c in at.children.items() if start > limit)
+            least = node.stateless_at if at is node else limit + 1
+            stack.extend((c, c.start) for (start, _), c in at.children.items() if start >= least)
             if at is not node:
                 self._agenda.settle(at)
         return answers
 
     def _failure(self, node: Node, epoch: int) -> tuple[str, str, str] | None:
-        at: Node | None = node
-        while at is not None:
-            if at.failed_at is not None and epoch >= at.failed_at:
+        """Return why an epoch of a node cannot be trained; None if it can."""
+        if node.failed_at is not None and epoch >= node.failed_at:
+            return node.failure
+        start, at = node.start, node.parent
+        while at is not None:  # each of these has to give the state that training goes on from
+            if at.stateless_at is not None and start >= at.stateless_at:
                 return at.failure
-            epoch = at.start
-            at = at.parent
+            start, at = at.start, at.parent
         return None
 
     def _note_farthest(self, node: Node, epoch: int) -> None:

@@ -110,6 +110,7 @@ class Node:
         "points",
         "running",
         "start",
+        "stateless_at",
         "timeline",
         "waiting",
     )
@@ -133,6 +134,8 @@ class Node:
         self.running: tuple[int, int] | None = None
         self.failed_at: int | None = None
         """The first epoch that training cannot reach."""
+        self.stateless_at: int | None = None
+        """The first epoch whose state cannot be had, so that nothing goes on from there."""
         self.failure = ("", "", "")
         self.joined = False
         """Whether the node counts as waiting at its origin."""
