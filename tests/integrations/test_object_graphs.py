@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import importlib
 import random
 import weakref
 
@@ -263,6 +264,18 @@ def test_metrics_of_torchmetrics_are_copied():
     torchmetrics = pytest.importorskip("torchmetrics")
     torchmetrics.Accuracy(task="binary")  # the first one fills caches of classes
     assert compared(lambda: with_(accuracy=torchmetrics.Accuracy(task="binary")))
+
+
+def test_the_compiler_refers_to_modules():
+    """Once anything is compiled in a process, PyTorch has a weak reference to each new module."""
+    importlib.import_module("torch._dynamo.mutation_guard").install_generation_tagging_init()
+
+    class OwnState(Net):
+        def __setstate__(self, state):
+            self.__dict__.update(state)
+
+    for kind in (Net, OwnState):
+        assert compared(kind)
 
 
 def test_an_object_may_be_held_by_others_for_a_moment():

@@ -192,7 +192,7 @@ class _Pairs:
         _require(known == (id(other) in self.right))
         _require(not known or self._partner[id(one)] == id(other))
         if self._count and not known:
-            counts = [(sys.getrefcount(x), weakref.getweakrefcount(x)) for x in (one, other)]
+            counts = [(sys.getrefcount(x), _num_weak(x)) for x in (one, other)]
             if counts[0] != counts[1]:
                 raise _HeldElsewhere
         self.left[id(one)], self.right[id(other)] = one, other  # kept, so that ids stay theirs
@@ -291,6 +291,19 @@ _IN_ANY_ORDER = frozenset({"torchmetrics"})
 """Packages whose objects have their attributes in another order once they are copied."""
 
 _UNSET = "<not set>"
+
+
+def _num_weak(value: Any) -> int:
+    """Return how many weak references there are to an object.
+
+    PyTorch's compiler has one to each module that is made by ``__init__``, and to some copies only:
+    classes such as those of torchmetrics have a ``__setstate__`` of their own. It is not counted.
+    """
+    found = weakref.getweakrefcount(value)
+    guard = sys.modules.get("torch._dynamo.mutation_guard")
+    if guard is None or not isinstance(value, torch.nn.Module):
+        return found
+    return found - (value in guard.GenerationTracker.generation_values)
 
 
 def _require(condition: object) -> None:
