@@ -198,9 +198,9 @@ class Arrays(Moving):
     ("task", "fault", "told", "num_done"),
     [
         (Moving, "", "", 3),
-        (Moving, "late", "no state any more", 1),
+        (Moving, "late", "no state any more", 0),
         (Moving, "load", "no way back", 0),
-        (Arrays, "", "is a ndarray", 1),
+        (Arrays, "", "is a ndarray", 0),
     ],
 )
 def test_what_goes_on_from_a_state_that_cannot_be_had_fails(
@@ -215,7 +215,7 @@ def test_what_goes_on_from_a_state_that_cannot_be_had_fails(
         algorithm=GridSearch(max_epochs=6),
     )
     study.run(progress=False, executor=EXECUTORS[executor], observers=[count])
-    assert [trial.state for trial in study.trials].count("done") <= num_done
+    assert [trial.state for trial in study.trials].count("done") == num_done
     assert all(told in trial.error for trial in study.trials if trial.state == "failed")
     assert {trial.state for trial in study.trials} <= {"done", "failed"}
     assert count.epochs <= 3 * 6

@@ -330,7 +330,7 @@ def run_and_show(
             found = result_document(study, done=watch.done, signal=watch.signal)
         else:
             show_results(study)
-        # whoever interrupts a run does not wait for pictures
+        # A user who interrupts a run does not want to wait for pictures.
         written = pictures() if watch.signal is None else ()
         if as_json:
             print_document({**found, "written": [str(file) for file in written]})

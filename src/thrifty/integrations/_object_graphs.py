@@ -61,7 +61,7 @@ def made_again(
         except _HeldElsewhere:
             # Perhaps for a moment only, such as by a thread that goes through all objects.
             time.sleep(_BETWEEN_LOOKS_S)
-        except Exception:  # noqa: BLE001 (of any type: classes say how they are copied and compared)
+        except Exception:  # noqa: BLE001 (classes say how they are copied and compared)
             break
     return another, False
 
