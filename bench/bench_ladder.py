@@ -6,9 +6,9 @@ A character GPT of about one million parameters, ten horizons of 1 to 10 units, 
 two learning rates, one and three shapes of cooldowns. Each horizon, rate and shape is one run. The
 peers and the plain loop train each run from its beginning; thrifty trains one trunk for each rate.
 All train the same thing: the losses must be equal to the last bit. Each method has a process of its
-own with one thread, and trains one run at a time. The separate runs are timed in two halves, one
-before ours and one after it, so that both see the same machine. Imports are not counted; thrifty's
-evaluation after each epoch, its checkpoints, checks and database are.
+own with one thread, and trains one run at a time. The plain loop and thrifty take turns, a run of
+the one and a stage of the other, so that both see the same machine; the others' turns and imports
+are not counted. Thrifty's evaluation after each epoch, its checkpoints, checks and database are.
 
 Parts are ``three shapes`` and ``one shape``; the peers train the ladder of one shape. Without
 ``--text``, the text is tinyshakespeare from the data folder, or one that the benchmark makes up.
@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from bench.common.harness import Goal, Part, at_least, equal, finish, parser, run_parts, table
-from bench.common.processes import in_fresh_process
+from bench.common.processes import in_turns
 from bench.ladder.methods import law_of_losses
 from bench.ladder.setting import GPT, UNIT, Setting, default_text, windows
 
@@ -58,43 +58,17 @@ def main() -> None:
 def ladder(*, text: str, quick: bool, rounds: int, shapes: int, peers: Sequence[str] = ()) -> Part:
     """Train a ladder by thrifty and by peers, and each of its runs separately."""
     setting = Setting.of(quick=quick, text=text, shapes=shapes)
-    run = partial(in_turn, text=text, quick=quick, shapes=shapes)
+    options = ("--text", text, "--shapes", str(shapes), *(["--quick"] if quick else []))
     results: Results = {method: [] for method in ("plain", "thrifty", *peers)}
     for _ in range(rounds):
-        before = run("plain", half=0)
-        results["thrifty"].append(run("thrifty"))
-        results["plain"].append(joined(before, run("plain", half=1)))
-        for method in peers:
-            results[method].append(run(method))
+        for group in (("thrifty", "plain"), *((method,) for method in peers)):
+            commands = [("bench.ladder.methods", method, *options) for method in group]
+            for method, found in zip(group, in_turns(*commands), strict=True):
+                results[method].append(found)
+                cpu_s = found.get("cpu_s", 0)
+                print(f"{method}: {found['seconds']:.1f} s, CPU {cpu_s:.1f} s", flush=True)
     rows = report(setting, results)
     return {"rows": rows, "runs": results}, goals_of(setting, results)
-
-
-def in_turn(
-    method: str, *, text: str, quick: bool, shapes: int, half: int | None = None
-) -> dict[str, Any]:
-    """Run a method in a fresh process and say how long it took."""
-    more = [*(["--quick"] if quick else []), *([] if half is None else ["--half", str(half)])]
-    found = in_fresh_process(
-        "bench.ladder.methods", method, "--text", text, "--shapes", str(shapes), *more
-    )
-    part = "" if half is None else f", half {half + 1}"
-    print(
-        f"{method}{part}: {found['seconds']:.1f} s, CPU {found.get('cpu_s', 0):.1f} s", flush=True
-    )
-    return found
-
-
-def joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of two halves of the separate runs."""
-    losses = [0.0] * (len(one["losses"]) + len(other["losses"]))
-    losses[0::2], losses[1::2] = one["losses"], other["losses"]
-    return {
-        "seconds": one["seconds"] + other["seconds"],
-        "cpu_s": one["cpu_s"] + other["cpu_s"],
-        "losses": losses,
-        "peak_mb": max(one["peak_mb"], other["peak_mb"]),
-    }
 
 
 def report(setting: Setting, results: Results) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,35 +16,97 @@ from typing import Any
 import psutil
 
 
-RESULT = "RESULT "
+RESULT, TURN = "RESULT ", "TURN"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def in_fresh_process(module: str, *args: str) -> dict[str, Any]:
     """Run ``python -m module args``; return its result line with its process tree's peak memory."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *args],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **ONE_THREAD},
-    )
-    peak = _PeakMemory(process.pid)
+    return in_turns((module, *args))[0]
+
+
+def in_turns(*commands: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Run commands as ``in_fresh_process`` does, of which only one works at a time.
+
+    Each works until it waits for its next turn, so all see the same changes in the machine's speed.
+    """
+    children = [_Child(command) for command in commands]
+    waiting = deque(children)
     try:
-        out, _ = process.communicate()
+        while waiting:
+            child = waiting.popleft()
+            if child.works():
+                waiting.append(child)
     finally:
-        peak_bytes = peak.stop()
-    lines = [line for line in out.splitlines() if line.startswith(RESULT)]
-    if process.returncode or not lines:
-        raise RuntimeError(
-            f"{module} {' '.join(args)} failed ({process.returncode}):\n{out[-2000:]}"
-        )
-    result: dict[str, Any] = json.loads(lines[-1].removeprefix(RESULT))
-    return {**result, "peak_mb": peak_bytes / 2**20}
+        for child in children:
+            child.stop()
+    return [child.result for child in children]
 
 
 def say_result(result: dict[str, Any]) -> None:
     """Print a result line: the child's side of ``in_fresh_process``."""
     print(RESULT + json.dumps(result), flush=True)
+
+
+def wait_for_turn() -> None:
+    """Let the other processes of ``in_turns`` work until it is this one's turn again."""
+    print(TURN, flush=True)
+    sys.stdin.readline()
+
+
+class _Child:
+    """A process that takes turns; its first turn begins with its start."""
+
+    def __init__(self, command: tuple[str, ...]) -> None:
+        self.result: dict[str, Any] = {}
+        self._command = command
+        self._process: subprocess.Popen[str] | None = None
+        self._peak: _PeakMemory | None = None
+        self._said: list[str] = []
+
+    def works(self) -> bool:
+        """Let it work; return whether it waits for another turn, and has not ended."""
+        process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if self._said:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        for line in process.stdout:
+            self._said.append(line.rstrip("\n"))
+            if self._said[-1] == TURN:
+                return True
+        self._end(process.wait())
+        return False
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self._peak is not None:
+            self._peak.stop()
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *self._command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **ONE_THREAD},
+        )
+        self._peak = _PeakMemory(self._process.pid)
+        return self._process
+
+    def _end(self, status: int) -> None:
+        assert self._peak is not None
+        lines = [line for line in self._said if line.startswith(RESULT)]
+        if status or not lines:
+            said = "\n".join(self._said)
+            raise RuntimeError(f"{' '.join(self._command)} failed ({status}):\n{said[-2000:]}")
+        self.result = {
+            **json.loads(lines[-1].removeprefix(RESULT)),
+            "peak_mb": self._peak.stop() / 2**20,
+        }
 
 
 @contextmanager

@@ -10,43 +10,74 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from bench.common.processes import say_result
+import thrifty as th
+from bench.common.processes import say_result, wait_for_turn
 from bench.ladder.setting import SEED, Characters, Setting, train_plainly
+from thrifty.core import EpochDone, StageStarted
 
 
-@contextmanager
-def timed(result: dict[str, Any]) -> Iterator[None]:
-    """Add the seconds and the CPU seconds of the context to a result."""
-    began, cpu = time.perf_counter(), time.process_time()
-    yield
-    result["seconds"] = time.perf_counter() - began
-    result["cpu_s"] = time.process_time() - cpu
+class Stopwatch:
+    """The seconds and the CPU seconds of a context, without those of the others' turns."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+        self._waited_s = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._began, self._cpu_s = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.spent = {
+            "seconds": time.perf_counter() - self._began - self._waited_s,
+            "cpu_s": time.process_time() - self._cpu_s,
+        }
+
+    def wait_for_turn(self) -> None:
+        began = time.perf_counter()
+        wait_for_turn()
+        self._waited_s += time.perf_counter() - began
 
 
-def plain(setting: Setting, *, half: int | None = None) -> dict[str, Any]:
-    """Train each run separately in a plain PyTorch loop, one after the other.
+def plain(setting: Setting) -> dict[str, Any]:
+    """Train each run separately in a plain PyTorch loop, one after the other, a run in a turn."""
+    losses = []
+    with Stopwatch() as watch:
+        for schedule in setting.schedules():
+            watch.wait_for_turn()
+            losses.append(train_plainly(setting, schedule))
+    return {**watch.spent, "losses": losses}
 
-    With ``half``, only every other run is trained, from the first or from the second on.
-    """
-    out: dict[str, Any] = {}
-    schedules = setting.schedules()
-    with timed(out):
-        chosen = schedules if half is None else schedules[half::2]
-        out["losses"] = [train_plainly(setting, schedule) for schedule in chosen]
-    return out
+
+class Turns:
+    """As many turns as there are separate runs; each ends after the first epoch of a stage."""
+
+    def __init__(self, setting: Setting, watch: Stopwatch) -> None:
+        num_runs = len(setting.schedules())
+        num_trunk_stages = len(setting.rates) * len(setting.horizons)
+        self._share = num_runs / (num_runs + num_trunk_stages)
+        self._watch = watch
+        self._num_stages = 0
+        self._begins = False
+
+    def on_event(self, event: object) -> None:
+        if isinstance(event, StageStarted):
+            self._begins = True
+        elif isinstance(event, EpochDone) and self._begins:
+            self._begins = False
+            self._num_stages += 1
+            before = int((self._num_stages - 1) * self._share)
+            if int(self._num_stages * self._share) > before:
+                self._watch.wait_for_turn()
 
 
 def thrifty(setting: Setting) -> dict[str, Any]:
     """Train the ladder by thrifty: SQLite, checkpoints on disk, one worker."""
-    import thrifty as th  # noqa: PLC0415 (the peers do not need it)
-
-    out: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         study = th.Study(
             Characters(setting),
@@ -58,16 +89,20 @@ def thrifty(setting: Setting) -> dict[str, Any]:
             name="ladder",
             seed=SEED,
         )
-        with timed(out):
+        with Stopwatch() as watch:
             forecast = study.plan()
-            study.run(executor=th.Local(workers=1, threads=1, pack="solo"), progress=False)
+            study.run(
+                executor=th.Local(workers=1, threads=1, pack="solo"),
+                progress=False,
+                observers=[Turns(setting, watch)],
+            )
         schedules = setting.schedules()
         losses: list[float | None] = [None] * len(schedules)
         for trial in study.trials:
             losses[schedules.index(trial.config["lr"])] = trial.value
         savings = study.savings
         return {
-            **out,
+            **watch.spent,
             "losses": losses,
             "planned": forecast.unique_epochs,
             "unique": savings.unique_epochs,
@@ -107,7 +142,6 @@ def optuna(setting: Setting) -> dict[str, Any]:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     schedules = setting.schedules()
-    out: dict[str, Any] = {}
     losses: list[float | None] = [None] * len(schedules)
 
     def objective(trial: optuna.Trial) -> float:
@@ -115,13 +149,13 @@ def optuna(setting: Setting) -> dict[str, Any]:
         losses[index] = found = train_plainly(setting, schedules[index])
         return found
 
-    with tempfile.TemporaryDirectory() as folder, timed(out):
+    with tempfile.TemporaryDirectory() as folder, Stopwatch() as watch:
         study = optuna.create_study(
             storage=f"sqlite:///{folder}/optuna.db",
             sampler=optuna.samplers.GridSampler({"run": list(range(len(schedules)))}, seed=0),
         )
         study.optimize(objective, n_trials=len(schedules))
-    return {**out, "losses": losses}
+    return {**watch.spent, "losses": losses}
 
 
 def ray(setting: Setting) -> dict[str, Any]:
@@ -173,15 +207,13 @@ def main() -> None:
     parser.add_argument("method", choices=METHODS)
     parser.add_argument("--text", default="")
     parser.add_argument("--shapes", type=int, default=3)
-    parser.add_argument("--half", type=int, choices=(0, 1))
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     small = Setting.of(quick=True, text=args.text, shapes=1)
     train_plainly(small, small.schedules()[0])
     setting = Setting.of(quick=args.quick, text=args.text, shapes=args.shapes)
-    method = METHODS[args.method]
-    say_result(method(setting) if args.half is None else method(setting, half=args.half))
+    say_result(METHODS[args.method](setting))
 
 
 if __name__ == "__main__":

@@ -308,24 +308,40 @@ def test_a_later_wrong_step_is_told(monkeypatch):
     assert 1 <= first <= 3
 
 
-def test_what_changes_between_steps_is_recorded_anew():
-    factor = [1.0]
+@pytest.mark.parametrize("at", [2, 13], ids=["early", "at an unchecked step"])
+@pytest.mark.parametrize("what", ["closure", "list", "global", "child", "frozen"])
+def test_what_changes_between_steps_is_recorded_anew(what, at, monkeypatch):
+    factor, factors = 1.0, [1.0]
 
     def scaled(model, batch):
-        return factor[0] * loss(model, batch)
+        return factor * factors[0] * SCALE * loss(model, batch)
 
-    models, values = mlps(2), [{"lr": 0.05}] * 2
-    steps = [([batch(s)] * 2, values) for s in range(4)]
+    optimizer, models, values = th.SGD(lr="lr"), mlps(2), [{"lr": 0.05}] * 2
     wanted = copy.deepcopy(models)
-    packed = th.pack(models, loss=scaled, optimizer=OPTIMIZERS["sgd"], values=values)
-    twin = th.pack(wanted, loss=scaled, optimizer=OPTIMIZERS["sgd"], values=values)
+    packed = th.pack(models, loss=scaled, optimizer=optimizer, values=values)
+    twin = th.pack(wanted, loss=scaled, optimizer=optimizer, values=values)
     twin.fused = False
-    for number, (each, _) in enumerate(steps):
-        factor[0] = 1.0 if number < 2 else 3.0
-        packed.step(each[0])
-        twin.step(each[0])
-    assert twin.fused is False
-    assert_same(models, wanted)
+    for number in range(at + 2):
+        if number == at:
+            if what == "closure":
+                factor = 3.0
+            elif what == "list":
+                factors[0] = 3.0
+            elif what == "global":
+                monkeypatch.setitem(globals(), "SCALE", 3.0)
+            for model in [*models, *wanted]:
+                if what == "child":
+                    model[1] = nn.ReLU()
+                elif what == "frozen":
+                    model[0].weight.requires_grad_(False)
+        packed.step(batch(number))
+        twin.step(batch(number))
+        assert packed.fused is True
+        assert twin.fused is False
+        assert_same(models, wanted)
+
+
+SCALE = 1.0
 
 
 # -- errors --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from itertools import count
@@ -264,6 +264,12 @@ def address(tensor: torch.Tensor) -> int:
     Unlike ``data_ptr``, it does not give a shared tensor memory of its own.
     """
     return storage_address(tensor) + int(tensor.storage_offset()) * tensor.element_size()
+
+
+def places_in_memory(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return numbers that are equal as long as all the tensors stay where they are in memory."""
+    begins = torch._C._data_address if _CAN_SHARE else storage_address  # type: ignore[attr-defined]
+    return [*map(begins, tensors), *map(torch.Tensor.storage_offset, tensors)]
 
 
 def storage_address(tensor: torch.Tensor) -> int:

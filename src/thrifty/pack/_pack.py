@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,10 +28,6 @@ logger = plain_logger(__name__)
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
-WATCH_SHARE = 0.1
-"""The share of a step's time that looking for changed values may take."""
-SHORT_LOOK_S = 1e-4
-"""The seconds that a look at all values may always take."""
 MAX_RECORDINGS = 3
 """The number of changes in values that models read after which they are trained in turn."""
 
@@ -85,8 +79,6 @@ class Pack:
         self._num_steps = 0
         self._num_recordings = 0
         self._watch: Watch
-        self._parts = 1
-        self._look_s = math.inf
         self._first_unverified = [0] * len(self.models)
 
     def step(self, batch: Any = None, *, batches: Sequence[Any] | None = None) -> torch.Tensor:
@@ -161,15 +153,7 @@ class Pack:
         """Record anew if a value that the models or the loss read has changed since a step."""
         if self._block is None:
             return
-        began = time.perf_counter()
-        changed = self._watch.changed(self._num_steps % self._parts, self._parts)
-        seconds = time.perf_counter() - began
-        self.checks.spent_s += seconds
-        # Looks may take a tenth of a step. If they would take longer, each look covers a part of
-        # the values. The fastest look counts, because the machine may have interrupted others.
-        self._look_s = min(self._look_s, self._parts * seconds)
-        allowed = WATCH_SHARE * self.checks.trained_s / max(self._num_steps, 1)
-        self._parts = max(1, math.ceil(self._look_s / max(allowed, SHORT_LOOK_S)))
+        changed = self._watch.changed()
         if changed is None:
             return
         self._unfuse(f"{changed.name}, which they read, has changed", back_to=None)
@@ -190,7 +174,6 @@ class Pack:
             block.add(trial)
         self._block = block
         self._watch = self._new_watch()
-        self._parts, self._look_s = 1, math.inf
         self.fused = True
 
     def _new_watch(self) -> Watch:

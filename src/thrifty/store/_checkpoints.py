@@ -17,6 +17,7 @@ import os
 import re
 import threading
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -99,17 +100,21 @@ class CheckpointFolder:
             key: np.ascontiguousarray(value).reshape(value.shape) for key, value in tensors.items()
         }
         data = save(contiguous, metadata={"thrifty": json.dumps(meta)})
-        try:
-            if self._local is not None:
-                self.write_file(path, [data])
-            else:
-                # An object store makes a file visible only when it is complete.
-                self._fs.pipe_file(f"{self._path}/{path}", data)
-        except OSError as error:
-            path = f"{self._shown}/{path}"
-            raise _refused(error, path, len(data), said=self._said(error)) from self._cause(error)
+        with ThreadPoolExecutor(max_workers=1) as beside:  # the disk leaves a processor idle
+            digest = beside.submit(_digest, data)
+            try:
+                if self._local is not None:
+                    self.write_file(path, [data])
+                else:
+                    # An object store makes a file visible only when it is complete.
+                    self._fs.pipe_file(f"{self._path}/{path}", data)
+            except OSError as error:
+                shown = f"{self._shown}/{path}"
+                raise _refused(
+                    error, shown, len(data), said=self._said(error)
+                ) from self._cause(error)
         return CheckpointRef(
-            node=node, epoch=epoch, path=path, num_bytes=len(data), digest=_digest(data)
+            node=node, epoch=epoch, path=path, num_bytes=len(data), digest=digest.result()
         )
 
     def read(self, ref: CheckpointRef) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:

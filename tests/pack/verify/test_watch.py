@@ -131,11 +131,40 @@ def test_iterators_cannot_be_watched():
     assert not Watch({"model": Net()}).unwatchable
 
 
-def test_a_part_at_a_time():
+def test_all_changes_are_found_at_once():
     with Frozen():
         net = Net()
         watch = Watch({"model": net})
         set_global(net)
         net.scale = 3.0
-        found = {c.name for part in range(3) if (c := watch.changed(part, 3))}
-        assert len(found) == 2
+        net.inner.weight.requires_grad_(False)
+        assert {change.name.rpartition(".")[2] for change in watch.changes()} == {
+            "FACTOR",
+            "scale",
+            "inner",
+        }
+
+
+def test_other_objects_that_are_equal_are_no_change():
+    net = Net()
+    net.scale, net.notes = float("1.5"), ["a"]
+    watch = Watch({"model": net})
+    net.scale, net.notes = float("1.5"), ["a"]
+    assert watch.changed() is None
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_memory_that_has_moved_is_a_change_where_it_matters(memory):
+    net = Net()
+    watch = Watch({"model": net}, memory=memory)
+    net.inner.weight.data = net.inner.weight.data.clone()
+    assert (watch.changed() is not None) is memory
+
+
+def test_children_that_trade_places_with_their_neighbours_are_a_change():
+    one, other = nn.Sequential(nn.ReLU()), nn.Sequential(nn.Tanh(), nn.Identity())
+    net = nn.Sequential(one, other)
+    watch = Watch({"model": net})
+    one.add_module("1", other[0])  # in order, the same modules as before
+    del other[0]
+    assert watch.changed() is not None

@@ -109,13 +109,6 @@ class FeedError(Exception):
         self.reason = reason
 
 
-WATCH_PARTS = 8
-"""Number of steps over which one look at all watched values is spread.
-
-This applies where user code runs between steps.
-"""
-
-
 class FusedTrial(TaskTrial):
     """A trial whose parameters are one row of a block.
 
@@ -361,10 +354,9 @@ class FusedTrial(TaskTrial):
     def look_around(self) -> None:
         """Request a check of this step if a watched value has changed since the epoch began.
 
-        The code of a dataset runs between steps and may change values. Each step looks at one part
-        of the values only.
+        The code of a dataset runs between steps and may change values.
         """
-        if self._looks_around and self.watch.changed(self.step_index % WATCH_PARTS, WATCH_PARTS):
+        if self._looks_around and self.watch.changed():
             self.check_at(self.step_index)
             self._watch, self._looks_around = self._new_watch(), False
 

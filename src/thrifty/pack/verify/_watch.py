@@ -11,17 +11,18 @@ import random
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
 import torch
 
-from thrifty.pack._frozen import address
+from thrifty.pack._frozen import places_in_memory
 from thrifty.pack.identity import MISSING, Place, held_by, is_iterator, vars_of
 
 from ._keeper import IMMUTABLE, elements, local_names, training_places
@@ -56,7 +57,7 @@ class Change:
 class Watch:
     """The values that some code reads, and whether one of them has changed since.
 
-    Looking costs about a microsecond per module.
+    A look that finds nothing takes about a microsecond per module.
 
     Args:
         roots: The code and the objects to watch, by name: a loss, a task, a module.
@@ -97,6 +98,12 @@ class Watch:
             for name, model in self._models.items()
             for path, module in model.named_modules()
         ]
+        self._glance = _Glance(
+            list(self._spaces.values()),
+            [place for _, place in self._cells],
+            self._modules,
+            memory=self._memory,
+        )
 
     def _add(self, place: Place) -> None:
         value = place.get()
@@ -116,27 +123,23 @@ class Watch:
         """The name of a value that cannot be compared, such as an iterator; "" if there is none."""
         return next(iter(self.iterators), "")
 
-    def changed(self, part: int = 0, parts: int = 1) -> Change | None:
-        """Return a value that is not what it was; None if there is none.
+    def changed(self) -> Change | None:
+        """Return a value that is not what it was; None if there is none."""
+        return next(self.changes(), None)
 
-        Args:
-            part: The part of the values to look at, for looking at all parts in rotation.
-            parts: How many parts there are.
-        """
-        return next(self.changes(part, parts), None)
-
-    def changes(self, part: int = 0, parts: int = 1) -> Iterator[Change]:
-        """Yield all values that are not what they were. Arguments as for ``changed``."""
-        for space in list(self._spaces.values())[part::parts]:
-            yield from map(self._change, space.changes())
-        for value, place in self._cells[part::parts]:
-            now = place.get()
-            if now is not value and not _equal(now, value):
-                yield self._change(place)
-        for module in self._modules[part::parts]:
-            if module.changed():
-                yield _change(module.name, module.module, is_own=True)
-        for place, before in self._contents[part::parts]:
+    def changes(self) -> Iterator[Change]:
+        """Yield all values that are not what they were."""
+        if not self._glance.is_same():
+            for space in list(self._spaces.values()):
+                yield from map(self._change, space.changes())
+            for value, place in self._cells:
+                now = place.get()
+                if now is not value and not _equal(now, value):
+                    yield self._change(place)
+            for module in self._modules:
+                if module.changed():
+                    yield _change(module.name, module.module, is_own=True)
+        for place, before in self._contents:
             if token(place.get()) != before and not (before == _NOTHING and not place.own):
                 yield self._change(place)
 
@@ -168,20 +171,19 @@ class _Namespace:
     """Names in one dict: a module's, a class's, an instance's."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
-        self._names = names
+        self.names = names
+        self.keys: list[str] = []
         self._places: list[Place] = []
         self._values: list[Any] = []
-        self._keys: list[str] = []
 
     def add(self, place: Place, value: Any) -> None:
+        self.keys.append(place.key)
         self._places.append(place)
-        self._keys.append(place.key)
         self._values.append(value)
 
     def changes(self) -> Iterator[Place]:
-        get = self._names.get
-        for key, value, place in zip(self._keys, self._values, self._places, strict=True):
-            now = get(key, MISSING)
+        for key, value, place in zip(self.keys, self._values, self._places, strict=True):
+            now = self.names.get(key, MISSING)
             if now is not value and not _equal(now, value):
                 yield place
 
@@ -197,32 +199,72 @@ class _Module:
         self.name = name
         self.module = module
         self._children = list(module._modules.values())
-        self._tensors = [*module._parameters.values(), *module._buffers.values()]
-        self._facts = self._read()
-        self._hooks = [
+        self._held = [*module._parameters.values(), *module._buffers.values()]
+        self.tensors = [t for t in self._held if t is not None]
+        self.hooks = [
             held
             for key, held in vars(module).items()
             if key.endswith(_HOOKS) and "state_dict" not in key
         ]
-        self._num_hooks = sum(map(len, self._hooks))
+        self._facts = _facts(self.tensors, self.hooks, memory=memory)
 
     def changed(self) -> bool:
         module = self.module
-        children, tensors = self._children, self._tensors
-        now = [*module._parameters.values(), *module._buffers.values()]
         return (
-            len(now) != len(tensors)
-            or any(one is not other for one, other in zip(now, tensors, strict=True))
-            or len(module._modules) != len(children)
-            or any(a is not b for a, b in zip(module._modules.values(), children, strict=True))
-            or self._read() != self._facts
-            or sum(map(len, self._hooks)) != self._num_hooks
+            not _are_same([*module._parameters.values(), *module._buffers.values()], self._held)
+            or not _are_same(list(module._modules.values()), self._children)
+            or _facts(self.tensors, self.hooks, memory=self._memory) != self._facts
         )
 
-    def _read(self) -> list[Any]:
-        tensors = [t for t in self._tensors if t is not None]
-        trained = [t.requires_grad for t in tensors]
-        return [*trained, *(address(t) for t in tensors)] if self._memory else trained
+
+def _facts(
+    tensors: Sequence[torch.Tensor], hooks: Iterable[Sized], *, memory: bool
+) -> list[bool | int]:
+    trained = map(attrgetter("requires_grad"), tensors)
+    return [*trained, *(places_in_memory(tensors) if memory else ()), *map(len, hooks)]
+
+
+class _Glance:
+    """What names, cells and modules hold, by identity, and the facts of all modules at once.
+
+    If all of it is the same, no single one needs to be looked at.
+    """
+
+    def __init__(
+        self,
+        spaces: Iterable[_Namespace],
+        cells: Sequence[Place],
+        modules: Sequence[_Module],
+        *,
+        memory: bool,
+    ) -> None:
+        self._names = [(space.names.get, key) for space in spaces for key in space.keys]
+        self._cells = cells
+        self._modules = [each.module for each in modules]
+        self._tensors = [tensor for each in modules for tensor in each.tensors]
+        self._hooks = [hook for each in modules for hook in each.hooks]
+        self._memory = memory
+        self._held, self._before = self._read()
+
+    def is_same(self) -> bool:
+        held, facts = self._read()
+        return _are_same(held, self._held) and facts == self._before
+
+    def _read(self) -> tuple[list[Any], list[bool | int]]:
+        parts = list(chain.from_iterable(map(_PARTS, self._modules)))
+        held = [get(key, MISSING) for get, key in self._names]
+        held += [place.get() for place in self._cells]
+        held += chain.from_iterable(map(dict.values, parts))
+        facts = _facts(self._tensors, self._hooks, memory=self._memory)
+        return held, [*facts, *map(len, parts)]
+
+
+_PARTS = attrgetter("_parameters", "_buffers", "_modules")
+
+
+def _are_same(held: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Return whether two sequences hold the same objects, and not only equal ones."""
+    return len(held) == len(before) and all(map(is_, held, before))
 
 
 def token(value: Any, depth: int = 0) -> Any:
