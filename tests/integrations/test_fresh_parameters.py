@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import thrifty as th
 from tests.integrations._drive import assert_a_resumed_trial_is_the_same, stored, train
 from thrifty.integrations import HuggingFaceTrainable, LightningTrainable
-from thrifty.integrations._fresh_parameters import fill_in, frozen_digests, leave_out
+from thrifty.integrations._model_copies import fill_in, frozen_digests, leave_out
 from thrifty.pack import borrowed_streams
 
 

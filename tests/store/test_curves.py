@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import create_engine, text
 
-from thrifty.store import EpochRecord, Store, _migrate
+from thrifty.store import EpochRecord, Store, migrations
 from thrifty.testing import VirtualClock
 
 
@@ -89,8 +89,8 @@ def test_what_an_epoch_takes_alone_is_kept(store):
 def test_a_database_of_version_0001_keeps_its_rows(url, monkeypatch):
     engine = create_engine(url)
     with monkeypatch.context() as older, engine.begin() as connection:
-        older.setattr(_migrate, "VERSION", "0001")
-        _migrate.upgrade(connection)
+        older.setattr(migrations, "VERSION", "0001")
+        migrations.upgrade(connection)
         connection.execute(text("INSERT INTO plans VALUES (1, 'identity', 'T', 10.0)"))
         connection.execute(
             text("""INSERT INTO epochs VALUES (1, 0, 1, '{"loss": 0.25}', 0.5, 'w')""")

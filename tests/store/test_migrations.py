@@ -9,7 +9,7 @@ from sqlalchemy import create_engine, text
 
 from tests.study.helpers import make_study
 from thrifty.core import EpochDone
-from thrifty.store import EpochAgain, EpochRecord, RefusalRecord, Store, _migrate
+from thrifty.store import EpochAgain, EpochRecord, RefusalRecord, Store, migrations
 
 
 pytestmark = pytest.mark.slow
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow
 
 def old_database(url, version, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(_migrate, "VERSION", version)
+        patch.setattr(migrations, "VERSION", version)
         with create_engine(url).begin() as connection:
-            _migrate.upgrade(connection)
+            migrations.upgrade(connection)
 
 
 def copied(new, old, monkeypatch) -> None:

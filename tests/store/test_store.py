@@ -37,9 +37,9 @@ from thrifty.store import (
     TrialReported,
     TrialStopped,
 )
-from thrifty.store._migrate import upgrade
 from thrifty.store._records import records_of
 from thrifty.store._schema import metadata
+from thrifty.store.migrations import upgrade
 from thrifty.testing import VirtualClock
 
 

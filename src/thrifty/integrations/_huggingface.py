@@ -30,8 +30,7 @@ from ._adapters import (
     options_of,
     to_plain,
 )
-from ._fresh_parameters import fill_in, frozen_digests, leave_out
-from ._model_copies import ModelCopies
+from ._model_copies import ModelCopies, fill_in, frozen_digests, leave_out
 from ._step_batches import PassSampler
 
 

@@ -110,9 +110,9 @@ class CheckpointFolder:
                     self._fs.pipe_file(f"{self._path}/{path}", data)
             except OSError as error:
                 shown = f"{self._shown}/{path}"
-                raise _refused(
-                    error, shown, len(data), said=self._said(error)
-                ) from self._cause(error)
+                raise _refused(error, shown, len(data), said=self._said(error)) from self._cause(
+                    error
+                )
         return CheckpointRef(
             node=node, epoch=epoch, path=path, num_bytes=len(data), digest=digest.result()
         )

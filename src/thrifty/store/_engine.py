@@ -437,7 +437,7 @@ def _bring_up_to_date(connection: Connection, url: str) -> None:
         metadata.create_all(connection)
         connection.execute(insert(version_table).values(version_num=VERSION))
     else:
-        import_module("thrifty.store._migrate").upgrade(connection)
+        import_module("thrifty.store.migrations").upgrade(connection)
     connection.commit()
 
 

@@ -42,10 +42,9 @@ from thrifty.store import (
     TrialReported,
     TrialStopped,
 )
-from thrifty.store._reports import EpochTimes
+from thrifty.store._reports import EpochTimes, mean_curve, standard_errors
 
 from ._goals import Goals
-from ._replicas import mean_curve, standard_errors
 from ._trial_events import FailureLog, TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 
 

@@ -15,10 +15,10 @@ from thrifty.space import Config, Timeline, TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store import Store, StudyInfo, redact_url
 from thrifty.store._address import read_address
+from thrifty.store._reports import mean_curve
 
 from ._goals import Goals
 from ._ledger import Ledger
-from ._replicas import mean_curve
 from ._repository import StudyRepository
 from ._results import (
     MAX_COLUMNS,

@@ -22,11 +22,16 @@ from thrifty.search._certainty import certainty
 from thrifty.space import TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store import failure_groups, nondominated
-from thrifty.store._reports import EpochTimes, failure_lines, interval, standard_deviation
+from thrifty.store._reports import (
+    EpochTimes,
+    failure_lines,
+    interval,
+    mean_curve,
+    standard_deviation,
+)
 
 from ._goals import Goals
 from ._ledger import Ledger, is_done
-from ._replicas import mean_curve
 
 
 TrialState = Literal["done", "running", "paused", "stopped", "failed"]

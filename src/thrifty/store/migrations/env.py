@@ -4,7 +4,7 @@ from alembic import context
 
 
 def main() -> None:
-    """Run the migrations that ``_migrate.upgrade`` requested."""
+    """Run the migrations that ``migrations.upgrade`` requested."""
     context.configure(
         connection=context.config.attributes["connection"],
         version_table="thrifty_version",
