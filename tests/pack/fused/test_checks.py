@@ -251,8 +251,18 @@ class Meddling(Dataset):
 SETTINGS = {"factor": 1.0}
 
 
+class Counting(Meddling):
+    """It also changes, with each row, a setting that makes no difference."""
+
+    def __getitem__(self, index):
+        COUNTS["rows"] = index
+        batch = super().__getitem__(index)
+        self.settings["factor"] = 2.0 if index % 32 == 7 else 1.0
+        return batch
+
+
 class Meddled(Toy):
-    not_state = ("settings",)
+    not_state: tuple[str, ...] = ("settings",)
 
     def data(self, hp):
         return Meddling(SETTINGS, at=40), Meddling(SETTINGS, at=0)
@@ -261,15 +271,29 @@ class Meddled(Toy):
         return Scaled(SETTINGS)
 
 
-def test_what_a_dataset_changes_within_an_epoch_is_noticed():
+COUNTS = {"rows": 0}
+
+
+class Counted(Meddled):
+    not_state = ("settings", "COUNTS")
+
+    def data(self, hp):
+        return Counting(SETTINGS, at=0), Meddling(SETTINGS, at=0)
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) + 0.0 * COUNTS["rows"]
+
+
+@pytest.mark.parametrize("kind", [Meddled, Counted])
+def test_what_a_dataset_changes_within_an_epoch_is_noticed(kind):
     trials = TRIALS[:2]
-    backend = AutoBackend(Meddled(), device=here(), prefer="fused")
+    backend = AutoBackend(kind(), device=here(), prefer="fused")
     found = together(backend, trials)
     for one, config in zip(found, trials, strict=True):
         if one.error is not None:
             assert isinstance(one.error, UnverifiedError)
             continue
-        (wanted,) = alone(Meddled(), [config])
+        (wanted,) = alone(kind(), [config])
         assert_same([one], [wanted], tolerance=2e-5)
 
 

@@ -352,13 +352,13 @@ class FusedTrial(TaskTrial):
         return self._verified_step == self.step_index - 1
 
     def look_around(self) -> None:
-        """Request a check of this step if a watched value has changed since the epoch began.
+        """Request a check of this step if a watched value has changed since the last step.
 
         The code of a dataset runs between steps and may change values.
         """
         if self._looks_around and self.watch.changed():
             self.check_at(self.step_index)
-            self._watch, self._looks_around = self._new_watch(), False
+            self._watch = self.new_watch()
 
     def note_check(self, difference: Difference | None) -> None:
         """Record the result of a check of this step; ``difference`` is None if it passed."""
