@@ -92,9 +92,19 @@ def _configs(given: Sequence[str], file: Any) -> list[Mapping[str, Any]]:
 
 def _parsed(text: str, option: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{option} {_short(text)} is not JSON: {error}") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object with a name twice, of which Python's parser would keep the last."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"it has {_short(name)} twice")
+        found[name] = value
+    return found
 
 
 def _short(value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from thrifty.cli._train import load_study
-from thrifty.core import UsageError
+from thrifty.core import TaskError, ThriftyError, UsageError, error_text, plain_text
 from thrifty.hetero import HeteroTask, profile_step
 from thrifty.pack import (
     HyperParameters,
@@ -59,28 +60,53 @@ class ProfiledTask:
                 f"the task's batch_size follows hyper-parameter {size!r}: give --hp {size}=32, or "
                 "--batch"
             )
-        return int(self.values[size] if isinstance(size, str) else size)
+        with self._user_code("its batch size"):
+            return int(self.values[size] if isinstance(size, str) else size)
 
     def source(self) -> Source:
-        """Open the task's data on the profiled device."""
-        with borrowed_streams():
+        """Open the task's data on the profiled device.
+
+        Raises:
+            TaskError: The task's own code has failed.
+        """
+        with borrowed_streams(), self._user_code("its data"):
             return open_source(self.task.data(HyperParameters(self.values)), device=_device())
 
     def profile(self, source: Source, *, batch: int, cache: Path) -> StepProfile:
-        """Time a step with several parts of the given batch size."""
+        """Time a step with several parts of the given batch size.
+
+        Raises:
+            TaskError: The task's own code has failed, or its steps cannot be timed here.
+        """
         check_usual_step(self.task, where="thrifty rent", counts_steps=True)
         hp = HyperParameters(self.values)
-        with borrowed_streams():
+        with borrowed_streams(), self._user_code("its model"):
             model = self.task.model(hp).to(_device()).train()
+        with self._user_code("its optimizer"):
+            optimizer = optimizer_of(self.task, hp).build(model.named_parameters(), self.values)
         sizes = {min(-(-batch // part), source.num_train) for part in _PARTS}
-        return profile_step(
-            model,
-            optimizer_of(self.task, hp).build(model.named_parameters(), self.values),
-            batches_of(source),
-            loss=self.task.loss,
-            batches=sorted(sizes),
-            cache=cache,
-        )
+        with self._user_code("a step"):
+            return profile_step(
+                model,
+                optimizer,
+                batches_of(source),
+                loss=self.task.loss,
+                batches=sorted(sizes),
+                cache=cache,
+            )
+
+    @contextmanager
+    def _user_code(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except ThriftyError:
+            raise
+        except Exception as error:
+            raise TaskError(
+                f"{type(self.task).__name__} cannot be timed with {plain_text(self.values)}: "
+                f"{what} failed with {error_text(error)}; change the task, or give other values "
+                "with --hp NAME=VALUE"
+            ) from error
 
 
 def load_subject(file: Path, *, name: str | None, hp: Mapping[str, Any]) -> ProfiledTask:

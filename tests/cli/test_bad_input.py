@@ -1,0 +1,264 @@
+"""Bad input gives one message and exit code 2: never a traceback, and never a silent success."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.documents import check
+from thrifty.cli import main
+
+
+pytestmark = pytest.mark.slow
+
+STUDY = """
+import thrifty as th
+from thrifty.testing import LineTask
+
+study = th.Study(
+    LineTask(), th.Space(lr=th.Choice([0.1, th.Step(0.1, [2])])),
+    algorithm=th.GridSearch(max_epochs=4),
+    metric="mse", mode="min", storage="sqlite:///t.db", name="line",
+)
+"""
+TASK = """
+import torch
+import thrifty as th
+from thrifty.testing import LineTask
+
+class Odd(LineTask):
+    batch_size = "batch"
+    def model(self, hp):
+        return torch.nn.Linear(1, hp.width)
+
+task = Odd()
+"""
+
+FILES = {
+    "study.py": STUDY,
+    "two.py": STUDY + STUDY.replace("study =", "other =").replace('"line"', '"second"'),
+    "empty.py": "",
+    "syntax.py": "def f(:\n",
+    "raises.py": "raise ValueError('the data are missing')\n",
+    "exits.py": "import sys; sys.exit(3)\n",
+    "imports.py": "import no_such_module\n",
+    "null.py": "x = '\0'\n",
+    "metric.py": STUDY.replace('metric="mse"', 'metric="nope"').replace("t.db", "m.db"),
+    "space.py": STUDY.replace("th.Choice([0.1, th.Step(0.1, [2])])", "[0.1]"),
+    "address.py": STUDY.replace("sqlite:///t.db", "nonsense"),
+    "task.py": TASK,
+    "numbers.txt": "1,2,3\n",
+    "list.json": "[1, 2]",
+    "half.json": '[{"lr": 0.1}',
+    "nested.json": "[" * 3000,
+    "prices.csv": "a,b\n1,2\n",
+    "empty.csv": "",
+    "text.db": "no database " * 100,
+}
+
+DB = ["--storage", "sqlite:///t.db"]
+NO_DB = ["--storage", "sqlite:///nothere.db"]
+TIMED = ["--steps", "10", "--hp", "width=1", "--hp", "batch=8", "--hp", "lr=0.1"]
+
+
+def config(text: str) -> list[str]:
+    return ["study.py", "--config", text]
+
+
+BAD: list[tuple[list[str], str]] = [
+    ([""], "No such command"),
+    (["nope"], "No such command 'nope'"),
+    # files
+    (["run"], "Missing argument 'FILE'"),
+    (["run", ""], "does not exist"),
+    (["run", "nothere.py"], "does not exist"),
+    (["run", "folder"], "is a directory"),
+    (["run", "empty.py"], "does not define a study"),
+    (["run", "syntax.py"], "SyntaxError"),
+    (["run", "raises.py"], "ValueError: the data are missing"),
+    (["run", "exits.py"], "SystemExit: 3"),
+    (["run", "imports.py"], "No module named 'no_such_module'"),
+    (["run", "null.py"], "null bytes"),
+    (["run", "numbers.txt"], "is not a Python file"),
+    (["run", "metric.py"], "the study's metric 'nope'"),
+    (["run", "space.py"], "did you mean Choice([0.1])?"),
+    (["run", "address.py"], "not a database address"),
+    (["run", "two.py"], "pick one with --name"),
+    (["run", "two.py", "--name", "third"], "does not define study 'third'"),
+    (["run", "study.py", "extra"], "unexpected extra argument"),
+    (["run", "study.py", "--no-such-option"], "No such option"),
+    (["plan", "nothere.py"], "does not exist"),
+    (["plan", "task.py"], "does not define a study"),
+    (["plan", "study.py", "--name", "other"], "does not define study 'other'"),
+    # numbers
+    (["run", "study.py", "--workers", "0"], "at least one"),
+    (["run", "study.py", "--workers", "-1"], "at least one"),
+    (["run", "study.py", "--workers", "two"], "not a valid integer"),
+    (["run", "study.py", "--workers", "1.5"], "not a valid integer"),
+    (["run", "study.py", "--threads", "0"], "at least one"),
+    (["run", "study.py", "--threads", "x"], "not a valid integer"),
+    (["run", "study.py", "--epoch-timeout", "0"], "seconds above 0"),
+    (["run", "study.py", "--epoch-timeout", "nan"], "seconds above 0"),
+    (["run", "study.py", "--epoch-timeout", "inf"], "seconds above 0"),
+    (["run", "study.py", "--stop-epochs", "0"], "1 or more"),
+    (["run", "study.py", "--stop-seconds", "-1"], "a number above 0"),
+    (["run", "study.py", "--stop-seconds", "nan"], "a number above 0"),
+    (["run", "study.py", "--target", "nan"], "a finite number"),
+    (["run", "study.py", "--target", "high"], "not a valid float"),
+    (["resume", "line", *DB, "--workers", "0"], "at least one"),
+    (["plot", "line", "curves", *DB, "--dpi", "0"], "not in the range"),
+    (["cost", *config('{"lr": 0.1}'), "--epochs", "0"], "not in the range"),
+    (["cost", *config('{"lr": 0.1}'), "--epochs", "5000"], "no more than max_epochs"),
+    (["try", *config('{"lr": 0.1}'), "--epochs", "-2"], "not in the range"),
+    (["dashboard", "--port", "99999"], "not in the range"),
+    (["dashboard", "--port", "x"], "not a valid integer"),
+    # configurations
+    (["cost", "study.py"], "name a configuration"),
+    (["cost", *config("{")], "is not JSON"),
+    (["cost", *config("[]")], "a configuration is an object"),
+    (["cost", *config("{}")], "lacks lr"),
+    (["cost", *config('{"lr": 5}')], "lr=5 is not in"),
+    (["cost", *config('{"lr": "0.1"}')], "lr='0.1' is not in"),
+    (["cost", *config('{"lr": null}')], "lr=None is not in"),
+    (["cost", *config('{"lr": NaN}')], "not a finite number"),
+    (["cost", *config('{"lr": 0.1, "lr": 0.2}')], "it has 'lr' twice"),
+    (["cost", *config('{"lr": 0.1, "extra": 1}')], "'extra' is not in the space"),
+    (["cost", *config('{"lr": {"schedule": "Step"}}')], "needs value"),
+    (["cost", *config('{"lr": {"schedule": "Nope", "fields": {}}}')], "unknown schedule 'Nope'"),
+    (["cost", *config('{"lr": {"schedule": "__class__", "fields": {}}}')], "unknown schedule"),
+    (["cost", "study.py", "--configs", "list.json"], "a configuration is an object"),
+    (["cost", "study.py", "--configs", "half.json"], "is not JSON"),
+    (["cost", "study.py", "--configs", "nested.json"], "maximum recursion depth"),
+    (["cost", "study.py", "--configs", "nothere.json"], "No such file"),
+    (["cost", "study.py", "--configs", "folder"], "Is a directory"),
+    (["cost", *config('{"lr": 0.1}'), "--storage", "nonsense"], "not a database address"),
+    (["try", "study.py"], "name a configuration"),
+    (["try", *config('{"lr": 7}')], "lr=7 is not in"),
+    (["try", *config('{"lr": 0.1}'), "--as", "line"], "a different study 'line'"),
+    (["try", *config('{"lr": 0.1}'), "--as", ""], "give the study a name"),
+    # databases and studies
+    (["status", "--storage", ""], "not a database address"),
+    (["status", "--storage", "nonsense"], "not a database address"),
+    (["status", "--storage", "http://localhost"], "'http' is not a database"),
+    (["status", "--storage", "mysql://localhost/none"], "'mysql' is not a database"),
+    (["status", "--storage", "postgresql://localhost:1/none"], "does not answer"),
+    (["status", "--storage", "sqlite:///text.db"], "not a thrifty database"),
+    (["status", "--storage", "sqlite:///folder"], "cannot write"),
+    (["status", "--storage", "sqlite:///no/such/folder/x.db"], "there is no database"),
+    (["status", *NO_DB], "there is no database"),
+    (["status", *DB, "--name", "nope"], "no study 'nope'"),
+    (["best", *DB], "Missing argument 'NAME'"),
+    (["best", "", *DB], "no study ''"),
+    (["best", "nope", *DB], "no study 'nope'; it has: line"),
+    (["best", "line", *NO_DB], "there is no database"),
+    (["delete", "--yes"], "Missing argument 'NAME'"),
+    (["delete", "nope", *DB, "--yes"], "no study 'nope'"),
+    (["delete", "line", *NO_DB, "--yes"], "there is no database"),
+    (["explain", "nope", *DB], "no study 'nope'"),
+    (["explain", "line", "nope", *DB], "no study 'nope'"),
+    (["importance", "nope", *DB], "no study 'nope'"),
+    (["importance", "line", *DB, "--method", "magic"], "not one of"),
+    (["importance", "line", *DB, "--level", "none"], "not one of"),
+    (["plot", "nope", "curves", *DB], "no study 'nope'"),
+    (["plot", "line", "nokind", *DB], "not one of"),
+    (["resume", "nope", *DB], "no study 'nope'"),
+    (["resume", "line", *NO_DB], "there is no database"),
+    (["export", "nope", *DB, "--out", "x.csv"], "no study 'nope'"),
+    # what is written
+    (["plot", "line", "curves", *DB, "--out", "x.nope"], "its ending must be one of"),
+    (["plot", "line", "curves", *DB, "--out", "no/such/x.png"], "there is no folder"),
+    (["plot", "line", "curves", *DB, "--out", "folder"], "is a directory"),
+    (["export", "line", *DB], "say what to write"),
+    (["export", "line", *DB, "--format", "xml"], "not one of"),
+    (["export", "line", *DB, "--out", "x.nope"], "its ending must be one of"),
+    (["export", "line", *DB, "--out", "no/such/x.csv"], "cannot write"),
+    (["export", "line", *DB, "--csv", "folder"], "is a directory"),
+    (["export", "line", *DB, "--optuna", "t.db"], "t.db exists"),
+    (["export", "line", *DB, "--adapter", "out"], "has no adapter"),
+    (["export", "line", *DB, "--adapter", "out", "--trial", "99"], "no trial 99"),
+    (["export", "line", *DB, "--trial", "x"], "not a valid integer"),
+    # rent
+    (["rent", "nothere.py"], "does not exist"),
+    (["rent", "task.py", *TIMED, "--steps", "0"], "not in the range"),
+    (["rent", "task.py", *TIMED, "--batch", "0"], "not in the range"),
+    (["rent", "task.py", "--hp", "lr"], "write NAME=VALUE"),
+    (["rent", "task.py", "--hp", "lr=0.1"], "give --hp batch=32"),
+    (["rent", "task.py", *TIMED, "--hp", "batch=x"], "its batch size failed with ValueError"),
+    (["rent", "task.py", *TIMED, "--hp", "lr=x"], "its optimizer failed with TypeError"),
+    (["rent", "task.py", *TIMED, "--hp", "width=x"], "its model failed with TypeError"),
+    (["rent", "task.py", *TIMED, "--hp", "width=-1"], "its model failed with RuntimeError"),
+    (["rent", "task.py", *TIMED, "--hp", "width=3"], "a step failed with "),
+    (["rent", "task.py", *TIMED, "--catalogue", "prices.csv"], "lacks the columns"),
+    (["rent", "task.py", *TIMED, "--catalogue", "empty.csv"], "is empty"),
+    (["rent", "task.py", *TIMED, "--catalogue", "nothere.csv"], "does not exist"),
+    (["rent", "task.py", *TIMED, "--deadline", "soon"], "write 90m, 6h, 2d"),
+    (["rent", "task.py", *TIMED, "--deadline", "-1h"], "write 90m, 6h, 2d"),
+    (["rent", "task.py", *TIMED, "--budget", "-5"], "no sum of dollars"),
+    (["rent", "task.py", *TIMED, "--budget", "nan"], "no sum of dollars"),
+    (["rent", "task.py", *TIMED, "--cloud", "nowhere"], "no offer has cloud"),
+    (["rent", "task.py", *TIMED, "--region", "nowhere"], "no offer has region"),
+    (["rent", "task.py", *TIMED, "--accelerator", "H9000"], "no offer has accelerator"),
+    (["rent", "task.py", *TIMED, "--max-nodes", "0"], "not in the range"),
+    (["rent", "task.py", *TIMED, "--quota", "x"], "write NAME=NUMBER"),
+    (["rent", "task.py", *TIMED, "--quota", "x=-1"], "no whole number"),
+    (["rent", "task.py", *TIMED, "--evictions", "-1"], "not in the range"),
+    (["rent", "task.py", *TIMED, "--precision", "int4"], "not one of"),
+    (["rent", "task.py", *TIMED, "--profile", "list.json"], "holds no profile"),
+    (["rent", "task.py", *TIMED, "--profile", "nothere.json"], "does not exist"),
+    # servers
+    (["catalogue", "nope"], "No such command"),
+    (["dashboard", "--storage", "nonsense"], "not a database address"),
+    (["dashboard", *DB, "--host", "no.such.host.invalid"], "cannot listen"),
+    (["dashboard", *DB, "--host", "0.0.0.0", "--token", ""], "at least 16 characters"),
+    (["dashboard", "sqlite:///t.db", *DB], "give one of them"),
+    (["completion"], "Missing argument"),
+    (["completion", "csh"], "not one of"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("bad")
+    for name, text in FILES.items():
+        (made / name).write_text(text)
+    (made / "folder").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        thrifty("run", "study.py", "--quiet")
+    return made
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return all files, besides the database of a study that fails when it trains."""
+    files = (path for path in folder.iterdir() if path.is_file() and "m.db" not in path.name)
+    return {path.name: path.read_bytes() for path in files}
+
+
+def thrifty(*words: str) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["thrifty", *words])
+        try:
+            main()
+        except SystemExit as leaving:
+            return leaving.code
+    return 0
+
+
+@pytest.mark.parametrize(("words", "told"), BAD, ids=[" ".join(words) for words, _ in BAD])
+def test_a_message_says_what_is_wrong(folder, monkeypatch, capsys, words, told):
+    monkeypatch.chdir(folder)
+    before = contents(folder)
+    code = thrifty(*words, "--json")
+    printed = capsys.readouterr()
+    error = check(json.loads(printed.out), "")["error"]
+    assert told in error["message"]
+    assert code == 2
+    assert "Traceback" not in printed.err
+    assert contents(folder) == before
+
+
+def test_there_are_a_hundred():
+    assert len({tuple(words) for words, _ in BAD}) == len(BAD) >= 100
