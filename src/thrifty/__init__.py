@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         LRScheduler as LRScheduler,
         optuna_storage as optuna_storage,
         pack_tokens as pack_tokens,
+        trainable as trainable,
     )
     from thrifty.pack import (
         EMA as EMA,
@@ -150,7 +151,7 @@ _HOMES = {
         "StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
         "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),
-    "integrations": "FineTune LRScheduler LoRA optuna_storage pack_tokens",
+    "integrations": "FineTune LRScheduler LoRA optuna_storage pack_tokens trainable",
     "pack": (
         "Adagrad Adam AdamW ArrayData DatasetPair EMA HyperParameters Optimizer Optimizers RMSprop "
         "SGD SWA StreamData Task TokenFile Trainable times"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ._mlflow import MLflow as MLflow
     from ._tensorboard import TensorBoard as TensorBoard
     from ._wandb import WandB as WandB
+    from .functions._trainable import trainable as trainable
     from .optuna._storage import export_optuna as export_optuna, optuna_storage as optuna_storage
     from .sklearn._search import ThriftySearchCV as ThriftySearchCV
 
@@ -34,6 +35,7 @@ _HOMES = {
     "export_optuna": "optuna._storage",
     "optuna_storage": "optuna._storage",
     "pack_tokens": "_fine_tune",
+    "trainable": "functions._trainable",
 }
 
 __all__ = sorted(_HOMES)

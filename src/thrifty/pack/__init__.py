@@ -24,6 +24,7 @@ from .task._step_options import EMA, SWA
 from .task._streams import StreamData
 from .task._task import (
     HyperParameters,
+    SelfDescribing,
     Task,
     Trainable,
     check_usual_step,
@@ -67,6 +68,7 @@ __all__ = [
     "Packed",
     "Prefer",
     "RMSprop",
+    "SelfDescribing",
     "SoloBackend",
     "Source",
     "SourceData",

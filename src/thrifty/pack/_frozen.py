@@ -48,7 +48,7 @@ class FrozenTensor:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = torch._lazy_clone(tensor)
         self.number = next(_NUMBERS)
-        self._sums = _sums(self.tensor) if _writes_are_unseen(self.tensor) else None
+        self._sums = checksums(self.tensor) if _writes_are_unseen(self.tensor) else None
 
     def lend(self) -> torch.Tensor:
         """Return a tensor over the same memory, which is copied as soon as one writes into it."""
@@ -80,7 +80,7 @@ class FrozenTensor:
 
         The number is a tensor, so that a GPU is waited for once for many.
         """
-        return None if self._sums is None else (_sums(self.tensor) != self._sums).any()
+        return None if self._sums is None else (checksums(self.tensor) != self._sums).any()
 
 
 def written(frozen: Mapping[K, FrozenTensor]) -> list[K]:
@@ -101,8 +101,11 @@ def _writes_are_unseen(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
 
 
-def _sums(tensor: torch.Tensor) -> torch.Tensor:
-    """Return two sums over a tensor's bytes, which nearly any change of its values changes."""
+def checksums(tensor: torch.Tensor) -> torch.Tensor:
+    """Return two sums over a tensor's bytes, which nearly any change of its values changes.
+
+    They are a tensor on its device, so that a GPU is waited for once for many.
+    """
     out = torch.zeros(2, dtype=torch.int64, device=tensor.device)
     for part in torch.split(_bits(tensor), _CHUNK):
         numbers = part.to(torch.int64)

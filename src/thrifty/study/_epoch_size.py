@@ -28,11 +28,12 @@ def unit_of(algorithm: Algorithm, space: Space, size: EpochSize) -> TimeUnit:
 class EpochSizes:
     """The epochs of one study, measured when an amount is first turned into epochs.
 
-    Nothing is loaded if the task says everything that the units need.
+    Nothing is loaded if the task says everything that the units need. A trainable has no data to
+    load, so it needs no space here.
     """
 
     task: Task | Trainable
-    space: Space
+    space: Space | None
     seed: int
     _known: EpochSize | None = field(default=None, repr=False)
 
@@ -113,7 +114,9 @@ class EpochSizes:
         """
         name = type(self.task).__name__
         set_steps = f"set {name}.steps_per_epoch, the optimizer steps of an epoch"
-        fixed = {each: self.space[each] for each in self.space.names if self._is_fixed(each)}
+        assert self.space is not None
+        names = self.space.names
+        fixed = {each: self.space[each] for each in names if self._is_fixed(each)}
         hp = HyperParameters(fixed)
         why = ""
         assert isinstance(self.task, Task)
@@ -122,7 +125,7 @@ class EpochSizes:
                 size = measure_data(self.task, hp, batch_size=batch_size, seed=self.seed)
         except Exception as error:  # noqa: BLE001 (whatever the task's code raises)
             why = f"{name}.data(hp) cannot be loaded before training ({error_text(error)})"
-        varying = sorted((hp.names_read & {*self.space.names}) - fixed.keys())
+        varying = sorted((hp.names_read & {*names}) - fixed.keys())
         if varying:
             why = (
                 f"the data depend on hyper-parameter {varying[0]!r}, and may have more or fewer "
@@ -133,11 +136,13 @@ class EpochSizes:
         return size.steps, size.tokens_per_sample
 
     def _is_fixed(self, name: str) -> bool:
+        assert self.space is not None
         return not isinstance(self.space[name], Domain | Schedule)
 
     def _fixed(self, batch_size: int | str) -> int | None:
         """Return the batch size if it is one number, else None."""
         if isinstance(batch_size, str):
+            assert self.space is not None
             known = batch_size in self.space.names and self._is_fixed(batch_size)
             found = self.space[batch_size] if known else None
             return found if isinstance(found, int) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any
@@ -22,6 +23,7 @@ from thrifty.pack import (
     TRAIN_LOSS,
     Optimizer,
     Optimizers,
+    SelfDescribing,
     Task,
     TaskReport,
     Trainable,
@@ -230,6 +232,11 @@ logger = plain_logger(__name__)
 
 def check_arguments(task: object, space: object, *, algorithm: object) -> None:
     """Raise UsageError for arguments of the wrong kind."""
+    if inspect.isfunction(task):
+        raise UsageError(
+            f"task is the function {task.__name__}; put @thrifty.trainable above it, so that it is "
+            "a task"
+        )
     for value, kind, name, wanted in (
         (task, Task | Trainable, "task", "an instance of your thrifty.Task or thrifty.Trainable"),
         (space, Space, "space", "a search space, such as thrifty.Space(lr=0.1)"),
@@ -244,7 +251,8 @@ def check_arguments(task: object, space: object, *, algorithm: object) -> None:
             raise UsageError(
                 f"{name} is the class {value.__name__}; give an instance: {value.__name__}()"
             )
-        if not isinstance(value, kind):
+        knows_space = name == "space" and value is None and isinstance(task, SelfDescribing)
+        if not isinstance(value, kind) and not knows_space:
             got = "None" if value is None else f"of type {type(value).__name__}"
             raise UsageError(f"{name} is {got}; give {wanted}")
 

@@ -20,7 +20,7 @@ from thrifty.core import (
     UsageError,
     derive_seed,
 )
-from thrifty.pack import Task, Trainable
+from thrifty.pack import SelfDescribing, Task, Trainable
 from thrifty.plan import ForestStage
 from thrifty.run import ExecutorConfig, Faults, Local
 from thrifty.run._simulated import EpochSeconds
@@ -76,7 +76,8 @@ class Study(PlotMixin):
 
     Args:
         task: The task that one trial trains.
-        space: The hyper-parameters.
+        space: The hyper-parameters. A function (``thrifty.trainable``) needs none: they are what it
+            suggests, found when they are first needed.
         algorithm: What to try and for how long (``Hyperband``, ``ASHA``, ``GridSearch``, ...).
         metric: The metric of the task to optimise, or a list of them; algorithms compare trials by
             the first.
@@ -116,7 +117,7 @@ class Study(PlotMixin):
     def __init__(  # noqa: PLR0913 (one argument for each part of a study)
         self,
         task: Task | Trainable,
-        space: Space,
+        space: Space | None = None,
         *,
         algorithm: Algorithm,
         metric: str | Sequence[str],
@@ -129,17 +130,18 @@ class Study(PlotMixin):
         warm_start: str | Study | Sequence[str | Study] = (),
     ) -> None:
         check_arguments(task, space, algorithm=algorithm)
-        check_horizons(algorithm, space)
         self.task = task
         self.goals = Goals.of(metric, mode, constraints=constraints)
         self.storage = Storage.of(storage)
         self.name = checked_name(name)
         self.seed = checked_seed(seed)
         self.seeds = checked_seeds(seeds)
-        self._given = space, algorithm
+        self._space, self._algorithm = space, algorithm
         self._sizes = EpochSizes(task=task, space=space, seed=self.seed)
-        if not self._sizes.loads_data((*space.amounts(), *algorithm.amounts())):
-            check_max_epochs(self.algorithm)
+        if space is not None:
+            check_horizons(algorithm, space)
+            if not self._sizes.loads_data((*space.amounts(), *algorithm.amounts())):
+                check_max_epochs(self.algorithm)
         self.file: Path | None = None
         """The file that defines the study, for resuming by name; the command line sets it."""
         self._earlier = _studies(warm_start)
@@ -149,7 +151,8 @@ class Study(PlotMixin):
         self._reader = Reader()
 
     def __repr__(self) -> str:
-        return f"Study({self.name!r}, {self.algorithm!r}, storage={redact_url(self.storage.url)!r})"
+        algorithm = self._algorithm if self._space is None else self.algorithm
+        return f"Study({self.name!r}, {algorithm!r}, storage={redact_url(self.storage.url)!r})"
 
     def _repr_html_(self) -> str:
         """Return an overview for notebooks; it reads the database and creates nothing."""
@@ -170,6 +173,18 @@ class Study(PlotMixin):
     def unit(self) -> TimeUnit:
         """The unit in which the study shows what it trains: that of its horizon."""
         return self._in_epochs[2]
+
+    @cached_property
+    def _given(self) -> tuple[Space, Algorithm]:
+        """Space and algorithm as they were given; a function's space is looked for only here.
+
+        A process that loads the file of a study makes the study, too, and must not look for it.
+        """
+        space = self._space
+        if space is None:
+            assert isinstance(self.task, SelfDescribing)
+            space = self.task.space()
+        return space, self._algorithm
 
     @cached_property
     def _in_epochs(self) -> tuple[Space, Algorithm, TimeUnit]:
@@ -629,7 +644,8 @@ class Study(PlotMixin):
         ]
 
     def _file(self) -> str | None:
-        module = sys.modules.get(type(self.task).__module__)
+        home = self.task.module if isinstance(self.task, SelfDescribing) else ""
+        module = sys.modules.get(home or type(self.task).__module__)
         path = self.file or getattr(module, "__file__", None)
         return None if path is None else str(Path(path).resolve())
 

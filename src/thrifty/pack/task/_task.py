@@ -276,6 +276,21 @@ class Trainable(_Identified, ABC):
         """Restore what ``state`` returned."""
 
 
+class SelfDescribing(Trainable):
+    """A trainable that is made of something else, such as a function, and knows its own space."""
+
+    name: str
+    """What messages call it."""
+    module: str
+    """Name of the module that defines it."""
+    preparation: str
+    """What messages call the part that reads hyper-parameters once; a key of ``_MENDS``."""
+
+    @abstractmethod
+    def space(self) -> Any:
+        """Return its ``thrifty.Space``; this may run its code in a process of its own."""
+
+
 def _no_loss(task: Task, *_: Any) -> torch.Tensor:
     raise TaskError(
         f"{type(task).__name__} has a step of its own and no loss, which is needed here; define "
@@ -487,6 +502,8 @@ _MENDS = {
     "optimizer": "pass it to the optimizer as an option, such as thrifty.SGD(lr={name!r}), or give "
     "{name!r} a fixed value",
     "setup": "read it in train(epoch, hp), too, or give {name!r} a fixed value",
+    "prologue": "read its .value within the loop over trial.epochs(), too, or give {name!r} a "
+    "fixed value",
 }
 
 

@@ -44,6 +44,7 @@ from thrifty.pack.task._streams import check_stream, token_files, trial_stream
 from thrifty.pack.task._task import (
     HyperParameters,
     Readings,
+    SelfDescribing,
     Task,
     Trainable,
     adapts,
@@ -644,10 +645,11 @@ class TrainableTrial:
         """Set up the trainable, and load the member's state if there is one."""
         seed_everything(derive_seed(member.seed, "model"))
         self._seed = member.seed
-        self._readings = Readings(
-            type(self.task).__name__, member.first_values, moving=member.moving
-        )
-        self.task.setup(self._readings.once("setup"), seed=member.seed, device=self._device)
+        itself = isinstance(self.task, SelfDescribing)
+        self._name = self.task.name if itself else type(self.task).__name__
+        self._readings = Readings(self._name, member.first_values, moving=member.moving)
+        hp = self._readings.once(self.task.preparation if itself else "setup")
+        self.task.setup(hp, seed=member.seed, device=self._device)
         if member.state is not None:
             self.task.load_state(unpack_state(member.state))
 
@@ -672,7 +674,5 @@ class TrainableTrial:
         self.task.train(plan.epoch, hp)
         self._readings.followed |= hp.names_read
         self._readings.check_epoch(plan)
-        metrics = check_metrics(
-            self.task.evaluate(), task=type(self.task).__name__, method="evaluate"
-        )
+        metrics = check_metrics(self.task.evaluate(), task=self._name, method="evaluate")
         return {name: as_number(value) for name, value in metrics.items()}

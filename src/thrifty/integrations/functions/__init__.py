@@ -1,0 +1,1 @@
+"""Training functions of one's own, which suggest values and yield their metrics."""

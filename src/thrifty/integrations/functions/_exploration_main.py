@@ -1,0 +1,93 @@
+"""The main program of a process that finds out what a training function suggests."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from thrifty.core import TaskError, error_text, error_traceback
+from thrifty.core._child import parent_of
+from thrifty.pack._state import seed_everything
+
+from ._exploration import explore, first_value, mark_child
+from ._loop_trial import LoopTrial, PrologueEndedError
+
+
+def main(arguments: list[str]) -> None:
+    """Load one function, and send what it suggests, or why that cannot be said."""
+    connection = parent_of(arguments)
+    mark_child()
+    sys.path[:] = connection.recv()
+    code = connection.recv_bytes()
+    try:
+        task = pickle.loads(code)
+        connection.send(explore(partial(suggested, task.function)))
+    except TaskError as error:
+        connection.send(str(error))
+    except BaseException as error:  # noqa: BLE001 (user code may raise anything)
+        connection.send(
+            f"a training function fails before trial.epochs() with {error_text(error)}; mend it:\n"
+            f"{error_traceback(error)}"
+        )
+
+
+def suggested(function: Any, answers: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Run a function up to its loop, and return its suggestions: name, domain and answer."""
+    asked = _Asked(answers)
+    seed_everything(0)
+    trial = LoopTrial(asked, _NoEpochs(), seed=0, device=torch.device("cpu"))
+    try:
+        next(function(trial))
+    except PrologueEndedError:
+        return asked.suggestions
+    except StopIteration:
+        pass
+    raise TaskError(
+        f"{function.__qualname__} does not go through trial.epochs(); write `for epoch in "
+        "trial.epochs(state):` with a yield at the end of each round"
+    )
+
+
+class _Asked:
+    """Answers with given values, or the first of each domain, and notes what is asked."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = given
+        self._values: dict[str, Any] = {}
+        self.suggestions: list[tuple[str, Any, Any]] = []
+
+    def check(self, name: str, domain: Any) -> None:
+        """Choose an answer when a name comes for the first time."""
+        if name not in self._values:
+            value = self._given[name] if name in self._given else first_value(domain)
+            self._values[name] = value
+            self.suggestions.append((name, domain, value))
+
+    def value(self, name: str) -> Any:
+        """Return the answer."""
+        return self._values[name]
+
+    def scheduled(self, name: str) -> Any:
+        """Return the answer: that of epoch 0."""
+        return self._values[name]
+
+
+class _NoEpochs:
+    """Ends a function where its loop would begin."""
+
+    def begin(self, state: Any) -> None:
+        """End it."""
+        raise PrologueEndedError
+
+    def next(self) -> int:
+        """Return no epoch; a loop never begins."""
+        raise PrologueEndedError
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,240 @@
+"""What a training function is given: it suggests values and counts the epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from thrifty.core import TaskError, check_hyperparameter_names
+from thrifty.pack import HyperParameters
+from thrifty.pack.task._task import unread, values_of
+from thrifty.space import Choice, Domain, Float, Int, Schedule
+
+
+class PrologueEndedError(BaseException):
+    """Ends a function at ``trial.epochs``; no ``except Exception`` of the function catches it."""
+
+
+class Answers(Protocol):
+    """Where the values of suggestions come from."""
+
+    def check(self, name: str, domain: Any) -> None:
+        """Take note of what the function asks for; raise a TaskError if there is no answer."""
+        ...
+
+    def value(self, name: str) -> Any:
+        """Return the value of a hyper-parameter that is read once."""
+        ...
+
+    def scheduled(self, name: str) -> Any:
+        """Return the value of a scheduled hyper-parameter in the present epoch."""
+        ...
+
+
+class Epochs(Protocol):
+    """What happens between the epochs of a trial."""
+
+    def begin(self, state: Any) -> None:
+        """Take the objects whose state is kept, and give them the state of earlier epochs."""
+        ...
+
+    def next(self) -> int:
+        """Return the number of the epoch to train now."""
+        ...
+
+
+class Scheduled:
+    """A hyper-parameter that may follow a schedule: ``value`` is its value in this epoch.
+
+    ``float(lr)`` is ``lr.value``.
+    """
+
+    __slots__ = ("_answers", "name")
+
+    def __init__(self, name: str, answers: Answers) -> None:
+        self.name = name
+        self._answers = answers
+
+    @property
+    def value(self) -> Any:
+        """The value in the epoch that is trained now."""
+        return self._answers.scheduled(self.name)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __repr__(self) -> str:
+        return f"<scheduled hyper-parameter {self.name!r}; read its .value in each epoch>"
+
+
+class LoopTrial:
+    """One trial of a training function: its hyper-parameters, device and epochs.
+
+    Names and ranges of ``suggest_float``, ``suggest_int`` and ``suggest_categorical`` are those of
+    Optuna's trials. All suggestions come before ``epochs``.
+
+    Attributes:
+        device: The device to train on.
+        seed: The trial's seed, from which the global streams of torch, NumPy and Python are seeded
+            before the function begins, and before each epoch.
+    """
+
+    def __init__(
+        self, answers: Answers, epochs: Epochs, *, seed: int, device: torch.device
+    ) -> None:
+        self.device = device
+        self.seed = seed
+        self._answers = answers
+        self._epochs = epochs
+        self._asked: dict[str, Any] = {}
+        self._has_begun = False
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """Return a value between two numbers, both included.
+
+        Args:
+            name: The hyper-parameter.
+            low: The least value.
+            high: The greatest value.
+            step: Distance of neighbouring values, counted from ``low``; None for any value.
+            log: Whether values are spread evenly on a logarithmic scale.
+
+        Raises:
+            TaskError: The name was suggested before with other values, or training has begun.
+            SpaceError: The bounds leave no value.
+        """
+        self._ask(name, Float(low, high, step=step, log=log))
+        return float(self._answers.value(name))
+
+    def suggest_int(
+        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
+    ) -> int:
+        """Return a whole number between two others, both included; see ``suggest_float``."""
+        self._ask(name, Int(low, high, step=step, log=log))
+        return int(self._answers.value(name))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """Return one of some numbers, texts, bools or None."""
+        self._ask(name, Choice(list(choices)))
+        return self._answers.value(name)
+
+    def suggest_schedule(self, name: str, *options: Any) -> Scheduled:
+        """Return a hyper-parameter that may change while the trial trains.
+
+        Read its ``value`` in each epoch. Trials share the epochs in which their values agree.
+
+        Args:
+            name: The hyper-parameter.
+            options: Schedules, whose fields may be domains (``th.Step(th.Float(0.01, 1), [10])``),
+                domains, or numbers. A trial has one of them.
+
+        >>> import thrifty as th
+        >>> @th.trainable
+        ... def train(trial):
+        ...     lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
+        ...     for epoch in trial.epochs({}):
+        ...         yield {"lr": lr.value}
+        >>> train.space()
+        Space(lr=Choice(options=(0.1, Step(0.1, (2,))), conditions=()))
+        """
+        if not options:
+            raise TaskError(f"suggest_schedule({name!r}): give at least one schedule or value")
+        self._ask(name, options[0] if len(options) == 1 else Choice(list(options)))
+        return Scheduled(name, self._answers)
+
+    def epochs(self, state: Any = None) -> Iterator[int]:
+        """Yield the numbers of the epochs to train: 0, 1, ..., or later ones if earlier are known.
+
+        ``yield`` the metrics at the end of each. What comes after the loop is not reached.
+
+        Args:
+            state: All that training changes: an object with ``state_dict`` and ``load_state_dict``,
+                a generator of torch or NumPy, or a dict of these and of plain values. They get the
+                state of earlier epochs here.
+
+        Raises:
+            TaskError: It is called twice, or something in ``state`` cannot be kept.
+        """
+        if self._has_begun:
+            raise TaskError("trial.epochs() is called twice; a trial has one loop over its epochs")
+        self._has_begun = True
+        self._epochs.begin(state)
+        return iter(self._epochs.next, None)
+
+    def _ask(self, name: str, domain: Any) -> None:
+        if self._has_begun:
+            raise TaskError(
+                f"{name!r} is suggested after trial.epochs(), when training has begun; move the "
+                "suggestion up"
+            )
+        check_hyperparameter_names([name])
+        if self._asked.setdefault(name, domain) != domain:
+            raise TaskError(
+                f"{name!r} is suggested twice with different values, {self._asked[name]} and "
+                f"{domain}; use two names"
+            )
+        self._answers.check(name, domain)
+
+
+def is_scheduled(domain: Any) -> bool:
+    """Return whether a hyper-parameter may have a schedule."""
+    options = domain.options if isinstance(domain, Choice) else (domain,)
+    return any(isinstance(option, Schedule) for option in options)
+
+
+class TrialAnswers:
+    """The values of one trial, and which of them it reads once and in each epoch.
+
+    Args:
+        first: The hyper-parameters at epoch 0.
+        function: The name of the function, for errors.
+    """
+
+    def __init__(self, first: HyperParameters, *, function: str) -> None:
+        self._first = first
+        self._names = frozenset(unread(first))
+        self._function = function
+        self.present: HyperParameters | None = None
+        """The hyper-parameters of the epoch that is trained now; None before the first."""
+
+    def check(self, name: str, domain: Any) -> None:
+        """Make certain that the space and the function agree about a hyper-parameter.
+
+        Raises:
+            TaskError: The space does not have it, or its value is not one that is asked for.
+        """
+        if name not in self._names:
+            raise TaskError(
+                f"{self._function} suggests {name!r}, which is not among this trial's "
+                f"hyper-parameters ({', '.join(sorted(self._names))}): it was not suggested when "
+                "the space was looked for. Let nothing besides suggested values decide what is "
+                "suggested, or give the study a space"
+            )
+        value = values_of(self._first, [name])[name]
+        if isinstance(domain, Domain) and not is_scheduled(domain) and not _is_in(domain, value):
+            raise TaskError(
+                f"{self._function} suggests {name!r} from {domain}, but this trial has {value!r}: "
+                "the range is another one than when the space was looked for. Let it depend on "
+                "nothing, or give the study a space"
+            )
+
+    def value(self, name: str) -> Any:
+        """Return the value at epoch 0; that counts as reading it once."""
+        return self._first[name]
+
+    def scheduled(self, name: str) -> Any:
+        """Return the value in the present epoch; before the first one, that of epoch 0."""
+        return (self._first if self.present is None else self.present)[name]
+
+
+def _is_in(domain: Domain, value: Any) -> bool:
+    if isinstance(domain, Choice):
+        return any(type(value) is type(each) and value == each for each in domain.options)
+    assert isinstance(domain, Float | Int)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return domain.low <= value <= domain.high

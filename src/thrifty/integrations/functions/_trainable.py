@@ -1,0 +1,308 @@
+"""A training function as a task: its loop stays as it is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from thrifty.core import TaskError, derive_seed
+from thrifty.pack import HyperParameters, SelfDescribing
+from thrifty.pack._state import seed_everything
+from thrifty.pack.task._metrics import as_number, check_metrics
+from thrifty.space import Space
+
+from ._exploration import explored
+from ._kept import Kept
+from ._loop_trial import LoopTrial, PrologueEndedError, TrialAnswers
+
+
+TrainingFunction = Callable[[LoopTrial], Generator[Mapping[str, Any], None, None]]
+
+
+def trainable(function: TrainingFunction) -> TrainableFunction:
+    """Make a task of a training function: a generator function that keeps its loop.
+
+    The function gets a ``LoopTrial``. It suggests values, makes what it needs, goes through
+    ``trial.epochs(state)``, and yields its metrics at the end of each epoch. thrifty keeps the
+    state of each object in ``state``, and restores it after the part before the loop has run again.
+    So epochs that several trials have in common are trained once, as for any task.
+
+    A study of it needs no space: the values that the function suggests are the space. They are
+    found by running the part before the loop with different answers, in a process of its own.
+
+    Args:
+        function: The generator function; its only argument is the trial.
+
+    Raises:
+        TaskError: It is no generator function, or takes other arguments.
+
+    >>> import thrifty as th
+    >>> @th.trainable
+    ... def train(trial):
+    ...     lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
+    ...     point = {"x": 1.0}
+    ...     for epoch in trial.epochs(point):
+    ...         point["x"] -= lr.value * 2 * point["x"]
+    ...         yield {"loss": point["x"] ** 2}
+    >>> study = th.Study(
+    ...     train,
+    ...     algorithm=th.GridSearch(max_epochs=4),
+    ...     metric="loss",
+    ...     mode="min",
+    ...     storage="sqlite://",
+    ...     name="square",
+    ... )
+    >>> _ = study.run(progress=False)
+    >>> study.savings.trial_epochs, study.savings.unique_epochs
+    (8, 6)
+    """
+    if not inspect.isgeneratorfunction(function):
+        raise TaskError(
+            f"@trainable: {_name_of(function)} is no generator function; write `def "
+            "train(trial):` with `yield {...metrics...}` at the end of each epoch"
+        )
+    parameters = inspect.signature(function).parameters.values()
+    required = [p for p in parameters if p.default is p.empty and p.kind != p.VAR_KEYWORD]
+    if len(required) != 1 or required[0].kind in {required[0].KEYWORD_ONLY}:
+        raise TaskError(
+            f"@trainable: {_name_of(function)} must take one argument, the trial; give others a "
+            "default"
+        )
+    return TrainableFunction(function)
+
+
+class TrainableFunction(SelfDescribing):
+    """The task that ``trainable`` makes of a function."""
+
+    preparation = "prologue"
+
+    def __init__(self, function: TrainingFunction) -> None:
+        self.function = function
+
+    def __repr__(self) -> str:
+        return f"<trainable function {self.name}>"
+
+    def __reduce__(self) -> Any:
+        name = self.function.__qualname__
+        if self.module != "__main__" and _found(self.module, name) is self:
+            return _found, (self.module, name)
+        return TrainableFunction, (self.function,)
+
+    def __copy__(self) -> TrainableFunction:
+        # Pickle names the object in its module, but each trial is an object of its own.
+        return TrainableFunction(self.function)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The name of the function."""
+        return _name_of(self.function)
+
+    @property
+    def module(self) -> str:  # type: ignore[override]
+        """Name of the module that defines the function."""
+        return self.function.__module__
+
+    def space(self) -> Space:
+        """Return the values that the function suggests, found in a process of its own.
+
+        Raises:
+            TaskError: The function fails before its loop, or has no loop.
+            SpaceError: A name has different ranges for different answers.
+        """
+        return explored(self)
+
+    # -- one trial -----------------------------------------------------------------------
+
+    def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
+        """Take the trial's values; the function begins with the first epoch."""
+        self._run = _Run(self.function, hp, seed=seed, device=device)
+        self._metrics: Mapping[str, Any] = {}
+
+    def load_state(self, state: Any) -> None:
+        """Take the state of earlier epochs, for ``trial.epochs``."""
+        self._run.restore(state)
+
+    def train(self, epoch: int, hp: HyperParameters) -> None:
+        """Let the function train one epoch, up to its ``yield``.
+
+        A function that has ended trains nothing: its last metrics hold for all later epochs.
+
+        Raises:
+            TaskError: It does not yield once in each epoch, or changes its state afterwards.
+        """
+        self._metrics = self._run.epoch(epoch, hp)
+
+    def evaluate(self) -> Mapping[str, Any]:
+        """Return what the function has yielded."""
+        return self._metrics
+
+    def state(self) -> Any:
+        """Return the state of what the function has given to ``trial.epochs``."""
+        return self._run.state()
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The network in the state of the trial; None if there is none, or more than one."""
+        return self._run.model
+
+
+class _Run:
+    """One run of a function: its generator, and what lies between its epochs."""
+
+    def __init__(
+        self, function: TrainingFunction, hp: HyperParameters, *, seed: int, device: torch.device
+    ) -> None:
+        self._name = _name_of(function)
+        self._seed = seed
+        self._answers = TrialAnswers(hp, function=self._name)
+        self._generator = function(LoopTrial(self._answers, self, seed=seed, device=device))
+        self._kept: Kept | None = None
+        """What the function has given to ``trial.epochs``; None before."""
+        self._restored: Mapping[str, Any] | None = None
+        self._only_prologue = False
+        self._epoch, self._hp = 0, hp
+        self._is_due = False
+        """Whether the loop has to go on to the next epoch before it yields."""
+        self._last: dict[str, Any] = {}
+        """The metrics of the last epoch."""
+        self._marks: tuple[Any, ...] | None = None
+        """Those of the state at the last yield."""
+        self._has_ended = False
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self._restored = state["kept"]
+        if "last" in state:
+            self._has_ended, self._last = True, dict(state["last"])
+
+    def state(self) -> dict[str, Any]:
+        """Return the state after the last epoch."""
+        kept = self._restored if self._kept is None else self._kept.state()
+        return {"kept": kept, "last": self._last} if self._has_ended else {"kept": kept}
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The network in the state; the function runs up to its loop if it has not yet."""
+        if self._kept is None:
+            self._only_prologue = True
+            seed_everything(derive_seed(self._seed, "model"))
+            with suppress(PrologueEndedError):
+                next(self._generator)
+        return None if self._kept is None else self._kept.model
+
+    def epoch(self, epoch: int, hp: HyperParameters) -> Mapping[str, Any]:
+        """Train an epoch, and return what the function yields."""
+        if self._has_ended:
+            return self._last
+        if self._kept is None:
+            seed_everything(derive_seed(self._seed, "model"))
+        self._epoch, self._hp, self._is_due = epoch, hp, True
+        try:
+            with _unchanged_modes(self._name):
+                metrics = next(self._generator)
+        except StopIteration:
+            self._end()
+            return self._last
+        if self._is_due:
+            raise TaskError(
+                f"{self._name} yields outside of the loop over trial.epochs(), or twice in one "
+                f"epoch ({epoch}); yield the metrics once in each round"
+            )
+        found = check_metrics(metrics, task=self._name, method="yield")
+        self._last = {name: as_number(value) for name, value in found.items()}
+        self._marks = self._state_marks()
+        return self._last
+
+    def _end(self) -> None:
+        """The function has ended by itself, as after its own early stopping.
+
+        Raises:
+            TaskError: It has not trained at all, or has changed its state since it yielded.
+        """
+        if self._marks is None:
+            raise TaskError(
+                f"{self._name} ends without a yield in epoch {self._epoch}; yield the metrics once "
+                "in each round of `for epoch in trial.epochs(state)`"
+            )
+        self._check_marks()
+        self._has_ended = True
+
+    def _state_marks(self) -> tuple[Any, ...]:
+        assert self._kept is not None
+        return self._kept.marks()
+
+    def _check_marks(self) -> None:
+        if self._marks != self._state_marks():
+            raise TaskError(
+                f"{self._name} changes its state after the yield, when the state of the epoch has "
+                "been kept; do everything (such as scheduler.step()) before the yield"
+            )
+
+    # -- what `trial.epochs` does ----------------------------------------------------------
+
+    def begin(self, state: Any) -> None:
+        """Take the objects whose state is kept, and give them the state of earlier epochs."""
+        kept = Kept(state)
+        if self._restored is not None:
+            kept.load(self._restored)
+        self._kept = kept
+        if self._only_prologue:
+            raise PrologueEndedError
+
+    def next(self) -> int:
+        """Return the number of the epoch to train now.
+
+        Raises:
+            TaskError: The function has not yielded, or has changed its state since it has.
+        """
+        if not self._is_due:
+            raise TaskError(
+                f"{self._name} goes on without a yield in epoch {self._epoch}; yield the metrics "
+                "once in each round of its loop"
+            )
+        if self._marks is not None:
+            self._check_marks()
+        self._is_due = False
+        self._answers.present = self._hp  # only now, so that reads before the loop are known
+        seed_everything(derive_seed(self._seed, "epoch", self._epoch))
+        return self._epoch
+
+
+@contextmanager
+def _unchanged_modes(name: str) -> Iterator[None]:
+    """Refuse a yield from within a context that would go on in other trials of this process."""
+    before = _modes()
+    yield
+    if _modes() != before:
+        raise TaskError(
+            f"{name} yields within a context such as torch.no_grad() or autocast, or has switched "
+            "gradients off; end the context before the yield"
+        )
+
+
+def _modes() -> tuple[Any, ...]:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+        len(torch.overrides._get_current_function_mode_stack()),  # type: ignore[no-untyped-call]
+        len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()),
+    )
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__qualname__", repr(function))
+
+
+def _found(module: str, name: str) -> Any:
+    """Return what a module has under a qualified name; None if it has nothing there."""
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found

@@ -1,0 +1,529 @@
+"""Training functions keep their loop: what they suggest is the space, and prefixes are shared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from functools import partial
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+
+import thrifty as th
+from thrifty.core import SpaceError, TaskError, UsageError, derive_seed
+from thrifty.integrations.functions._exploration import explore, space_of
+from thrifty.integrations.functions._exploration_main import suggested
+from thrifty.pack._state import seed_everything
+from thrifty.store import Store
+
+
+pytestmark = pytest.mark.slow
+
+ONE = th.Local(threads=1)
+
+
+def points():
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(64, 4, generator=generator)
+    return x, (x[:, :1] * 2 - x[:, 1:2]).tanh()
+
+
+@th.trainable
+def train(trial):
+    lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]), th.Step(0.1, [3]))
+    width = trial.suggest_int("width", 4, 8, step=4)
+    x, y = points()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, width), torch.nn.Dropout(0.1), torch.nn.Linear(width, 1)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr.value, momentum=0.9)
+    for _epoch in trial.epochs({"model": model, "optimizer": optimizer}):
+        for group in optimizer.param_groups:
+            group["lr"] = lr.value
+        model.train()
+        for rows in torch.randperm(len(x)).split(16):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            loss = torch.nn.functional.mse_loss(model(x), y)
+        yield {"loss": loss.item()}
+
+
+def study_of(task, folder, *, name="s", epochs=4, **options):
+    return th.Study(
+        task,
+        algorithm=th.GridSearch(max_epochs=epochs),
+        metric="loss",
+        mode="min",
+        storage=f"sqlite:///{folder}/t.db",
+        name=name,
+        **options,
+    )
+
+
+# -- one trial -----------------------------------------------------------------------------
+
+
+def test_prefixes_are_shared_and_each_trial_is_as_if_trained_alone(tmp_path):
+    study = study_of(train, tmp_path).run(progress=False, executor=ONE)
+    assert (study.savings.trial_epochs, study.savings.unique_epochs) == (24, 14)
+    for trial in study.trials:
+        alone = study_of(train, tmp_path / "no", name="alone", space=th.Space(**trial.config))
+        (tmp_path / "no").mkdir(exist_ok=True)
+        (other,) = alone.run(progress=False, executor=ONE).trials
+        assert other.curve == trial.curve
+        for file in (tmp_path / "no").glob("*.db*"):
+            file.unlink()
+
+
+def test_the_same_as_a_plain_loop(tmp_path):
+    config = {"lr": 0.1, "width": 4}
+    (trial,) = (
+        study_of(train, tmp_path, space=th.Space(**config)).run(progress=False, executor=ONE).trials
+    )
+    assert trial.curve == tuple(plain_losses(seed=0))
+
+
+def plain_losses(*, seed, epochs=4):
+    """Train as `train` does, in one piece and without thrifty but for its seeds."""
+    seed_everything(derive_seed(seed, "model"))
+    x, y = points()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.1), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(epochs):
+        seed_everything(derive_seed(seed, "epoch", epoch))
+        model.train()
+        for rows in torch.randperm(len(x)).split(16):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            yield torch.nn.functional.mse_loss(model(x), y).item()
+
+
+def test_the_best_model_is_loaded(tmp_path):
+    study = study_of(train, tmp_path).run(progress=False, executor=ONE)
+    model = study.best_trial.load_model()
+    x, y = points()
+    with torch.no_grad():
+        loss = torch.nn.functional.mse_loss(model.eval()(x), y).item()
+    assert loss == study.best_trial.value
+
+
+def test_a_study_goes_on_where_it_stopped(tmp_path):
+    whole = study_of(train, tmp_path, name="whole").run(progress=False, executor=ONE)
+    expected = [trial.curve for trial in whole.trials]
+    (tmp_path / "parts").mkdir()
+    for epochs in (3, 7, 100):
+        study = study_of(train, tmp_path / "parts")
+        study.run(progress=False, executor=ONE, stop=th.StopWhen(epochs=epochs))
+    assert [trial.curve for trial in study.trials] == expected
+    assert study.savings.unique_epochs == 14
+
+
+def test_everything_that_can_be_kept(tmp_path):
+    @th.trainable
+    def noisy(trial):
+        lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
+        state = {
+            "torch": torch.Generator().manual_seed(3),
+            "numpy": np.random.default_rng(3),
+            "x": torch.zeros(2),
+            "best": 1.0,
+            "seen": [],
+            "notes": {"text": "a"},
+        }
+        for epoch in trial.epochs(state):
+            noise = torch.rand(2, generator=state["torch"]) + state["numpy"].random()
+            state["x"] = state["x"] + lr.value * noise
+            state["seen"].append(epoch)
+            state["best"] = min(state["best"], float(state["x"].sum()))
+            state["notes"]["text"] += "b"
+            yield {
+                "loss": float(state["x"].sum()) + state["best"],
+                "seen": len(state["seen"]),
+                "text": len(state["notes"]["text"]),
+            }
+
+    study = study_of(noisy, tmp_path).run(progress=False, executor=ONE)
+    assert study.savings.unique_epochs == 6
+    with Store.open(study.storage.url) as store:
+        (last, *_) = [e.metrics for e in store.plans.load(1).epochs if e.epoch == 4]
+    assert (last["seen"], last["text"]) == (4, 5)
+    apart = study_of(noisy, tmp_path, name="apart", space=th.Space(lr=th.Step(0.1, [2])))
+    assert apart.plan().epochs_to_train == 0
+
+
+def test_a_function_may_end_early(tmp_path):
+    @th.trainable
+    def impatient(trial):
+        patience = trial.suggest_int("patience", 1, 3)
+        state = {"x": 1.0}
+        for epoch in trial.epochs(state):
+            state["x"] /= 2
+            yield {"loss": state["x"]}
+            if epoch == patience:
+                return
+
+    study = study_of(impatient, tmp_path).run(progress=False, executor=ONE)
+    assert [trial.curve for trial in study.trials] == [
+        (0.5, 0.25, 0.25, 0.25),
+        (0.5, 0.25, 0.125, 0.125),
+        (0.5, 0.25, 0.125, 0.0625),
+    ]
+
+
+@pytest.mark.parametrize("module", ["__main__", "own"])
+def test_workers_load_the_function(tmp_path, module):
+    (tmp_path / "own.py").write_text(
+        textwrap.dedent(f"""
+        import sys
+        import thrifty as th
+
+        @th.trainable
+        def train(trial):
+            lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
+            point = {{"x": 1.0}}
+            for epoch in trial.epochs(point):
+                point["x"] -= lr.value * 2 * point["x"]
+                yield {{"loss": point["x"] ** 2}}
+
+        study = th.Study(
+            train, algorithm=th.GridSearch(max_epochs=4), metric="loss", mode="min",
+            storage="sqlite:///{tmp_path}/t.db", name="square",
+        )
+        if __name__ == "__main__":
+            study.run(progress=False, executor=th.Local(workers=2, threads=1))
+            print(study.savings.unique_epochs)
+        """)
+    )
+    words = (
+        ["own.py"] if module == "__main__" else ["-m", "thrifty.cli", "run", "own.py", "--quiet"]
+    )
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "6" in done.stdout
+
+
+# -- the space -----------------------------------------------------------------------------
+
+
+def space_found(function):
+    return space_of(explore(partial(suggested, function)).runs, function="f")
+
+
+def test_names_and_ranges_are_those_of_optuna():
+    def function(trial):
+        trial.suggest_float("a", 0.5, 2.5)
+        trial.suggest_float("b", 1e-4, 1.0, log=True)
+        trial.suggest_float("c", 0.0, 1.0, step=0.25)
+        trial.suggest_int("d", 1, 9, step=2)
+        trial.suggest_int("e", 1, 1024, log=True)
+        trial.suggest_categorical("f", ["x", None, True, 1, 2.5])
+        trial.suggest_schedule("g", th.Cosine(th.Float(0.1, 1.0)))
+        trial.suggest_schedule("h", 0.1)
+        yield from trial.epochs()
+
+    space = space_found(function)
+    assert space["a"] == th.Float(0.5, 2.5)
+    assert space["b"] == th.Float(1e-4, 1.0, log=True)
+    assert space["c"] == th.Float(0.0, 1.0, step=0.25)
+    assert space["d"] == th.Int(1, 9, step=2)
+    assert space["e"] == th.Int(1, 1024, log=True)
+    assert space["f"] == th.Choice(["x", None, True, 1, 2.5])
+    assert space["g"] == th.Cosine(th.Float(0.1, 1.0))
+    assert space["h"] == 0.1
+
+
+def branches(trial):
+    kind = trial.suggest_categorical("kind", ["sgd", "adam", "lion"])
+    if kind == "sgd":
+        nesterov = trial.suggest_categorical("nesterov", [False, True])
+        if nesterov:
+            trial.suggest_float("momentum", 0.5, 0.99)
+    else:
+        trial.suggest_float("beta", 0.5, 0.99)
+    for layer in range(trial.suggest_int("layers", 1, 3)):
+        trial.suggest_int(f"width_{layer}", 4, 64, log=True)
+    deep = trial.suggest_categorical("deep", [False, True])
+    if deep and kind == "lion":
+        trial.suggest_float("both", 0.0, 1.0)
+    yield from trial.epochs()
+
+
+def test_conditions_are_found():
+    space = space_found(branches)
+    assert space["nesterov"] == th.Choice([False, True]).when(kind="sgd")
+    assert space["momentum"] == th.Float(0.5, 0.99).when(nesterov=[True])
+    assert space["beta"] == th.Float(0.5, 0.99).when(kind=["adam", "lion"])
+    assert space["width_0"] == th.Int(4, 64, log=True)
+    assert space["width_1"] == th.Int(4, 64, log=True).when(layers=[2, 3])
+    assert space["width_2"] == th.Int(4, 64, log=True).when(layers=[3])
+    assert {c.name for c in space["both"].conditions} == {"deep", "kind"}
+
+
+def test_what_is_drawn_is_what_is_suggested():
+    space, rng = space_found(branches), np.random.default_rng(0)
+    for _ in range(200):
+        config = space.sample(rng)
+        asked = suggested(branches, config)
+        assert {name: answer for name, _, answer in asked} == config
+
+
+def test_a_threshold_of_a_real_number_needs_no_condition():
+    def function(trial):
+        if trial.suggest_float("rate", 0.0, 1.0) > 0.5:
+            trial.suggest_int("extra", 1, 3)
+        yield from trial.epochs()
+
+    assert space_found(function)["extra"] == th.Int(1, 3)
+
+
+def test_answers_that_the_function_refuses_are_left_to_the_trials():
+    def function(trial):
+        size = trial.suggest_int("size", 1, 3)
+        if size == 2:
+            raise ValueError("2 is odd")
+        trial.suggest_int("other", 1, 3)
+        yield from trial.epochs()
+
+    assert space_found(function).names == ("size", "other")
+
+
+def test_the_time_is_limited():
+    def function(trial):
+        for number in range(20):
+            trial.suggest_int(f"x{number}", 1, 3)
+        yield from trial.epochs()
+
+    now = iter(range(0, 10_000, 8))
+    found = explore(partial(suggested, function), clock=lambda: next(now))
+    assert found.num_untried > 0
+    assert len(found.runs) < 6
+
+
+def after_the_loop(trial):
+    for _ in trial.epochs():
+        trial.suggest_int("late", 1, 3)
+        yield {"loss": 1.0}
+
+
+def in_two_ways(trial):
+    trial.suggest_int("x", 1, 3)
+    trial.suggest_int("x", 1, 4)
+    yield from trial.epochs()
+
+
+def ranges(trial):
+    high = trial.suggest_int("high", 1, 3)
+    trial.suggest_int("x", 1, 4 + high)
+    yield from trial.epochs()
+
+
+def no_loop(trial):
+    trial.suggest_int("x", 1, 3)
+    yield {"loss": 1.0}
+
+
+def nothing(trial):
+    yield from trial.epochs()
+
+
+def fails(trial):
+    trial.suggest_int("x", 1, 3)
+    raise FileNotFoundError("no data")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "told"),
+    [
+        (after_the_loop, SpaceError, "suggests nothing before trial.epochs()"),
+        (in_two_ways, TaskError, "suggested twice with different values"),
+        (ranges, SpaceError, "use one range"),
+        (no_loop, TaskError, "does not go through trial.epochs()"),
+        (nothing, SpaceError, "suggests nothing"),
+        (fails, TaskError, "FileNotFoundError: no data"),
+    ],
+)
+def test_functions_without_a_space(tmp_path, function, error, told):
+    with pytest.raises(error, match=told.replace("(", r"\(").replace(")", r"\)")):
+        study_of(th.trainable(function), tmp_path).plan()
+
+
+def test_a_process_that_ends_is_reported(tmp_path):
+    @th.trainable
+    def leaves(trial):
+        os._exit(3)
+        yield
+
+    with pytest.raises(TaskError, match="ended its process"):
+        study_of(leaves, tmp_path).plan()
+
+
+def test_a_file_that_runs_its_study_while_it_is_imported(tmp_path):
+    (tmp_path / "own.py").write_text(
+        textwrap.dedent(f"""
+        import thrifty as th
+
+        @th.trainable
+        def train(trial):
+            trial.suggest_int("x", 1, 3)
+            for epoch in trial.epochs():
+                yield {{"loss": 1.0}}
+
+        th.Study(
+            train, algorithm=th.GridSearch(max_epochs=1), metric="loss", mode="min",
+            storage="sqlite:///{tmp_path}/t.db", name="s",
+        ).run(progress=False)
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "import own"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "put what uses the study under" in done.stderr
+
+
+def best_of(study):
+    return study.run(progress=False, executor=ONE).best_trial
+
+
+# -- what could go wrong silently ----------------------------------------------------------
+
+
+def one_epoch(body):
+    """Return a function with some code in its loop, around its yield."""
+    source = f"""
+def made(trial):
+    lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [1]))
+    state = {{"x": 1.0}}
+    for epoch in trial.epochs(state):
+{textwrap.indent(textwrap.dedent(body), " " * 8)}
+"""
+    found = {"th": th, "torch": torch}
+    exec(source, found)
+    return th.trainable(found["made"])
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ('yield {"loss": lr.value}\nstate["x"] += 1', "changes its state after the yield"),
+        ('yield {"loss": lr.value}\nyield {"loss": 1.0}', "twice in one epoch"),
+        ('if epoch != 1: yield {"loss": lr.value}', "goes on without a yield in epoch 1"),
+        ('state["x"] += 1\nreturn\nyield', "ends without a yield in epoch 0"),
+        (
+            'yield {"loss": lr.value}\nif epoch == 1:\n    state["x"] = 0.0\n    break',
+            "changes its state after the yield",
+        ),
+        ("yield lr.value", "yield"),
+        ('with torch.no_grad(): yield {"loss": lr.value}', "yields within a context"),
+        ('list(trial.epochs({}))\nyield {"loss": 1.0}', "is called twice"),
+        ('trial.suggest_int("y", 1, 3)\nyield {"loss": 1.0}', "suggested after trial.epochs"),
+    ],
+)
+def test_loops_that_would_give_wrong_answers(tmp_path, body, told):
+    task = one_epoch(body)
+    study = study_of(task, tmp_path, epochs=3, space=th.Space(lr=0.1))
+    with pytest.raises(th.ThriftyError, match=told):
+        best_of(study)
+
+
+def test_a_schedule_that_is_read_only_before_the_loop(tmp_path):
+    @th.trainable
+    def once(trial):
+        lr = trial.suggest_schedule("lr", th.Step(0.1, [1])).value
+        for _epoch in trial.epochs():
+            yield {"loss": lr}
+
+    with pytest.raises(th.ThriftyError, match=r"read its \.value within the loop"):
+        best_of(study_of(once, tmp_path))
+
+
+def test_a_value_that_is_not_among_the_suggestions(tmp_path):
+    study = study_of(train, tmp_path, space=th.Space(lr=0.1, width=5, other=1))
+    assert study.run(progress=False, executor=ONE).best_trial.config["width"] == 5
+    for space, told in ((th.Space(lr=0.1, width=16), "another one"), (th.Space(lr=0.1), "width")):
+        with pytest.raises(th.ThriftyError, match=told):
+            best_of(study_of(train, tmp_path, name=told, space=space))
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (3, "an object of type int"),
+        ({"file": open}, "whose state cannot be kept"),
+        ({1: 2}, "is no text"),
+    ],
+)
+def test_states_that_cannot_be_kept(tmp_path, state, told):
+    @th.trainable
+    def keeps(trial):
+        trial.suggest_int("x", 1, 3)
+        for _epoch in trial.epochs(state):
+            yield {"loss": 1.0}
+
+    with pytest.raises(th.ThriftyError, match=told):
+        best_of(study_of(keeps, tmp_path, epochs=2))
+
+
+def test_a_state_that_is_not_given_is_found_out(tmp_path):
+    @th.trainable
+    def forgets(trial):
+        lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
+        x = 1.0
+        for _epoch in trial.epochs():
+            x -= lr.value * x
+            yield {"loss": x}
+
+    with pytest.raises(th.ThriftyError, match="state"):
+        best_of(study_of(forgets, tmp_path))
+
+
+def test_what_is_no_training_function():
+    with pytest.raises(TaskError, match="is no generator function"):
+        th.trainable(lambda trial: {"loss": 1.0})
+
+    def two(trial, other):
+        yield
+
+    with pytest.raises(TaskError, match="must take one argument"):
+        th.trainable(two)
+    with pytest.raises(UsageError, match="put @thrifty"):
+        study_of(two, Path())
+
+
+# -- identity ------------------------------------------------------------------------------
+
+
+def test_another_function_shares_nothing(tmp_path):
+    def made(factor):
+        @th.trainable
+        def function(trial):
+            trial.suggest_int("x", 1, 2)
+            for _epoch in trial.epochs():
+                yield {"loss": factor}
+
+        return function
+
+    study_of(made(1.0), tmp_path, name="a").run(progress=False, executor=ONE)
+    assert study_of(made(1.0), tmp_path, name="b").plan().epochs_to_train == 0
+    assert study_of(made(2.0), tmp_path, name="c").plan().epochs_to_train == 8
+
+
+def test_functions_travel(tmp_path):
+    assert cloudpickle.loads(cloudpickle.dumps(train)) is train
+    assert repr(train) == "<trainable function train>"
