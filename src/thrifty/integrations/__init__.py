@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ._mlflow import MLflow as MLflow
     from ._tensorboard import TensorBoard as TensorBoard
     from ._wandb import WandB as WandB
+    from .functions._loop_trial import LoopTrial as LoopTrial, Scheduled as Scheduled
     from .functions._trainable import trainable as trainable
     from .optuna._storage import export_optuna as export_optuna, optuna_storage as optuna_storage
     from .sklearn._search import ThriftySearchCV as ThriftySearchCV
@@ -28,7 +29,9 @@ _HOMES = {
     "LRScheduler": "_lr_scheduler",
     "LightningTrainable": "_lightning",
     "LoRA": "_lora",
+    "LoopTrial": "functions._loop_trial",
     "MLflow": "_mlflow",
+    "Scheduled": "functions._loop_trial",
     "TensorBoard": "_tensorboard",
     "ThriftySearchCV": "sklearn._search",
     "WandB": "_wandb",
