@@ -15,6 +15,7 @@ from tests.study.processes import At, die, exit_code, started
 from thrifty.core import SpaceError, StudyMismatchError
 from thrifty.search import (
     ASHA,
+    BOSS,
     GridSearch,
     Hyperband,
     MedianStopping,
@@ -126,18 +127,33 @@ def test_between_runs_they_come_next(tmp_path):
     assert configs(study)[before] == SECOND
 
 
-def test_a_study_that_is_done_takes_more_if_its_algorithm_does(tmp_path, caplog):
-    grid = make_study(tmp_path, algorithm=GridSearch(max_epochs=6), name="grid")
-    trained(grid)
-    grid.enqueue_trial(FIRST)
-    trained(grid)
-    assert configs(grid)[-1] == FIRST
-    full = make_study(tmp_path, algorithm=HALVING)
-    trained(full)
-    full.enqueue_trial(FIRST)
-    assert trained(full) == 0
-    assert "1 enqueued configurations were not tried" in caplog.text
-    assert len(full.trials) == HALVING.num_trials
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        ASHA(max_epochs=6, num_trials=5, eta=2),
+        BOSS(max_epochs=6),
+        GridSearch(max_epochs=6),
+        Hyperband(max_epochs=6),
+        MedianStopping(max_epochs=6, num_trials=3),
+        PopulationBasedTraining(max_epochs=6, population=4, interval=2, explore=("lr",)),
+        RandomSearch(max_epochs=6, num_trials=2),
+        HALVING,
+    ],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
+def test_a_study_that_is_done_trains_what_is_enqueued_later(tmp_path, algorithm):
+    space = Space(lr=Float(0.01, 0.2, log=True), width=Choice([0, 3]))
+    later = [{"lr": 0.0625, "width": 3}, {"lr": 0.03125, "width": 0}]
+    study = make_study(tmp_path, algorithm=algorithm, space=space)
+    trained(study)
+    num = len(study.trials)
+    for config in later:
+        study.enqueue_trial(config)
+        trained(study)
+        assert study.trials[-1].config == config
+        assert (study.trials[-1].state, study.trials[-1].epochs) == ("done", 6)
+    assert len(study.trials) == num + 2
+    assert trained(make_study(tmp_path, algorithm=algorithm, space=space)) == 0
 
 
 def test_they_are_in_the_log_before_the_run_and_in_order(tmp_path):

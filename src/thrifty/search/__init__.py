@@ -1,6 +1,13 @@
 """Search algorithms: each decides, from the history alone, what to train and for how long."""
 
-from ._algorithm import Algorithm, Enqueued, GridSearch, MedianStopping, RandomSearch
+from ._algorithm import (
+    Algorithm,
+    Enqueued,
+    GridSearch,
+    MedianStopping,
+    RandomSearch,
+    next_decisions,
+)
 from ._async_sub_sampling import AsyncSubSampling
 from ._halving import ASHA, BOHB, Bracket, Hyperband, SuccessiveHalving
 from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState
@@ -52,4 +59,5 @@ __all__ = [
     "TPESampler",
     "Trial",
     "TrialState",
+    "next_decisions",
 ]

@@ -115,6 +115,51 @@ def _amounts_of(algorithm: Algorithm) -> dict[str, Any]:
     }
 
 
+def next_decisions(
+    algorithm: Algorithm, history: History, space: Space, *, num: int, rng: np.random.Generator
+) -> Sequence[Decision]:
+    """Ask an algorithm what to do next; once it is done, propose what is still enqueued.
+
+    Most algorithms have a number of trials. What the user enqueues later would not be among them,
+    so it is trained to its end, in a group of its own that no rung compares.
+
+    Args:
+        algorithm: The algorithm.
+        history: All trials so far.
+        space: The search space.
+        num: How many trials can start.
+        rng: The stream of this question; see ``Algorithm.ask``.
+
+    >>> from thrifty.search import History
+    >>> from thrifty.space import Float, Space
+    >>> space, rng = Space(lr=Float(0.1, 0.3)), np.random.default_rng(0)
+    >>> history, algorithm = History(), RandomSearch(max_epochs=9, num_trials=1)
+    >>> for decision in next_decisions(algorithm, history, space, num=1, rng=rng):
+    ...     history.record_scores(history.record_decision(decision), [0.5] * 9)
+    >>> history.record_enqueued({"lr": 0.2})
+    >>> [each.config for each in next_decisions(algorithm, history, space, num=1, rng=rng)]
+    [{'lr': 0.2}]
+    """
+    found = algorithm.ask(history, space, num=num, rng=rng)
+    if found or history.num_running or not history.num_enqueued:
+        return found
+    configs = history.next_enqueued(history.num_enqueued)
+    return [
+        Proposal(
+            target=algorithm.max_epochs if horizon is None else horizon,
+            config=config,
+            group=_LATER,
+            horizon=horizon,
+        )
+        for config in configs
+        for horizon in [space.horizon_of(config)]
+    ]
+
+
+_LATER = "enqueued"
+"""The group of trials that were enqueued after the algorithm was done."""
+
+
 def check_sampler(owner: object, sampler: object) -> None:
     """Raise AlgorithmError unless ``sampler`` is a sampler."""
     if not isinstance(sampler, Sampler):

@@ -10,6 +10,7 @@ from ._units import Amount, EpochSize, TimeUnit, Unit, epochs, steps, tokens
 from .schedules import (
     REX,
     WSD,
+    Branched,
     Constant,
     Cosine,
     CosineRestarts,
@@ -36,6 +37,7 @@ __all__ = [
     "WSD",
     "Amount",
     "BranchInterval",
+    "Branched",
     "Branches",
     "Choice",
     "Condition",

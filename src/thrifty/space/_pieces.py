@@ -246,6 +246,27 @@ def exponential_arc(first: float, last: float, start: float, stop: float) -> Pie
     return decay(first, gamma=(last / first) ** (1.0 / (stop - start)), start=start)
 
 
+def scaled(piece: Any, factor: float) -> Piece:
+    """Return a piece with all values multiplied by a number.
+
+    Raises:
+        ScheduleError: It holds something that is no number.
+
+    >>> scaled(ramp(1.0, 2.0, 0.0, 4.0), 0.5)
+    Ramp(first=0.5, last=1.0, start=0.0, stop=4.0, shape='ramp')
+    """
+    if factor == 1.0:
+        return piece  # type: ignore[no-any-return]
+    if isinstance(piece, Hold):
+        if isinstance(piece.value, bool) or not isinstance(piece.value, int | float):
+            raise ScheduleError(f"{piece.value!r} cannot be multiplied by {factor!r}")
+        return hold(piece.value * factor)
+    if isinstance(piece, Decay):
+        return decay(piece.first * factor, gamma=piece.gamma, start=piece.start)
+    first, last = piece.first * factor, piece.last * factor
+    return hold(first) if first == last else piece._replace(first=first, last=last)  # type: ignore[no-any-return]
+
+
 def sample_and_hold(
     segments: tuple[Segment, ...], times: FloatArray, *, stop: float
 ) -> tuple[Segment, ...]:

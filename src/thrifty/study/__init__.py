@@ -1,5 +1,6 @@
 """Studies: the loop that combines space, plan, search, executors and store."""
 
+from ._branching import Branch
 from ._forecast import Forecast
 from ._goals import Bound, at_least, at_most
 from ._importance import Importance
@@ -16,6 +17,7 @@ from .simulation._simulation_report import DecisionTimes, Simulation
 
 __all__ = [
     "Bound",
+    "Branch",
     "DecisionTimes",
     "Forecast",
     "Importance",

@@ -27,7 +27,7 @@ from thrifty.core import (
 )
 from thrifty.plan import Chain
 from thrifty.run import Assignment, Executor
-from thrifty.search import Algorithm, Decision, History, Proposal
+from thrifty.search import Algorithm, Decision, History, Proposal, next_decisions
 from thrifty.space import Amount, EpochSize, Space
 from thrifty.store import Changes, CheckpointRemoved, Driver, Lease, Record, Store
 
@@ -314,8 +314,12 @@ def _next_chain(parts: Parts, num_free: int) -> Chain | None:
             ledger.plan.abandon(chain)
             _learn(parts, force=True)
             continue
-        decisions = parts.algorithm.ask(
-            ledger.history, parts.space, num=num_free, rng=ask_rng(parts.seed, ledger.history)
+        decisions = next_decisions(
+            parts.algorithm,
+            ledger.history,
+            parts.space,
+            num=num_free,
+            rng=ask_rng(parts.seed, ledger.history),
         )
         if not decisions:
             return None

@@ -161,16 +161,6 @@ def _say_how_it_ended(
     if not done:
         because = f": {why}" if why else ""
         logger.warning("study %r was stopped%s; run it again to go on", repository.name, because)
-    elif ledger.history.enqueued:
-        logger.warning(
-            "study %r is done, but %d enqueued configurations were not tried: %r has as many "
-            "trials as it takes; "
-            "try them in a study of another name with more trials and warm_start=%r",
-            repository.name,
-            len(ledger.history.enqueued),
-            repository.recipe.algorithm,
-            repository.name,
-        )
 
 
 def say_if_all_failed(repository: StudyRepository, ledger: Ledger) -> bool:

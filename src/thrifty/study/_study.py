@@ -28,6 +28,7 @@ from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Amount, Space, TimeUnit
 from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
+from ._branching import Branch, branched, cost_of
 from ._epoch_size import EpochSizes, unit_of
 from ._forecast import (
     Forecast,
@@ -396,6 +397,83 @@ class Study(PlotMixin):
             num_seeds=self.seeds,
         )
 
+    def branch(
+        self,
+        trial: int,
+        *,
+        epoch: int | Amount,
+        scale: Mapping[str, float] | None = None,
+        change: Mapping[str, Any] | None = None,
+    ) -> Branch:
+        """Return a branch of a trial, which goes on differently from some epoch on.
+
+        Nothing is trained or written: ``print`` it to see what it costs, and give it to
+        ``enqueue_trial`` to have it trained. The epochs before are those of the trial, bit for bit,
+        and are not trained again if the state after them is kept.
+
+        Args:
+            trial: The number of the trial.
+            epoch: After how many epochs the branch begins.
+            scale: What to multiply hyper-parameters by from there on.
+            change: New values or schedules of hyper-parameters; the time of a schedule begins
+                there.
+
+        Raises:
+            UsageError: There is no such trial, epoch or hyper-parameter, or nothing changes.
+            ScheduleError: A factor or a schedule does not fit.
+
+        >>> import thrifty as th
+        >>> from thrifty.testing import LineTask
+        >>> study = th.Study(
+        ...     LineTask(),
+        ...     th.Space(lr=th.Choice([0.1, 0.05])),
+        ...     metric="mse",
+        ...     mode="min",
+        ...     name="line",
+        ...     algorithm=th.GridSearch(max_epochs=4),
+        ...     storage="sqlite://",
+        ... )
+        >>> branch = study.run(progress=False).branch(0, epoch=3, scale={"lr": 0.3})
+        >>> branch.config
+        {'lr': Branched(Constant(0.1), at=3, factor=0.3)}
+        >>> study.enqueue_trial(branch)
+        >>> study.run(progress=False).trials[-1].epochs
+        4
+        """
+        if self.space.has_horizons:
+            raise UsageError(
+                f"the trials of a {type(self.space).__name__} end at horizons of their own, so "
+                "they cannot branch; give it another rate or shape"
+            )
+        ledger = self._current_ledger()
+        if isinstance(trial, bool) or trial not in range(len(ledger.history)):
+            raise UsageError(
+                f"study {self.name!r} has no trial {trial!r}; it has {len(ledger.history)}"
+            )
+        parent = ledger.history[trial]
+        horizon = self.algorithm.max_epochs if parent.horizon is None else parent.horizon
+        config = branched(
+            parent.config,
+            epoch=self._first_epochs(epoch) if isinstance(epoch, Amount) else epoch,
+            horizon=horizon,
+            scale=scale or {},
+            change=self._sizes.in_epochs(change or {}),
+        )
+        known = known_epochs(
+            self._repository(), config, epochs=horizon, horizon=horizon, num_seeds=self.seeds
+        )
+        num, kept, again, to_train = cost_of(known, horizon=horizon, num_seeds=self.seeds)
+        return Branch(
+            trial=trial,
+            epoch=epoch if isinstance(epoch, int) else self._first_epochs(epoch),
+            config=config,
+            known_epochs=num,
+            kept_epoch=kept,
+            epochs_again=again,
+            epochs_to_train=to_train,
+            unit=self.unit,
+        )
+
     def _whole(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a configuration with all hyper-parameters, and all its amounts in epochs."""
         if not isinstance(config, Mapping):
@@ -409,10 +487,11 @@ class Study(PlotMixin):
             given = self._sizes.of((given,)).whole(given, what="epochs")
         return Enqueued(max_epochs=most, epochs=given).target
 
-    def enqueue_trial(self, config: Mapping[str, Any]) -> None:
-        """Enqueue a configuration that this run or the next one tries first.
+    def enqueue_trial(self, config: Mapping[str, Any] | Branch) -> None:
+        """Enqueue a configuration, or a branch, that this run or the next one tries first.
 
-        Missing hyper-parameters are drawn from the space. The configuration is stored in the
+        Missing hyper-parameters are drawn from the space. Once the algorithm is done, what is
+        enqueued is trained to its end. The configuration is stored in the
         database (if the study does not exist yet, as soon as ``run`` creates it), so an
         interruption does not lose it. A configuration that was enqueued before is not enqueued
         again, so a script may be run again.
@@ -437,8 +516,11 @@ class Study(PlotMixin):
         {'lr': 0.05}
         """
         rng = np.random.default_rng(derive_seed(self.seed, "enqueue", len(self._enqueued)))
-        given = self._sizes.in_epochs(config)
-        self._enqueued.append(fill_config(self.space, given, rng=rng))
+        if isinstance(config, Branch):
+            self._enqueued.append(config.config)
+        else:
+            given = self._sizes.in_epochs(config)
+            self._enqueued.append(fill_config(self.space, given, rng=rng))
         repository = self._repository()
         with contextlib.suppress(StudyNotFoundError), repository.open(create=False) as store:
             info = repository.find(store)

@@ -16,7 +16,7 @@ import numpy as np
 
 from thrifty.core import derive_seed
 from thrifty.plan import SearchPlan
-from thrifty.search import Algorithm, History, Proposal
+from thrifty.search import Algorithm, History, Proposal, next_decisions
 from thrifty.space import Config, Space, Timeline
 from thrifty.space._timeline import key_without_replica
 from thrifty.study._loop import ask_rng
@@ -138,7 +138,8 @@ class MadeUpRun:
         self._seeds = [
             derive_seed(self._seed, "results", *name) if any(name) else self._seed for name in names
         ]
-        while decisions := self._algorithm.ask(
+        while decisions := next_decisions(
+            self._algorithm,
             history,
             self._space,
             num=max(1, int(SHARE_AT_ONCE * len(history))),
