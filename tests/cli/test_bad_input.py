@@ -61,6 +61,7 @@ FILES = {
 
 DB = ["--storage", "sqlite:///t.db"]
 NO_DB = ["--storage", "sqlite:///nothere.db"]
+HALF = ["--trial", "0", "--after", "2"]
 TIMED = ["--steps", "10", "--hp", "width=1", "--hp", "batch=8", "--hp", "lr=0.1"]
 
 
@@ -167,6 +168,17 @@ BAD: list[tuple[list[str], str]] = [
     (["resume", "nope", *DB], "no study 'nope'"),
     (["resume", "line", *NO_DB], "there is no database"),
     (["export", "nope", *DB, "--out", "x.csv"], "no study 'nope'"),
+    (["branch", "line", *DB], "Missing option"),
+    (["branch", "nope", *DB, "--trial", "0", "--after", "2"], "no study 'nope'"),
+    (["branch", "line", *DB, "--trial", "9", "--after", "2"], "has no trial 9"),
+    (["branch", "line", *DB, "--trial", "0", "--after", "4"], "can branch after 1 to 3"),
+    (["branch", "line", *DB, "--trial", "0", "--after", "2"], "nothing changes"),
+    (["branch", "line", *DB, *HALF, "--scale", "lr"], "write NAME=VALUE"),
+    (["branch", "line", *DB, *HALF, "--scale", "lr=x"], "factor must be a number"),
+    (["branch", "line", *DB, *HALF, "--scale", "lr=1", "--scale", "lr=2"], "has lr twice"),
+    (["branch", "line", *DB, *HALF, "--scale", "lr=2", "--change", "lr=2"], "in scale and in"),
+    (["branch", "line", *DB, *HALF, "--change", "rate=2"], "has no 'rate'"),
+    (["branch", "line", *DB, *HALF, "--change", 'lr={"schedule": "No"}'], "unknown schedule"),
     # what is written
     (["plot", "line", "curves", *DB, "--out", "x.nope"], "its ending must be one of"),
     (["plot", "line", "curves", *DB, "--out", "no/such/x.png"], "there is no folder"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         status_document as status_document,
     )
     from ._study_documents import (
+        branch_document as branch_document,
         cost_document as cost_document,
         importance_document as importance_document,
         plan_document as plan_document,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "best_document": "_store_documents",
+    "branch_document": "_study_documents",
     "cost_document": "_study_documents",
     "explain_document": "_store_documents",
     "importance_document": "_study_documents",

@@ -317,6 +317,29 @@ class CostDocument(Document):
     """Seconds that they take; null if no epoch of the task was timed yet."""
 
 
+class BranchDocument(Document):
+    """Printed by ``thrifty branch``."""
+
+    study: str
+    """Name of the study."""
+    trial: int
+    """Number of the trial that it branches off."""
+    epoch: int
+    """Epochs that both have in common."""
+    config: dict[str, Any]
+    """The hyper-parameters of the branch."""
+    known_epochs: int
+    """How many of its first epochs are known."""
+    kept_epoch: int
+    """The last of these whose state is kept; 0 if none is."""
+    epochs_again: int
+    """Known epochs that are trained again, because no later state is kept."""
+    epochs_to_train: int
+    """All epochs that are trained for it, of all seeds."""
+    enqueued: bool
+    """Whether it is enqueued now; only with --yes."""
+
+
 class TriedDocument(Document):
     """Printed by ``thrifty try``."""
 
@@ -578,6 +601,7 @@ DOCUMENTS: Mapping[str, type] = {
     "try": TriedDocument,
     "status": StatusDocument,
     "best": BestDocument,
+    "branch": BranchDocument,
     "delete": DeleteDocument,
     "explain": ExplainDocument,
     "importance": ImportanceDocument,

@@ -11,12 +11,13 @@ from thrifty.core import ScheduleError, SpaceError, error_text
 from thrifty.pack.trial._memory_forecast import MemoryForecast
 from thrifty.space import TimeUnit, config_from_json, config_to_json
 from thrifty.store import failure_groups
-from thrifty.study import Forecast, Savings, Study, TrialResult
+from thrifty.study import Branch, Forecast, Savings, Study, TrialResult
 from thrifty.study._importance import Level, Method
 from thrifty.study._preflight import whole_config
 
 from ._documents import (
     SCHEMA_VERSION,
+    BranchDocument,
     ConfigCost,
     CostDocument,
     ImportanceDocument,
@@ -180,6 +181,22 @@ def _config_cost(study: Study, config: Mapping[str, Any], *, epochs: int) -> Con
         "epochs": min(epochs, study.space.horizon_of(config) or epochs),
         "trained_by": list(names),
         "metrics": dict(known[-1].metrics) if known else None,
+    }
+
+
+def branch_document(study: Study, branch: Branch, *, enqueued: bool) -> BranchDocument:
+    """Return what a branch costs, and whether it is enqueued."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": study.name,
+        "trial": branch.trial,
+        "epoch": branch.epoch,
+        "config": config_to_json(branch.config),
+        "known_epochs": branch.known_epochs,
+        "kept_epoch": branch.kept_epoch,
+        "epochs_again": branch.epochs_again,
+        "epochs_to_train": branch.epochs_to_train,
+        "enqueued": enqueued,
     }
 
 

@@ -43,6 +43,9 @@ COMMANDS = {
         "_status",
         "Show the best trial of study NAME, or its Pareto front if it has several objectives.",
     ),
+    "branch": _Command(
+        "_branch", "Enqueue a branch of a trial of study NAME, after showing what it costs."
+    ),
     "delete": _Command(
         "_status", "Delete study NAME and its trials, so that you can use the name again."
     ),

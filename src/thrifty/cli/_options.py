@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -227,3 +228,25 @@ def say(text: object, **options: Any) -> None:
 def cell(value: object, *, style: str = "") -> Text:
     """Return a text for a table of rich, without interpreting markup."""
     return Text(plain_text(value), style=style)
+
+
+class Pair(click.ParamType):  # type: ignore[type-arg]
+    """A name and a value, written as NAME=VALUE; the value is JSON or plain text."""
+
+    def __init__(self, *, whole: bool) -> None:
+        self.name = "name=number" if whole else "name=value"
+        self._whole = whole
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Any]:
+        """Split at the first equals sign."""
+        name, sign, text = str(value).partition("=")
+        if not name or not sign:
+            self.fail(f"{value!r} is no pair; write {self.name.upper()}", param, ctx)
+        if self._whole and not text.isdecimal():
+            self.fail(f"{value!r}: {text!r} is no whole number", param, ctx)
+        try:
+            return name, json.loads(text)
+        except ValueError:
+            return name, text

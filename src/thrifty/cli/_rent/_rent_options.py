@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 
 import click
 
-from thrifty.cli._options import json_option
+from thrifty.cli._options import Pair, json_option
 from thrifty.cli._price_lists import PriceList
 from thrifty.perf import PRECISIONS, Precision
 
@@ -93,28 +92,6 @@ class Dollars(click.ParamType):  # type: ignore[type-arg]
         if not 0 <= usd < math.inf:
             self.fail(f"{value!r} is no sum of dollars; write 50 or 2.5", param, ctx)
         return usd
-
-
-class Pair(click.ParamType):  # type: ignore[type-arg]
-    """A name and a value, written as NAME=VALUE; the value is JSON or plain text."""
-
-    def __init__(self, *, whole: bool) -> None:
-        self.name = "name=number" if whole else "name=value"
-        self._whole = whole
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Any]:
-        """Split at the first equals sign."""
-        name, sign, text = str(value).partition("=")
-        if not name or not sign:
-            self.fail(f"{value!r} is no pair; write {self.name.upper()}", param, ctx)
-        if self._whole and not text.isdecimal():
-            self.fail(f"{value!r}: {text!r} is no whole number", param, ctx)
-        try:
-            return name, json.loads(text)
-        except ValueError:
-            return name, text
 
 
 def _file(*, exists: bool = False) -> click.Path:
