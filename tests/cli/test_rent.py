@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from tests.cli.documents import check
+from thrifty.cli._options import Pair
 from thrifty.cli._rent._command import hardware_of, rent_command
 from thrifty.cli._rent._output import Installation, installation, script_of, span
-from thrifty.cli._options import Pair
 from thrifty.cli._rent._rent_options import Dollars, Duration
 from thrifty.cloud import Interval
 from thrifty.core import CloudError, MissingExtraError, UsageError

@@ -10,8 +10,16 @@ import click
 from thrifty.agents import branch_document, read_config
 from thrifty.core import UsageError, plain_text
 
-from ._options import Pair, complete_study, json_option, print_document, say, storage_option
-from ._train import load_stored_study, trust_option
+from ._options import (
+    Pair,
+    complete_study,
+    json_option,
+    print_document,
+    say,
+    storage_option,
+    trust_option,
+)
+from ._train import load_stored_study
 
 
 @click.command("branch")
@@ -34,7 +42,7 @@ from ._train import load_stored_study, trust_option
 @trust_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
-def branch_command(
+def branch_command(  # noqa: PLR0913 (one argument for each option)
     *,
     name: str,
     trial: int,

@@ -264,7 +264,7 @@ def scaled(piece: Any, factor: float) -> Piece:
     if isinstance(piece, Decay):
         return decay(piece.first * factor, gamma=piece.gamma, start=piece.start)
     first, last = piece.first * factor, piece.last * factor
-    return hold(first) if first == last else piece._replace(first=first, last=last)  # type: ignore[no-any-return]
+    return hold(first) if first == last else piece._replace(first=first, last=last)
 
 
 def sample_and_hold(

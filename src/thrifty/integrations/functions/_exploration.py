@@ -9,20 +9,17 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from thrifty.core import SpaceError, TaskError, UsageError, plain_logger
 from thrifty.core._child import Child, ChildEndedError, wait_for
+from thrifty.pack import SelfDescribing
 from thrifty.space import Choice, Condition, Domain, Float, Int, Schedule, Space, Timeline
 
 from ._loop_trial import is_scheduled
-
-
-if TYPE_CHECKING:
-    from ._trainable import TrainableFunction
 
 
 logger = plain_logger(__name__)
@@ -64,7 +61,7 @@ class Found:
 Run = Callable[[Mapping[str, Any]], Sequence[tuple[str, Any, Any]]]
 
 
-def explored(task: TrainableFunction) -> Space:
+def explored(task: SelfDescribing) -> Space:
     """Return the space of a function; it runs in a process of its own.
 
     Raises:
@@ -98,7 +95,7 @@ _IN_CHILD = threading.Event()
 _CHILD = "thrifty.integrations.functions._exploration_main"
 
 
-def _from_child(task: TrainableFunction) -> Found:
+def _from_child(task: SelfDescribing) -> Found:
     child = Child(_CHILD, preload=["torch", "thrifty.integrations.functions._trainable"])
     try:
         child.send(sys.path)

@@ -645,10 +645,11 @@ class TrainableTrial:
         """Set up the trainable, and load the member's state if there is one."""
         seed_everything(derive_seed(member.seed, "model"))
         self._seed = member.seed
-        itself = isinstance(self.task, SelfDescribing)
-        self._name = self.task.name if itself else type(self.task).__name__
+        self._name, preparation = type(self.task).__name__, "setup"
+        if isinstance(self.task, SelfDescribing):
+            self._name, preparation = self.task.name, self.task.preparation
         self._readings = Readings(self._name, member.first_values, moving=member.moving)
-        hp = self._readings.once(self.task.preparation if itself else "setup")
+        hp = self._readings.once(preparation)
         self.task.setup(hp, seed=member.seed, device=self._device)
         if member.state is not None:
             self.task.load_state(unpack_state(member.state))
