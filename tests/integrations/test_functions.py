@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+import tempfile
 import textwrap
+import threading
+import time
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import cloudpickle
@@ -19,6 +24,7 @@ from thrifty.core import SpaceError, TaskError, UsageError, derive_seed
 from thrifty.integrations.functions._exploration import explore, space_of
 from thrifty.integrations.functions._exploration_main import suggested
 from thrifty.pack._state import seed_everything
+from thrifty.space import Timeline
 from thrifty.store import Store
 
 
@@ -75,12 +81,8 @@ def test_prefixes_are_shared_and_each_trial_is_as_if_trained_alone(tmp_path):
     study = study_of(train, tmp_path).run(progress=False, executor=ONE)
     assert (study.savings.trial_epochs, study.savings.unique_epochs) == (24, 14)
     for trial in study.trials:
-        alone = study_of(train, tmp_path / "no", name="alone", space=th.Space(**trial.config))
-        (tmp_path / "no").mkdir(exist_ok=True)
-        (other,) = alone.run(progress=False, executor=ONE).trials
+        (other,) = alone_trials(train, tmp_path, trial.config)
         assert other.curve == trial.curve
-        for file in (tmp_path / "no").glob("*.db*"):
-            file.unlink()
 
 
 def test_the_same_as_a_plain_loop(tmp_path):
@@ -136,6 +138,8 @@ def test_everything_that_can_be_kept(tmp_path):
         state = {
             "torch": torch.Generator().manual_seed(3),
             "numpy": np.random.default_rng(3),
+            "old": np.random.RandomState(3),
+            "python": random.Random(3),
             "x": torch.zeros(2),
             "best": 1.0,
             "seen": [],
@@ -143,6 +147,7 @@ def test_everything_that_can_be_kept(tmp_path):
         }
         for epoch in trial.epochs(state):
             noise = torch.rand(2, generator=state["torch"]) + state["numpy"].random()
+            noise = noise + state["old"].rand() + state["python"].random()
             state["x"] = state["x"] + lr.value * noise
             state["seen"].append(epoch)
             state["best"] = min(state["best"], float(state["x"].sum()))
@@ -162,23 +167,105 @@ def test_everything_that_can_be_kept(tmp_path):
     assert apart.plan().epochs_to_train == 0
 
 
-def test_a_function_may_end_early(tmp_path):
-    @th.trainable
-    def impatient(trial):
-        patience = trial.suggest_int("patience", 1, 3)
-        state = {"x": 1.0}
-        for epoch in trial.epochs(state):
-            state["x"] /= 2
-            yield {"loss": state["x"]}
-            if epoch == patience:
-                return
+@th.trainable
+def impatient(trial):
+    lr = trial.suggest_schedule("lr", 0.3, th.Step(0.3, [2]), th.Step(0.3, [4]), th.Step(0.3, [5]))
+    patience = trial.suggest_categorical("patience", [1, 2])
+    state = {"x": 1.0, "bad": 0, "best": None}
+    for _epoch in trial.epochs(state):
+        if state["bad"] > patience:
+            return
+        state["x"] = abs(state["x"] - lr.value)
+        better = state["best"] is None or state["x"] < state["best"]
+        state["bad"] = 0 if better else state["bad"] + 1
+        state["best"] = state["x"] if better else state["best"]
+        yield {"loss": state["x"], "best": state["best"]}
 
-    study = study_of(impatient, tmp_path).run(progress=False, executor=ONE)
-    assert [trial.curve for trial in study.trials] == [
-        (0.5, 0.25, 0.25, 0.25),
-        (0.5, 0.25, 0.125, 0.125),
-        (0.5, 0.25, 0.125, 0.0625),
-    ]
+
+def test_a_function_may_end_early(tmp_path):
+    study = study_of(impatient, tmp_path, epochs=9).run(progress=False, executor=ONE)
+    ends = set()
+    for trial in study.trials:
+        expected = plain_curve(trial.config)
+        ends.add(len(expected))
+        assert trial.curve == (*expected, *[expected[-1]] * (9 - len(expected)))
+    assert len(ends) > 2
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for limit in range(3, 90, 3):
+        again = study_of(impatient, parts, epochs=9)
+        again.run(progress=False, executor=ONE, stop=th.StopWhen(epochs=limit))
+    assert [trial.curve for trial in again.trials] == [trial.curve for trial in study.trials]
+
+
+def plain_curve(config):
+    """Return the losses of `impatient` in a plain loop, up to its end."""
+    timeline, losses = Timeline(config, epochs=9), []
+    x, bad, best = 1.0, 0, None
+    for epoch in range(9):
+        if bad > config["patience"]:
+            break
+        x = abs(x - timeline.at(epoch)["lr"])
+        better = best is None or x < best
+        bad, best = (0, x) if better else (bad + 1, best)
+        losses.append(x)
+    return tuple(losses)
+
+
+def test_layers_may_be_unfrozen_in_an_epoch(tmp_path):
+    @th.trainable
+    def unfreezes(trial):
+        lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]), th.Step(0.1, [3]))
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        model[0].requires_grad_(False)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, y = points()
+        for epoch in trial.epochs({"model": model, "sgd": sgd}):
+            if epoch == 1:
+                model[0].requires_grad_(True)
+            sgd.param_groups[0]["lr"] = lr.value
+            sgd.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            sgd.step()
+            yield {"loss": loss}
+
+    study = study_of(unfreezes, tmp_path, epochs=5).run(progress=False, executor=ONE)
+    assert study.savings.unique_epochs == 10
+    for trial in study.trials:
+        (other,) = alone_trials(unfreezes, tmp_path, trial.config, epochs=5)
+        assert other.curve == trial.curve
+
+
+def test_what_is_in_the_state_may_have_other_names(tmp_path):
+    @th.trainable
+    def aliases(trial):
+        lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
+        x, seen, notes = torch.ones(2), [], {}
+        values = np.zeros(2)
+        for epoch in trial.epochs({"x": x, "seen": seen, "notes": notes, "values": values}):
+            x.sub_(lr.value * x)
+            values += 1
+            seen.append(epoch)
+            notes[f"epoch {epoch}"] = epoch
+            yield {"loss": float(x.sum()) + len(seen) + len(notes) + float(values.sum())}
+
+    study = study_of(aliases, tmp_path).run(progress=False, executor=ONE)
+    assert study.savings.unique_epochs == 6
+    for trial in study.trials:
+        (other,) = alone_trials(aliases, tmp_path, trial.config)
+        assert other.curve == trial.curve
+
+
+def alone_trials(task, folder, config, *, epochs=4):
+    with tempfile.TemporaryDirectory(dir=folder) as other:
+        study = study_of(task, other, name="alone", epochs=epochs, space=th.Space(**config))
+        return study.run(progress=False, executor=ONE).trials
+
+
+def test_nothing_is_said_about_a_good_function(tmp_path, caplog):
+    study_of(train, tmp_path).run(progress=False, executor=ONE)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("module", ["__main__", "own"])
@@ -425,10 +512,12 @@ def made(trial):
         ('yield {"loss": lr.value}\nyield {"loss": 1.0}', "twice in one epoch"),
         ('if epoch != 1: yield {"loss": lr.value}', "goes on without a yield in epoch 1"),
         ('state["x"] += 1\nreturn\nyield', "ends without a yield in epoch 0"),
+        ('yield {"loss": lr.value}\nif epoch == 1: break', "ends after its yield"),
         (
-            'yield {"loss": lr.value}\nif epoch == 1:\n    state["x"] = 0.0\n    break',
+            'if epoch == 2:\n    state["x"] = 9\n    return\nyield {"loss": lr.value}',
             "changes its state after the yield",
         ),
+        ('state["y"] = 1\nyield {"loss": 1.0}', "had x, and has x, y now"),
         ("yield lr.value", "yield"),
         ('with torch.no_grad(): yield {"loss": lr.value}', "yields within a context"),
         ('list(trial.epochs({}))\nyield {"loss": 1.0}', "is called twice"),
@@ -480,17 +569,196 @@ def test_states_that_cannot_be_kept(tmp_path, state, told):
         best_of(study_of(keeps, tmp_path, epochs=2))
 
 
-def test_a_state_that_is_not_given_is_found_out(tmp_path):
-    @th.trainable
-    def forgets(trial):
-        lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
-        x = 1.0
-        for _epoch in trial.epochs():
-            x -= lr.value * x
-            yield {"loss": x}
+def counts(trial, state):
+    bad = 0
+    for epoch in trial.epochs(state):
+        bad += epoch % 2
+        yield {"loss": bad}
 
-    with pytest.raises(th.ThriftyError, match="state"):
-        best_of(study_of(forgets, tmp_path))
+
+def appends(trial, state):
+    history = []
+    for epoch in trial.epochs(state):
+        history.append(epoch)
+        yield {"loss": len(history)}
+
+
+class Meter:
+    def __init__(self):
+        self.total = 0
+
+
+def meters(trial, state):
+    meter = Meter()
+    for _epoch in trial.epochs(state):
+        meter.total += 1
+        yield {"loss": meter.total}
+
+
+def schedules(trial, state):
+    sgd = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    falling = torch.optim.lr_scheduler.StepLR(sgd, 1)
+    for _epoch in trial.epochs({"sgd": sgd}):
+        sgd.step()
+        falling.step()
+        yield {"loss": sgd.param_groups[0]["lr"]}
+
+
+def grows(trial, state):
+    weights = torch.zeros(2)
+    for _epoch in trial.epochs(state):
+        weights += 1
+        yield {"loss": weights.sum()}
+
+
+def numbers(trial, state):
+    x = 1.0
+    state = {"x": x}
+    for _epoch in trial.epochs(state):
+        x /= 2
+        state["x"] = x
+        yield {"loss": x}
+
+
+def encloses(trial, state):
+    num = 0
+
+    def count():
+        nonlocal num
+        num += 1
+
+    for _epoch in trial.epochs(state):
+        count()
+        yield {"loss": num}
+
+
+def iterates(trial, state):
+    batches = cycle([1.0, 2.0, 3.0])
+    for _epoch in trial.epochs(state):
+        yield {"loss": next(batches)}
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (counts, "bad"),
+        (appends, "history"),
+        (meters, "meter"),
+        (schedules, "falling"),
+        (grows, "weights"),
+        (numbers, "x"),
+        (encloses, "num"),
+        (iterates, "batches"),
+    ],
+)
+def test_variables_that_would_be_lost_are_named(function, name):
+    with pytest.raises(TaskError, match=f"'{name}'"):
+        lost_by(function)
+
+
+def lost_by(function, *, epochs=3):
+    """Train a function by hand, and keep its state after each epoch."""
+    task = th.trainable(partial(function, state={}))
+    hp = th.HyperParameters({"width": 1})
+    task.setup(hp, seed=0, device=torch.device("cpu"))
+    for epoch in range(epochs):
+        task.train(epoch, hp)
+        task.state()
+
+
+def reads_in_each_round(trial, state):
+    loss, began, x = None, time.time(), torch.ones(2)
+    for epoch in trial.epochs(state):
+        loss = epoch + 1.0
+        total = sum(number for number in range(3))
+        if epoch > 5:
+            loss -= began
+        yield {"loss": loss + total + x.sum()}
+
+
+def ignores(trial, state):
+    began, history = time.time(), []
+    for epoch in trial.epochs(state, ignore=["began", "history"]):
+        history.append(time.time() - began)
+        began = time.time()
+        yield {"loss": epoch}
+
+
+@pytest.mark.parametrize("function", [reads_in_each_round, ignores])
+def test_variables_that_may_be_lost(function):
+    lost_by(function)
+
+
+def test_names_to_ignore_are_a_list():
+    def function(trial, state):
+        yield from trial.epochs(state, ignore="began")
+
+    with pytest.raises(TaskError, match="give a list of names"):
+        lost_by(function)
+
+
+def test_gradients_do_not_go_into_the_next_epoch(tmp_path):
+    def function(trial, state):
+        model = torch.nn.Linear(1, 1)
+        for _epoch in trial.epochs({"model": model}):
+            assert model.weight.grad is None
+            model(torch.ones(1, 1)).sum().backward()
+            yield {"loss": model.weight.grad.sum()}
+
+    lost_by(function)
+
+
+def test_partial_functions(tmp_path):
+    def function(trial, scale):
+        x = trial.suggest_int("x", 1, 2)
+        for epoch in trial.epochs():
+            yield {"loss": scale * x + epoch}
+
+    task = th.trainable(partial(function, scale=2))
+    study = study_of(task, tmp_path).run(progress=False, executor=ONE)
+    assert study.trials[0].curve == (2, 3, 4, 5)
+    other = th.trainable(partial(function, scale=3))
+    assert study_of(other, tmp_path, name="other").plan().epochs_to_train == 8
+
+
+def test_the_first_answers_may_be_refused():
+    def function(trial):
+        width = trial.suggest_categorical("width", [32, 64])
+        heads = trial.suggest_categorical("heads", [3, 4, 8])
+        if width % heads:
+            raise ValueError("heads")
+        yield from trial.epochs()
+
+    assert space_found(function).names == ("width", "heads")
+
+
+def test_values_in_the_middle_of_a_range_are_tried():
+    def function(trial):
+        if 0.2 < trial.suggest_float("rate", 0.0, 1.0) < 0.3:
+            trial.suggest_int("extra", 1, 3)
+        yield from trial.epochs()
+
+    assert space_found(function).names == ("rate", "extra")
+
+
+def test_a_function_that_catches_everything():
+    def function(trial):
+        trial.suggest_int("x", 1, 2)
+        try:
+            yield from trial.epochs()
+        except BaseException as error:
+            raise RuntimeError("wrapped") from error
+
+    assert space_found(function).names == ("x",)
+
+
+def test_states_are_checked_before_training(tmp_path):
+    def function(trial):
+        trial.suggest_int("x", 1, 2)
+        yield from trial.epochs({"lock": threading.Lock()})
+
+    with pytest.raises(TaskError, match="whose state cannot be kept"):
+        study_of(th.trainable(function), tmp_path).plan()
 
 
 def test_what_is_no_training_function():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -58,7 +59,8 @@ class Found:
     num_untried: int = 0
 
 
-Run = Callable[[Mapping[str, Any]], Sequence[tuple[str, Any, Any]]]
+Run = Callable[..., Sequence[tuple[str, Any, Any]]]
+"""Takes answers by name, and a function that answers for a domain where there is none."""
 
 
 def explored(task: SelfDescribing) -> Space:
@@ -137,11 +139,11 @@ def explore(run: Run, *, clock: Callable[[], float] = time.monotonic) -> Found:
         Exception: The first run has failed. Later ones may fail: not all answers go together.
     """
     began = clock()
-    first = _suggestions(run({}))
+    first = _first(run)
     runs = {_key(first): first}
     known = {each.name for each in first}
     queue = list(_changes(first, only=known))
-    rng = random.Random(0)
+    rng = np.random.default_rng(0)
     num_random = _NUM_RANDOM if len(known) else 0
     num_runs = 1
     while (queue or num_random) and num_runs < _MAX_RUNS and clock() - began < _MAX_S:
@@ -164,6 +166,27 @@ def explore(run: Run, *, clock: Callable[[], float] = time.monotonic) -> Found:
     return Found(runs=tuple(runs.values()), num_untried=len(queue))
 
 
+_NUM_FIRST = 20
+
+
+def _first(run: Run) -> tuple[Suggestion, ...]:
+    """Return the suggestions of the first answers that the function accepts.
+
+    Raises:
+        Exception: It accepts none of those that are tried: what it raised for the first.
+    """
+    try:
+        return _suggestions(run({}))
+    except TaskError:
+        raise
+    except Exception:
+        rng = np.random.default_rng(0)
+        for _ in range(_NUM_FIRST):
+            with suppress(Exception):
+                return _suggestions(run({}, partial(any_value, rng=rng)))
+        raise
+
+
 def _suggestions(asked: Iterable[tuple[str, Any, Any]]) -> tuple[Suggestion, ...]:
     return tuple(Suggestion(name=n, domain=d, answer=a) for n, d, a in asked)
 
@@ -184,9 +207,17 @@ def _changes(run: Sequence[Suggestion], *, only: set[str]) -> list[dict[str, Any
     ]
 
 
-def _drawn(runs: Iterable[Sequence[Suggestion]], rng: random.Random) -> dict[str, Any]:
+def _drawn(runs: Iterable[Sequence[Suggestion]], rng: np.random.Generator) -> dict[str, Any]:
     domains = {each.name: each.domain for run in runs for each in run}
-    return {name: rng.choice(_values(domain)) for name, domain in domains.items()}
+    return {name: any_value(domain, rng=rng) for name, domain in domains.items()}
+
+
+def any_value(domain: Any, *, rng: np.random.Generator) -> Any:
+    """Return a random answer; of a schedule, a value at epoch 0."""
+    if isinstance(domain, Float | Int):
+        return domain.sample(rng)
+    values = _values(domain)
+    return values[int(rng.integers(len(values)))]
 
 
 def first_value(domain: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from thrifty.core._child import parent_of
 from thrifty.pack._state import seed_everything
 
 from ._exploration import explore, first_value, mark_child
+from ._kept import Kept
 from ._loop_trial import LoopTrial, PrologueEndedError
 
 
@@ -36,35 +37,51 @@ def main(arguments: list[str]) -> None:
         )
 
 
-def suggested(function: Any, answers: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Run a function up to its loop, and return its suggestions: name, domain and answer."""
-    asked = _Asked(answers)
+def suggested(
+    function: Any, answers: Mapping[str, Any], otherwise: Callable[[Any], Any] = first_value
+) -> list[tuple[str, Any, Any]]:
+    """Run a function up to its loop, and return its suggestions: name, domain and answer.
+
+    Args:
+        function: The function.
+        answers: Answers by name.
+        otherwise: Gives the answer for a domain, for other names.
+
+    Raises:
+        TaskError: It has no loop, or what it gives to ``trial.epochs`` cannot be kept.
+    """
+    asked, loop = _Asked(answers, otherwise), _NoEpochs()
     seed_everything(0)
-    trial = LoopTrial(asked, _NoEpochs(), seed=0, device=torch.device("cpu"))
+    trial = LoopTrial(asked, loop, seed=0, device=torch.device("cpu"))
     try:
         next(function(trial))
-    except PrologueEndedError:
-        return asked.suggestions
-    except StopIteration:
+    except (PrologueEndedError, StopIteration):
         pass
-    raise TaskError(
-        f"{function.__qualname__} does not go through trial.epochs(); write `for epoch in "
-        "trial.epochs(state):` with a yield at the end of each round"
-    )
+    except BaseException:
+        # The function may turn what ends it into an error of its own.
+        if not loop.is_reached:
+            raise
+    if not loop.is_reached:
+        raise TaskError(
+            f"{getattr(function, '__qualname__', function)} does not go through trial.epochs(); "
+            "write `for epoch in trial.epochs(state):` with a yield at the end of each round"
+        )
+    return asked.suggestions
 
 
 class _Asked:
-    """Answers with given values, or the first of each domain, and notes what is asked."""
+    """Answers, and notes what is asked."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, given: Mapping[str, Any], otherwise: Callable[[Any], Any]) -> None:
         self._given = given
+        self._otherwise = otherwise
         self._values: dict[str, Any] = {}
         self.suggestions: list[tuple[str, Any, Any]] = []
 
     def check(self, name: str, domain: Any) -> None:
         """Choose an answer when a name comes for the first time."""
         if name not in self._values:
-            value = self._given[name] if name in self._given else first_value(domain)
+            value = self._given[name] if name in self._given else self._otherwise(domain)
             self._values[name] = value
             self.suggestions.append((name, domain, value))
 
@@ -80,8 +97,13 @@ class _Asked:
 class _NoEpochs:
     """Ends a function where its loop would begin."""
 
-    def begin(self, state: Any) -> None:
-        """End it."""
+    def __init__(self) -> None:
+        self.is_reached = False
+
+    def begin(self, state: Any, ignore: Collection[str]) -> None:
+        """End it, if its state can be kept."""
+        Kept(state)
+        self.is_reached = True
         raise PrologueEndedError
 
     def next(self) -> int:

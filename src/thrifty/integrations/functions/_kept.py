@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, MutableMapping
+import random
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from thrifty.core import TaskError
+from thrifty.core import TaskError, error_text
 from thrifty.pack._frozen import checksums
 
 
@@ -20,9 +21,10 @@ _WHOLE = "state"
 class Kept:
     """What a function has given to ``trial.epochs``, with one state for all of it.
 
-    Objects with ``state_dict`` and ``load_state_dict`` keep their state, as do generators of torch
-    and NumPy. Anything else is a plain value (number, text, tensor, list or dict), which is
-    replaced in the dict.
+    Objects with ``state_dict`` and ``load_state_dict`` keep their state, as do generators of torch,
+    NumPy and Python. Of a network, that includes which parameters are trained and which parts are
+    in training mode. Anything else is a plain value (number, text, tensor, list or dict). Values
+    that can change get their state in place, others are replaced in the dict.
 
     Args:
         given: One object, or a dict of objects and plain values; None for nothing.
@@ -51,35 +53,75 @@ class Kept:
                     "texts, tensors, lists and dicts"
                 )
         self._given: Mapping[str, Any] = given
+        self._objects = {name: value for name, value in given.items() if _is_object(value)}
+        self._names = set(given)
+
+    @property
+    def values(self) -> Collection[Any]:
+        """All objects and values, and the dict that holds them."""
+        return [self._given, *self._given.values()]
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """The networks."""
+        return [each for each in self._objects.values() if isinstance(each, torch.nn.Module)]
 
     @property
     def model(self) -> torch.nn.Module | None:
         """The network: what is called ``model``, or the only module."""
         if isinstance(self._given.get("model"), torch.nn.Module):
             return self._given["model"]  # type: ignore[no-any-return]
-        found = [each for each in self._given.values() if isinstance(each, torch.nn.Module)]
-        return found[0] if len(found) == 1 else None
+        return self.modules[0] if len(self.modules) == 1 else None
+
+    def check(self) -> None:
+        """Make certain that the dict still holds what it held at first.
+
+        Raises:
+            TaskError: It has other keys, or another object under a key.
+        """
+        if set(self._given) != self._names:
+            raise TaskError(
+                f"the dict that trial.epochs() got had {_listed(self._names)}, and has "
+                f"{_listed(self._given)} now; put everything into it before the loop (None stands "
+                "for a value that comes later)"
+            )
+        for name, value in self._objects.items():
+            if self._given[name] is not value:
+                raise TaskError(
+                    f"{name!r} in the dict that trial.epochs() got is another object now; change "
+                    "it in place, such as with load_state_dict"
+                )
 
     def state(self) -> dict[str, Any]:
-        """Return the state of all objects; plain values are copied."""
-        return {name: _state_of(value) for name, value in self._given.items()}
+        """Return the state of all objects, of tensors and plain values; values are copied."""
+        return {name: _storable(_state_of(value)) for name, value in self._given.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Give all objects the state that ``state`` has returned, also in another process.
 
         Raises:
-            TaskError: There are other objects now.
+            TaskError: There are other objects now, or one does not take its state.
         """
         if state.keys() != self._given.keys():
             raise TaskError(
-                f"trial.epochs() got {', '.join(sorted(self._given)) or 'nothing'}, and the kept "
-                f"state has {', '.join(sorted(state)) or 'nothing'}; give the same each time"
+                f"trial.epochs() got {_listed(self._given)}, and the kept state has "
+                f"{_listed(state)}; give the same each time"
             )
         for name, value in self._given.items():
-            if not _load_into(value, state[name]):
-                if not isinstance(self._given, MutableMapping):
-                    raise TaskError(f"trial.epochs(): {name!r} is in a mapping that cannot change")
-                self._given[name] = state[name]
+            try:
+                found = _as_it_was(state[name])
+                is_loaded = _load_into(value, found)
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                raise TaskError(
+                    f"trial.epochs(): {name!r} does not take the state that it had "
+                    f"({error_text(error)}); what is made before the loop must be the same each "
+                    "time"
+                ) from error
+            if is_loaded:
+                continue
+            if not isinstance(self._given, MutableMapping):
+                raise TaskError(f"trial.epochs(): {name!r} is in a mapping that cannot change")
+            self._given[name] = found
 
     def marks(self) -> tuple[Any, ...]:
         """Return numbers and texts that change with nearly any change of the state."""
@@ -87,7 +129,8 @@ class Kept:
 
 
 def _is_object(value: Any) -> bool:
-    if isinstance(value, torch.Generator | np.random.Generator):
+    streams = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+    if isinstance(value, streams):
         return True
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
@@ -105,25 +148,105 @@ def _kind(value: Any) -> str:
     return f"an object of type {type(value).__name__}"
 
 
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
 def _state_of(value: Any) -> Any:
+    if isinstance(value, torch.nn.Module):
+        return {
+            "values": value.state_dict(),
+            "frozen": [name for name, p in value.named_parameters() if not p.requires_grad],
+            "evaluating": [name for name, part in value.named_modules() if not part.training],
+        }
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, np.random.Generator):
         return copy.deepcopy(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return copy.deepcopy(value.get_state(legacy=False))
+    if isinstance(value, random.Random):
+        version, numbers, gauss = value.getstate()
+        return [version, list(numbers), gauss]
     return value.state_dict() if _is_object(value) else copy.deepcopy(value)
 
 
+_ARRAY, _TUPLE = "an array of NumPy", "a tuple"
+"""Keys that stand for what a checkpoint cannot hold as it is."""
+
+
+def _storable(value: Any) -> Any:
+    """Return a value with tensors for arrays and lists for tuples, marked as such."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return {_ARRAY: torch.from_numpy(value.copy())}
+    if isinstance(value, tuple) and type(value) is tuple:
+        return {_TUPLE: [_storable(each) for each in value]}
+    if isinstance(value, list):
+        return [_storable(each) for each in value]
+    if type(value) is dict:
+        return {key: _storable(each) for key, each in value.items()}
+    return value
+
+
+def _as_it_was(value: Any) -> Any:
+    """Return what ``_storable`` was given."""
+    if isinstance(value, list):
+        return [_as_it_was(each) for each in value]
+    if type(value) is not dict:
+        return value
+    if value.keys() == {_ARRAY}:
+        return value[_ARRAY].numpy()
+    found = {key: _as_it_was(each) for key, each in value.items()}
+    return tuple(found[_TUPLE]) if found.keys() == {_TUPLE} else found
+
+
 def _load_into(value: Any, state: Any) -> bool:
-    """Give an object its state; return False for a plain value, which cannot take one."""
-    if isinstance(value, torch.Generator):
+    """Give an object its state in place; return False if it cannot change."""
+    if isinstance(value, torch.nn.Module):
+        value.load_state_dict(state["values"])
+        for name, parameter in value.named_parameters():
+            parameter.requires_grad_(name not in state["frozen"])
+        for name, part in value.named_modules():
+            part.training = name not in state["evaluating"]
+    elif isinstance(value, torch.Generator):
         value.set_state(state.cpu())
     elif isinstance(value, np.random.Generator):
         value.bit_generator.state = state
+    elif isinstance(value, np.random.RandomState):
+        value.set_state(state)
+    elif isinstance(value, random.Random):
+        version, numbers, gauss = state
+        value.setstate((version, tuple(numbers), gauss))
     elif _is_object(value):
         value.load_state_dict(state)
     else:
-        return False
+        return _filled(value, state)
     return True
+
+
+def _filled(value: Any, state: Any) -> bool:
+    """Replace the contents of a plain value, so that other names of it see them."""
+    if isinstance(value, torch.Tensor) and isinstance(state, torch.Tensor):
+        if (value.shape, value.dtype) != (state.shape, state.dtype):
+            return False
+        with torch.no_grad():
+            value.copy_(state)
+        return True
+    if isinstance(value, np.ndarray) and isinstance(state, np.ndarray):
+        if (value.shape, value.dtype) != (state.shape, state.dtype):
+            return False
+        value[...] = state
+        return True
+    if isinstance(value, list) and isinstance(state, list):
+        value[:] = state
+        return True
+    if isinstance(value, MutableMapping) and isinstance(state, Mapping):
+        value.clear()
+        value.update(state)
+        return True
+    return False
 
 
 def _marks(value: Any) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +36,7 @@ class Answers(Protocol):
 class Epochs(Protocol):
     """What happens between the epochs of a trial."""
 
-    def begin(self, state: Any) -> None:
+    def begin(self, state: Any, ignore: Collection[str]) -> None:
         """Take the objects whose state is kept, and give them the state of earlier epochs."""
         ...
 
@@ -146,23 +146,29 @@ class LoopTrial:
         self._ask(name, options[0] if len(options) == 1 else Choice(list(options)))
         return Scheduled(name, self._answers)
 
-    def epochs(self, state: Any = None) -> Iterator[int]:
+    def epochs(self, state: Any = None, *, ignore: Collection[str] = ()) -> Iterator[int]:
         """Yield the numbers of the epochs to train: 0, 1, ..., or later ones if earlier are known.
 
-        ``yield`` the metrics at the end of each. What comes after the loop is not reached.
+        ``yield`` the metrics at the end of each. To stop early, end the function at the top of a
+        round; its last metrics then hold for all later epochs. Gradients of networks in ``state``
+        are cleared at the beginning of each epoch.
 
         Args:
             state: All that training changes: an object with ``state_dict`` and ``load_state_dict``,
-                a generator of torch or NumPy, or a dict of these and of plain values. They get the
+                a generator of random numbers, or a dict of these and of plain values. They get the
                 state of earlier epochs here.
+            ignore: Variables that the loop changes and that are meant not to be in ``state``, such
+                as a clock or a progress bar: nothing that is trained depends on them.
 
         Raises:
             TaskError: It is called twice, or something in ``state`` cannot be kept.
         """
+        if isinstance(ignore, str) or not all(isinstance(each, str) for each in ignore):
+            raise TaskError(f"trial.epochs(ignore={ignore!r}): give a list of names of variables")
         if self._has_begun:
             raise TaskError("trial.epochs() is called twice; a trial has one loop over its epochs")
         self._has_begun = True
-        self._epochs.begin(state)
+        self._epochs.begin(state, tuple(ignore))
         return iter(self._epochs.next, None)
 
     def _ask(self, name: str, domain: Any) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +19,7 @@ from thrifty.space import Space
 
 from ._exploration import explored
 from ._kept import Kept
+from ._locals import Locals
 from ._loop_trial import LoopTrial, PrologueEndedError, TrialAnswers
 
 
@@ -80,6 +82,8 @@ class TrainableFunction(SelfDescribing):
     """The task that ``trainable`` makes of a function."""
 
     preparation = "prologue"
+    mend = "keep it in the dict that trial.epochs() gets"
+    internals = frozenset({"_run", "_metrics"})
 
     def __init__(self, function: TrainingFunction) -> None:
         self.function = function
@@ -88,7 +92,7 @@ class TrainableFunction(SelfDescribing):
         return f"<trainable function {self.name}>"
 
     def __reduce__(self) -> Any:
-        name = self.function.__qualname__
+        name = getattr(self.function, "__qualname__", "")
         if self.module != "__main__" and _found(self.module, name) is self:
             return _found, (self.module, name)
         return TrainableFunction, (self.function,)
@@ -105,7 +109,10 @@ class TrainableFunction(SelfDescribing):
     @property
     def module(self) -> str:  # type: ignore[override]
         """Name of the module that defines the function."""
-        return self.function.__module__
+        function = self.function
+        while isinstance(function, partial):
+            function = function.func
+        return str(function.__module__)
 
     def space(self) -> Space:
         """Return the values that the function suggests, found in a process of its own.
@@ -151,6 +158,10 @@ class TrainableFunction(SelfDescribing):
         return self._run.model
 
 
+_NUM_CHECKED = 3
+"""After so many epochs, variables are only checked when a state is kept."""
+
+
 class _Run:
     """One run of a function: its generator, and what lies between its epochs."""
 
@@ -161,10 +172,14 @@ class _Run:
         self._seed = seed
         self._answers = TrialAnswers(hp, function=self._name)
         self._generator = function(LoopTrial(self._answers, self, seed=seed, device=device))
+        self._locals: Locals | None = None
+        """The function's variables when its loop began."""
+        self._ignored: Collection[str] = ()
         self._kept: Kept | None = None
         """What the function has given to ``trial.epochs``; None before."""
         self._restored: Mapping[str, Any] | None = None
         self._only_prologue = False
+        self._num_checked = 0
         self._epoch, self._hp = 0, hp
         self._is_due = False
         """Whether the loop has to go on to the next epoch before it yields."""
@@ -177,13 +192,17 @@ class _Run:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
         self._restored = state["kept"]
-        if "last" in state:
-            self._has_ended, self._last = True, dict(state["last"])
+        self._last, self._has_ended = dict(state["last"]), bool(state["ended"])
 
     def state(self) -> dict[str, Any]:
-        """Return the state after the last epoch."""
+        """Return the state after the last epoch.
+
+        Raises:
+            TaskError: A variable that is not in it has changed and is read again.
+        """
+        self._check_locals()
         kept = self._restored if self._kept is None else self._kept.state()
-        return {"kept": kept, "last": self._last} if self._has_ended else {"kept": kept}
+        return {"kept": kept, "last": self._last, "ended": self._has_ended}
 
     @property
     def model(self) -> torch.nn.Module | None:
@@ -191,7 +210,7 @@ class _Run:
         if self._kept is None:
             self._only_prologue = True
             seed_everything(derive_seed(self._seed, "model"))
-            with suppress(PrologueEndedError):
+            with suppress(PrologueEndedError, StopIteration):
                 next(self._generator)
         return None if self._kept is None else self._kept.model
 
@@ -215,42 +234,78 @@ class _Run:
             )
         found = check_metrics(metrics, task=self._name, method="yield")
         self._last = {name: as_number(value) for name, value in found.items()}
-        self._marks = self._state_marks()
+        self._kept_now().check()
+        self._marks = self._kept_now().marks()
+        if self._num_checked < _NUM_CHECKED:
+            self._num_checked += 1
+            self._check_locals()
         return self._last
 
     def _end(self) -> None:
         """The function has ended by itself, as after its own early stopping.
 
         Raises:
-            TaskError: It has not trained at all, or has changed its state since it yielded.
+            TaskError: It has not trained at all, has changed its state since it yielded, or has
+                ended where a restored trial would not.
         """
-        if self._marks is None:
+        if not self._last:
             raise TaskError(
                 f"{self._name} ends without a yield in epoch {self._epoch}; yield the metrics once "
                 "in each round of `for epoch in trial.epochs(state)`"
             )
+        if self._is_due:
+            raise TaskError(
+                f"{self._name} ends after its yield, when the state of the epoch has been kept, so "
+                "a trial that goes on from there would not end; decide it at the top of the loop "
+                '(if state["bad_epochs"] > patience: return)'
+            )
         self._check_marks()
         self._has_ended = True
 
-    def _state_marks(self) -> tuple[Any, ...]:
+    def _kept_now(self) -> Kept:
         assert self._kept is not None
-        return self._kept.marks()
+        return self._kept
 
     def _check_marks(self) -> None:
-        if self._marks != self._state_marks():
+        if self._marks is not None and self._marks != self._kept_now().marks():
             raise TaskError(
                 f"{self._name} changes its state after the yield, when the state of the epoch has "
                 "been kept; do everything (such as scheduler.step()) before the yield"
             )
 
+    def _check_locals(self) -> None:
+        """Refuse variables that would be lost: a restored trial runs the function anew.
+
+        Raises:
+            TaskError: There is one.
+        """
+        frame = self._generator.gi_frame
+        if self._locals is None or frame is None:
+            return
+        for name in self._locals.lost(frame, ignore=self._ignored):
+            raise TaskError(
+                f"{self._name} changes the variable {name!r} in its loop and reads it in a later "
+                "epoch, but it is not in the state, so a trial that goes on from there would not "
+                f"have it. Keep it in the dict that trial.epochs() gets, as state[{name!r}]; or, "
+                f"if nothing that is trained depends on it, say trial.epochs(state, "
+                f"ignore=[{name!r}])"
+            )
+        for name in self._locals.iterators(frame, ignore=self._ignored):
+            raise TaskError(
+                f"{self._name} goes through the iterator {name!r} over several epochs; a trial "
+                "that goes on from a state begins with it anew. Make it in each epoch; or, if "
+                "nothing that is trained depends on it, say trial.epochs(state, "
+                f"ignore=[{name!r}])"
+            )
+
     # -- what `trial.epochs` does ----------------------------------------------------------
 
-    def begin(self, state: Any) -> None:
+    def begin(self, state: Any, ignore: Collection[str]) -> None:
         """Take the objects whose state is kept, and give them the state of earlier epochs."""
         kept = Kept(state)
         if self._restored is not None:
             kept.load(self._restored)
-        self._kept = kept
+        self._kept, self._ignored = kept, ignore
         if self._only_prologue:
             raise PrologueEndedError
 
@@ -265,8 +320,11 @@ class _Run:
                 f"{self._name} goes on without a yield in epoch {self._epoch}; yield the metrics "
                 "once in each round of its loop"
             )
-        if self._marks is not None:
-            self._check_marks()
+        self._check_marks()
+        if self._locals is None and self._generator.gi_frame is not None:
+            self._locals = Locals(self._generator.gi_frame, kept=self._kept_now().values)
+        for module in self._kept_now().modules:
+            module.zero_grad(set_to_none=True)  # they are not in the state
         self._is_due = False
         self._answers.present = self._hp  # only now, so that reads before the loop are known
         seed_everything(derive_seed(self._seed, "epoch", self._epoch))
@@ -297,6 +355,8 @@ def _modes() -> tuple[Any, ...]:
 
 
 def _name_of(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
     return getattr(function, "__qualname__", repr(function))
 
 

@@ -285,6 +285,10 @@ class SelfDescribing(Trainable):
     """Name of the module that defines it."""
     preparation: str
     """What messages call the part that reads hyper-parameters once; a key of ``_MENDS``."""
+    mend: str
+    """What to do with state that is not kept."""
+    internals: Collection[str]
+    """Its own attributes that are no state of the user's code."""
 
     @abstractmethod
     def space(self) -> Any:

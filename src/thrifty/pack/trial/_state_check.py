@@ -20,7 +20,7 @@ from thrifty.core import StateError, TaskError, plain_logger
 from thrifty.pack._backend import EpochPlan, Member, out_of_memory
 from thrifty.pack.identity import Place
 from thrifty.pack.task._data import datasets_of
-from thrifty.pack.task._task import Task, Trainable
+from thrifty.pack.task._task import SelfDescribing, Task, Trainable
 from thrifty.pack.verify import (
     FIRST_BATCH,
     CheckBudget,
@@ -432,12 +432,16 @@ class StateCheck:
 
     @property
     def _name(self) -> str:
-        return type(self._task).__name__
+        return (
+            self._task.name if isinstance(self._task, SelfDescribing) else type(self._task).__name__
+        )
 
     def _incomplete(self, difference: str, outside: Sequence[str]) -> str:
         places = ", ".join(map(repr, outside[:5])) or "something that is not an attribute"
         mend = (
-            "keep it in state() and load_state()"
+            self._task.mend
+            if isinstance(self._task, SelfDescribing)
+            else "keep it in state() and load_state()"
             if isinstance(self._task, Trainable)
             else "keep it in the optimizer's state of a parameter (self.state[p]), or in its "
             "param_groups"
@@ -519,7 +523,8 @@ def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[st
         mine |= {"model": live.model, **live.optimizers.torch, **datasets_of(live.source)}
         theirs |= {"model": restored.model, **restored.optimizers.torch}
         theirs |= datasets_of(restored.source)
-    return outside_of_state(mine, theirs, meant=meant)
+    own = live.task.internals if isinstance(live.task, SelfDescribing) else ()
+    return outside_of_state(mine, theirs, meant={*meant, *own})
 
 
 def _attempted(does: Callable[[Trial], Result], trial: Trial) -> Result | Exception:
