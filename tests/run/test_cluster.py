@@ -48,9 +48,9 @@ class FakeCluster:
         self.told[worker] += spec.refused
         return self._call(worker)
 
-    def advance(self, worker, assignments, *, refusals, stop):
+    def advance(self, worker, assignments, *, orders, stop):
         assert worker not in self.open, "one call at a time"
-        self.told[worker] += [refusal.key for refusal in refusals]
+        self.told[worker] += [refusal.key for refusal in orders]
         self.on_board[worker] += [each.number for each in assignments]
         if stop:
             self.stopped.add(worker)

@@ -150,5 +150,5 @@ def test_a_refusal_reaches_the_worker(worker, monkeypatch):
     monkeypatch.setattr(
         _remote.Worker, "refuse", lambda self, key, reason: told.append((key, reason))
     )
-    worker.advance([], refusals=[Refusal(key="one", reason="it differs")])
+    worker.advance([], orders=[Refusal(key="one", reason="it differs")])
     assert told == [("one", "it differs")]

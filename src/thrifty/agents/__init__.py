@@ -17,6 +17,8 @@ from ._documents import (
 
 if TYPE_CHECKING:
     from ._store_documents import (
+        act_document as act_document,
+        acts_document as acts_document,
         best_document as best_document,
         explain_document as explain_document,
         status_document as status_document,
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "act_document": "_store_documents",
+    "acts_document": "_store_documents",
     "best_document": "_store_documents",
     "branch_document": "_study_documents",
     "cost_document": "_study_documents",

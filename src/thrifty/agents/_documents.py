@@ -340,6 +340,43 @@ class BranchDocument(Document):
     """Whether it is enqueued now; only with --yes."""
 
 
+class ActDocument(Document):
+    """Printed by ``thrifty stop``, ``thrifty note`` and ``thrifty tag``: what was asked."""
+
+    study: str
+    """Name of the study."""
+    act: ActOfStudy
+    """What was asked."""
+
+
+class ActsDocument(Document):
+    """Printed by ``thrifty acts``."""
+
+    study: str
+    """Name of the study."""
+    acts: list[ActOfStudy]
+    """What was asked of it, the first act first."""
+
+
+class ActOfStudy(TypedDict):
+    """What somebody has asked of a study."""
+
+    kind: Literal["stop", "stop trial", "note", "tag", "untag"]
+    """What was asked."""
+    trial: int | None
+    """Number of the trial that it is about; null for the whole study."""
+    text: str
+    """The note or the tag."""
+    who: str
+    """The user and the machine."""
+    at: float
+    """When, in seconds since 1970 (UTC)."""
+    queued: bool
+    """Whether it waits for a process that runs the study."""
+    answer: str
+    """What came of it, if that is not what was asked."""
+
+
 class TriedDocument(Document):
     """Printed by ``thrifty try``."""
 
@@ -602,6 +639,10 @@ DOCUMENTS: Mapping[str, type] = {
     "status": StatusDocument,
     "best": BestDocument,
     "branch": BranchDocument,
+    "stop": ActDocument,
+    "note": ActDocument,
+    "tag": ActDocument,
+    "acts": ActsDocument,
     "delete": DeleteDocument,
     "explain": ExplainDocument,
     "importance": ImportanceDocument,

@@ -19,6 +19,7 @@ from thrifty.store import (
     failure_groups,
     redact_url,
 )
+from thrifty.store._acts import Act
 from thrifty.store._reports import (
     compare,
     failure_lines,
@@ -29,6 +30,9 @@ from thrifty.store._reports import (
 
 from ._documents import (
     SCHEMA_VERSION,
+    ActDocument,
+    ActOfStudy,
+    ActsDocument,
     Amounts,
     BestDocument,
     ExplainDocument,
@@ -305,3 +309,30 @@ def two_studies(store: Store, name: str, other: str | None) -> tuple[StudyInfo, 
         return one, store.studies.get(other)
     rest = [info for info in store.studies.made().values() if info.id != one.id]
     return one, most_alike(one, rest)
+
+
+def act_document(name: str, act: Act) -> ActDocument:
+    """Return what was asked of a study."""
+    return {"schema_version": SCHEMA_VERSION, "study": name, "act": _act(act)}
+
+
+def acts_document(store: Store, name: str) -> ActsDocument:
+    """Return all that was asked of a study.
+
+    Raises:
+        StudyNotFoundError: There is no such study.
+    """
+    acts = store.acts.of(store.studies.get(name).id)
+    return {"schema_version": SCHEMA_VERSION, "study": name, "acts": [_act(act) for act in acts]}
+
+
+def _act(act: Act) -> ActOfStudy:
+    return {
+        "kind": act.kind,
+        "trial": act.trial,
+        "text": act.text,
+        "who": act.who,
+        "at": act.at,
+        "queued": act.is_queued,
+        "answer": act.answer,
+    }

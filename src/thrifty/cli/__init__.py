@@ -46,6 +46,14 @@ COMMANDS = {
     "branch": _Command(
         "_branch", "Enqueue a branch of a trial of study NAME, after showing what it costs."
     ),
+    "stop": _Command(
+        "_steer", "Stop study NAME, or one of its trials, in the process that runs it."
+    ),
+    "note": _Command("_steer", "Keep the note TEXT about study NAME, or about one of its trials."),
+    "tag": _Command("_steer", "Give study NAME, or one of its trials, the tag TAG."),
+    "acts": _Command(
+        "_steer", "Show what was asked of study NAME, by whom and when, and what came of it."
+    ),
     "delete": _Command(
         "_status", "Delete study NAME and its trials, so that you can use the name again."
     ),

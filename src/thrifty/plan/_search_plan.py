@@ -164,6 +164,10 @@ class SearchPlan:
             del node.waiting[epoch]
             self._agenda.settle(node)
 
+    def is_wanted(self, chain: Chain) -> bool:
+        """Return whether a trial still waits for a result or a state of a running chain."""
+        return any(self.nodes[stage.node].wants() for stage in chain.stages)
+
     # -- known results ----------------------------------------------------------------
 
     def owner(self, node_id: int, epoch: int) -> Node:

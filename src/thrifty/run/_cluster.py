@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from thrifty.core import StoreWriteError, UsageError, WorkerLostError, plain_logger
 
-from ._executor import Assignment, Executor, Refusal, Report, WorkerSlot
+from ._executor import Assignment, Cut, Executor, Order, Refusal, Report, WorkerSlot
 from ._remote import TURN_S, Turn
 from ._worker import WorkerSpec
 
@@ -47,12 +47,7 @@ class Cluster(Protocol):
         ...
 
     def advance(
-        self,
-        worker: Any,
-        assignments: Sequence[Assignment],
-        *,
-        refusals: Sequence[Refusal],
-        stop: bool,
+        self, worker: Any, assignments: Sequence[Assignment], *, orders: Sequence[Order], stop: bool
     ) -> Any:
         """Call ``advance`` on a worker."""
         ...
@@ -161,6 +156,17 @@ class ClusterExecutor(Executor):
         """Tell all workers, with their next call or when they start, not to fuse a structure."""
         for handle in self._hands:
             handle.refuse(Refusal(key=key, reason=reason))
+
+    def cut(self, assignment: int) -> None:
+        """Tell the worker that has an assignment to end it with its current epoch.
+
+        An assignment that waits for its worker ends at once.
+        """
+        for handle in self._hands:
+            handle.cut(assignment)
+            for each in [each for each in handle.waiting if each.number == assignment]:
+                handle.waiting.remove(each)
+                self._through.append(Report(assignment=each.number))
 
     def stop(self) -> None:
         """Ask all workers to save their current states and finish."""
@@ -300,8 +306,8 @@ class WorkerHandle:
         self._expected = expected
         self.slot = WorkerSlot(spec.name)
         self.waiting: deque[Assignment] = deque()
-        self._refusals: list[Refusal] = []
-        """Refusals that the worker has not received yet."""
+        self._orders: list[Order] = []
+        """Orders that the worker has not received yet."""
         self.worker: Any = None
         self.call: Any = None
         self.up = False
@@ -335,10 +341,14 @@ class WorkerHandle:
         refused = {**self._spec.refused, refusal.key: refusal.reason}
         self._spec = replace(self._spec, refused=refused)
         if self.worker is not None:
-            self._refusals.append(refusal)
+            self._orders.append(refusal)
+
+    def cut(self, assignment: int) -> None:
+        if assignment in self.slot.assignments:
+            self._orders.append(Cut(assignment=assignment))
 
     def start(self) -> None:
-        self._refusals.clear()  # the specification already contains them
+        self._orders.clear()  # the specification already contains refusals
         self.worker = self._cluster.start_worker()
         self.call = self._cluster.prepare(self.worker, self._spec)
         self.since = self._clock()
@@ -358,8 +368,8 @@ class WorkerHandle:
         self.waiting.clear()
         for assignment in assignments:
             self.slot.take(assignment)
-        refusals, self._refusals = self._refusals, []
-        self.call = self._cluster.advance(self.worker, assignments, refusals=refusals, stop=stop)
+        orders, self._orders = self._orders, []
+        self.call = self._cluster.advance(self.worker, assignments, orders=orders, stop=stop)
         self.since = self._clock()
 
     def end(self) -> None:

@@ -32,6 +32,17 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The number of an assignment that ends with its current epoch."""
+
+    assignment: int
+
+
+Order = Refusal | Cut
+"""What a worker is told while it trains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """An event of an assignment; ``event`` is None when the worker has finished with it."""
 
@@ -96,6 +107,13 @@ class Executor(ABC):
         Args:
             key: Identifier of the structure, equal in every process.
             reason: What the check has found.
+        """
+        return
+
+    def cut(self, assignment: int) -> None:
+        """Ask a worker to keep the state of an assignment after its current epoch, and to end it.
+
+        An executor that cannot trains it to its end.
         """
         return
 

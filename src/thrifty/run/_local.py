@@ -20,6 +20,7 @@ from thrifty.store._bases import MAX_BASE_BYTES
 
 from ._executor import (
     Assignment,
+    Cut,
     Executor,
     ExecutorConfig,
     Refusal,
@@ -48,6 +49,10 @@ class InlineExecutor(Executor):
     def refuse(self, key: str, reason: str) -> None:
         """Tell the worker not to fuse trials of a structure."""
         self._worker.refuse(key, reason)
+
+    def cut(self, assignment: int) -> None:
+        """End an assignment with its current epoch."""
+        self._worker.cut(assignment)
 
     def poll(self, timeout_s: float) -> Sequence[Report]:
         """Train until at least one epoch has ended, and return the reports."""
@@ -137,6 +142,11 @@ class ProcessExecutor(Executor):
         for worker in self._workers:
             worker.refuse(Refusal(key=key, reason=reason))
 
+    def cut(self, assignment: int) -> None:
+        """Tell the worker that has an assignment to end it with its current epoch."""
+        for worker in self._workers:
+            worker.cut(assignment)
+
     def stop(self) -> None:
         """Ask all workers to save their current states and finish."""
         for worker in self._workers:
@@ -213,6 +223,10 @@ class _Process:
         self._spec = replace(self._spec, refused=refused)
         if self.child is not None:
             self.child.send(refusal)
+
+    def cut(self, assignment: int) -> None:
+        if assignment in self.slot.assignments and self.child is not None:
+            self.child.send(Cut(assignment=assignment))
 
     def ask_to_stop(self) -> None:
         if self.slot.assignments and self.child is not None:

@@ -22,7 +22,7 @@ from thrifty.store._address import redact_root
 from thrifty.store._bases import MAX_BASE_BYTES
 
 from ._cluster import ClusterExecutor, WorkerEvictedError
-from ._executor import Assignment, Executor, ExecutorConfig, Refusal, check_options
+from ._executor import Assignment, Executor, ExecutorConfig, Order, check_options
 from ._remote import Pulse, RemoteWorker, user_paths
 from ._worker import WorkerSpec
 
@@ -197,15 +197,10 @@ class RayCluster:
         return worker.prepare.remote(spec, self._paths, self._task)
 
     def advance(
-        self,
-        worker: Any,
-        assignments: Sequence[Assignment],
-        *,
-        refusals: Sequence[Refusal],
-        stop: bool,
+        self, worker: Any, assignments: Sequence[Assignment], *, orders: Sequence[Order], stop: bool
     ) -> Any:
         """Call ``advance`` on an actor."""
-        return worker.advance.remote(assignments, refusals=refusals, stop=stop)
+        return worker.advance.remote(assignments, orders=orders, stop=stop)
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> Sequence[Any]:
         """Return the calls that have ended; wait up to ``timeout_s`` if there are none."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from thrifty.core import EpochDone, StoreWriteError, error_traceback
 
-from ._executor import Assignment, Refusal, Report
+from ._executor import Assignment, Order, Report
 from ._worker import Worker, WorkerSpec
 
 
@@ -105,20 +105,16 @@ class RemoteWorker:
         return ""
 
     def advance(
-        self,
-        assignments: Sequence[Assignment],
-        *,
-        refusals: Sequence[Refusal] = (),
-        stop: bool = False,
+        self, assignments: Sequence[Assignment], *, orders: Sequence[Order] = (), stop: bool = False
     ) -> Turn:
         """Add assignments, and train until there is something to report or ``TURN_S`` is over."""
         worker = self._worker
         assert worker is not None, "prepare() comes first"
         self._stopping = stop
-        for refusal in refusals:
-            worker.refuse(refusal.key, refusal.reason)
         for assignment in assignments:
             worker.submit(assignment)
+        for order in orders:
+            worker.obey(order)
         reports: list[Report] = []
         until = time.monotonic() + TURN_S
         try:

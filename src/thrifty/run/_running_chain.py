@@ -59,6 +59,8 @@ class RunningChain(ChainProgress):
         """Epochs that have ended but are not verified yet."""
         self.is_again = False
         """Whether it has started its current stage before."""
+        self.is_cut = False
+        """Whether it ends with its current epoch, because nobody needs it any more."""
         self.is_alone = False
         """Whether it must no longer be fused with other trials."""
         self.is_compared = False

@@ -55,7 +55,7 @@ from thrifty.plan import Stage
 from thrifty.store._bases import MAX_BASE_BYTES
 
 from ._alone import epoch_plan
-from ._executor import Assignment, Report
+from ._executor import Assignment, Cut, Order, Report
 from ._running_chain import Completeness, RunningChain, StateFiles, evaluated, nothing_to_write
 
 
@@ -152,6 +152,19 @@ class Worker:
         """Add an assignment."""
         self._waiting.append(RunningChain(assignment))
 
+    def obey(self, order: Order) -> None:
+        """Do what the study says while assignments are trained."""
+        if isinstance(order, Cut):
+            self.cut(order.assignment)
+        else:
+            self.refuse(order.key, order.reason)
+
+    def cut(self, assignment: int) -> None:
+        """End an assignment with its current epoch, and keep its state; it may have ended."""
+        for course in (*self._waiting, *self._courses.values()):
+            if course.number == assignment:
+                course.is_cut = True
+
     def refuse(self, key: str, reason: str) -> None:
         """Stop fusing trials of a structure, because another worker's check has failed."""
         self._refused[key] = reason
@@ -177,6 +190,9 @@ class Worker:
     def _admit(self, out: list[Report]) -> None:
         while self._waiting and len(self._courses) < self._limit:
             course = self._waiting.popleft()
+            if course.is_cut:
+                self._closing.append(course)
+                continue
             try:
                 member = self._member(course)
             except CheckpointError as error:
@@ -296,7 +312,7 @@ class Worker:
             if course.under_way:
                 continue
             # A stopping course trains one more epoch if its last epochs are not verified yet.
-            stopping = self._should_stop()
+            stopping = self._should_stop() or course.is_cut
             if not self._is_ready(course, stopping=stopping):
                 continue
             try:
@@ -395,7 +411,7 @@ class Worker:
         passed = False
         for course in list(self._courses.values()):
             ref = course.next_kept
-            if ref is None or self._should_stop():
+            if ref is None or course.is_cut or self._should_stop():
                 continue
             try:
                 state = self._states.read(ref)

@@ -10,7 +10,7 @@ from typing import Any
 
 from thrifty.core import StoreWriteError, error_traceback
 from thrifty.core._child import parent_of
-from thrifty.run._executor import Assignment, Refusal
+from thrifty.run._executor import Assignment, Cut, Refusal
 from thrifty.run._local import LoadError, WriteError
 from thrifty.run._worker import Worker
 
@@ -42,8 +42,8 @@ def _serve(connection: Connection) -> None:
         nonlocal stopping
         if message == "stop":
             stopping = True
-        elif isinstance(message, Refusal):
-            worker.refuse(message.key, message.reason)
+        elif isinstance(message, Refusal | Cut):
+            worker.obey(message)
         else:
             assert isinstance(message, Assignment)
             worker.submit(message)

@@ -246,6 +246,11 @@ class History:
         return tuple(self._enqueued[self._num_taken :])
 
     @property
+    def num_ever_enqueued(self) -> int:
+        """Number of configurations that were ever enqueued."""
+        return len(self._enqueued)
+
+    @property
     def num_enqueued(self) -> int:
         """Number of enqueued configurations that have not been proposed yet."""
         return len(self._enqueued) - self._num_taken
@@ -370,6 +375,15 @@ class History:
         """Record that a trial will not reach its target."""
         row = self._rows[number]
         self._change(row, "failed")
+        self._boards[row.group, row.target].add((math.inf, number))
+
+    def record_stop(self, number: int) -> None:
+        """Record that a running trial was stopped by a person and will not reach its target.
+
+        For the trials that it competes with, it counts as one that has failed.
+        """
+        row = self._rows[number]
+        self._change(row, "stopped")
         self._boards[row.group, row.target].add((math.inf, number))
 
     def _waiting_row(self, decision: Decision) -> _Row:

@@ -201,8 +201,17 @@ class StudyMoved:
     state: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActApplied:
+    """The process that runs a study has applied an act; ``answer`` says what else came of it."""
+
+    act: int
+    answer: str = ""
+
+
 Record = (
     StudyMoved
+    | ActApplied
     | NodeRecord
     | EpochRecord
     | EpochAgain

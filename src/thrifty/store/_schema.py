@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0009"
+VERSION = "0010"
 
 metadata = MetaData()
 
@@ -215,6 +215,23 @@ log = Table(
     Column("at", Float, nullable=False),
     # The enqueued configuration; ``trial`` is then its place in the queue.
     Column("config", JSON(none_as_null=True)),
+)
+
+# What people ask of a study: wishes, which the process that runs it applies once, and notes.
+acts = Table(
+    "acts",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("study", ForeignKey("studies.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("kind", String(16), nullable=False),
+    # NULL if the act is about the whole study.
+    Column("trial", Integer),
+    Column("text", Text, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    # NULL while it is queued.
+    Column("applied_at", Float),
+    Column("answer", Text, nullable=False, server_default=""),
 )
 
 # Trials of earlier studies that a study learned from when it was made. They are copied, so that a

@@ -16,12 +16,13 @@ from thrifty.core import Clock, StoreBusyError, StoreUnreachableError, SystemClo
 from thrifty.plan import Stage
 
 from . import _schema as schema
+from ._acts import Act, Acts, queued
 from ._address import read_address
 from ._checkpoints import CheckpointFolder, Leftovers, remove_leftovers
 from ._engine import fetch, open_engine, user_errors
 from ._plans import Plans, news_of
 from ._records import Changes, NodeRecord, Record, StudyInfo
-from ._studies import Studies
+from ._studies import Studies, enqueued_since
 from ._writer import keep_last, write
 from .coordination._claims import (
     claim,
@@ -96,6 +97,7 @@ class Store:
         self.plans = Plans(engine, clock)
         self.studies = Studies(engine, clock)
         self.curves = Curves(engine, clock)
+        self.acts = Acts(engine, clock)
         self.checkpoints = CheckpointFolder(checkpoints)
 
     @classmethod
@@ -343,6 +345,20 @@ class Driver:
             nodes = spans_of(stages).keys()
             self._held.subtract(nodes)
             self._done |= {node for node in nodes if not self._held[node]}
+
+    def wishes(self, *, num_enqueued: int) -> tuple[Sequence[Act], Sequence[Mapping[str, Any]]]:
+        """Return the acts that are not applied yet, and the configurations enqueued meanwhile.
+
+        Args:
+            num_enqueued: The number of enqueued configurations that the caller knows.
+        """
+        study = self._lease.study.id
+
+        def attempt() -> tuple[Sequence[Act], Sequence[Mapping[str, Any]]]:
+            with user_errors(self._engine), self._engine.connect() as connection:
+                return queued(connection, study), enqueued_since(connection, study, num_enqueued)
+
+        return self._again(attempt)
 
     # -- implementation ---------------------------------------------------------------
 

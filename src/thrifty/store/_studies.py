@@ -141,7 +141,7 @@ class Studies:
                     f"study {name!r} cannot be deleted while a process runs it; stop that process "
                     "first (Ctrl-C)"
                 )
-            for table in (schema.log, schema.trials, schema.priors, schema.leases):
+            for table in (schema.log, schema.acts, schema.trials, schema.priors, schema.leases):
                 connection.execute(delete(table).where(table.c.study == study))
             # The next study may get this study's id, so clear the references to it.
             trained = update(schema.epochs).where(schema.epochs.c.study == study)
@@ -165,7 +165,7 @@ class Studies:
         with user_errors(self._engine), self._engine.begin() as connection:
             lock_plan(connection, study.plan)
             check_exists(connection, study)
-            known = _enqueued(connection, study.id)
+            known = enqueued_since(connection, study.id, 0)
             fresh = [
                 TrialEnqueued(study=study.id, place=place, config=config)
                 for place, config in enumerate(choose(known), start=len(known))
@@ -205,7 +205,7 @@ class Studies:
     def enqueued(self, study: int) -> Sequence[dict[str, Any]]:
         """Return all configurations that were ever enqueued, in order."""
         with user_errors(self._engine), self._engine.connect() as connection:
-            return _enqueued(connection, study)
+            return enqueued_since(connection, study, 0)
 
     def priors(self, study: int) -> Sequence[PriorRecord]:
         """Return the trials of earlier studies that the study was given when it was made."""
@@ -360,11 +360,12 @@ def _records(connection: Connection, study: int) -> StudyRecords:
     )
 
 
-def _enqueued(connection: Connection, study: int) -> list[dict[str, Any]]:
+def enqueued_since(connection: Connection, study: int, num_known: int) -> list[dict[str, Any]]:
+    """Return the enqueued configurations of a study but for the first ``num_known``, in order."""
     entries = schema.log
     query = (
         select(entries.c.config)
-        .where(entries.c.study == study, entries.c.kind == "enqueued")
+        .where(entries.c.study == study, entries.c.kind == "enqueued", entries.c.trial >= num_known)
         .order_by(entries.c.id)
     )
     return [config_from_json(config) for config in connection.execute(query).scalars()]

@@ -13,7 +13,9 @@ from thrifty.core import plain_text
 from thrifty.space import config_to_json
 
 from . import _schema as schema
+from ._acts import write_applied
 from ._records import (
+    ActApplied,
     CheckpointAdded,
     CheckpointRemoved,
     EpochAgain,
@@ -66,6 +68,7 @@ def write(
     logged = [r for r in records if isinstance(r, TrialMove | TrialEnqueued)]
     if logged:
         connection.execute(insert(schema.log), [_log_entry(r, at) for r in logged])
+    write_applied(connection, [r for r in records if isinstance(r, ActApplied)], at=at)
     for moved in (r for r in records if isinstance(r, StudyMoved)):
         mine = schema.studies.c.id == moved.study
         connection.execute(update(schema.studies).where(mine).values(state=moved.state))

@@ -139,6 +139,27 @@ class Ledger:
             self.outbox.append(self._asked(decision, number))
             self._request(number, decision.target)
 
+    def stop_trial(self, number: int) -> str:
+        """Stop a trial for good because a person wants it; return why not, or an empty text.
+
+        What it has reached stays. What other trials need of its training goes on.
+        """
+        if not 0 <= number < len(self.history):
+            return f"there is no trial {number}"
+        trial = self.history[number]
+        if trial.state in ("stopped", "failed") or is_done(trial):
+            state = "done" if is_done(trial) else trial.state
+            return f"trial {number} is {state} already"
+        if trial.state == "waiting":
+            self._decide([Stop(trial=number)])
+            return ""
+        for node in self.nodes_of[number]:
+            self.plan.release(number, node, trial.target)
+        self.history.record_stop(number)
+        self.outbox.append(TrialStopped(study=self.study_id, trial=number))
+        self.news.append(TrialEnded(trial=number, state="stopped"))
+        return ""
+
     def _request(self, number: int, target: int) -> None:
         """Request all replicas of a trial; a result that is known already is reported at once."""
         answers = [self.plan.request(number, node, target) for node in self.nodes_of[number]]
@@ -539,6 +560,8 @@ class Ledger:
                 )
                 if fresh:
                     self.nodes_of.append((trial.node, *trial.replicas))
+            elif entry.kind == "stopped" and self.history[entry.trial].state == "running":
+                self.history.record_stop(entry.trial)
             elif entry.kind == "stopped":
                 self.history.record_decision(Stop(trial=entry.trial))
             elif entry.kind == "failed":

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, Self
 
@@ -33,6 +33,7 @@ from thrifty.store import Changes, CheckpointRemoved, Driver, Lease, Record, Sto
 
 from ._housekeeping import DiskBudget, Packing, PassedStates
 from ._ledger import Ledger
+from ._steering import Steering
 from ._trial_events import TrialEvent
 
 
@@ -155,6 +156,8 @@ class StopOnSignal:
     _on_signal.raises_stop_now = True  # type: ignore[attr-defined]
 
 
+LOOK_S = 1.0
+"""Seconds between looks at what people ask of the study."""
 GROUP_S = 0.1
 """Seconds after which collected records are written; what a crash loses is trained again."""
 HEARTBEAT_S = 10.0
@@ -189,6 +192,7 @@ class Parts:
     observers: Sequence[Observer]
     packing: Packing
     passed: PassedStates
+    steering: Steering
 
 
 def _no_limit() -> float:
@@ -215,6 +219,7 @@ def run_loop(
     num_assigned = 0
     stopping = stop_requested()
     upkeep = _Upkeep(parts)
+    upkeep.steer(chains)  # what was asked while no process ran the study
     while True:
         while not stopping and (not chains or sum(to_train.values()) < epochs_left()):
             size = parts.packing.size(parts.ledger.plan, chains.values())
@@ -227,12 +232,12 @@ def run_loop(
             num_assigned += 1
         if chains:
             _drain_events(parts, chains, to_train)
-        elif stopping or not _others_train(parts):
+        elif stopping or not (_others_train(parts) or upkeep.steer(chains)):
             _write(parts)
             return not stopping
-        else:
+        elif _others_train(parts):
             time.sleep(GROUP_S)
-        upkeep.tick()
+        upkeep.tick(chains)
         if not stopping and stop_requested():
             stopping = True
             parts.executor.stop()
@@ -283,14 +288,28 @@ def tell_news(observers: Sequence[Observer], ledger: Ledger) -> None:
 
 
 class _Upkeep:
-    """Periodic work: write records, read what other drivers did, and send the heartbeat."""
+    """Periodic work: write records, read what other drivers and people did, send the heartbeat."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._written = self._beat = parts.clock.monotonic()
+        self._written = self._beat = self._looked = parts.clock.monotonic()
 
-    def tick(self) -> None:
+    def steer(self, chains: Mapping[int, Chain]) -> bool:
+        """Apply what people ask; return whether there is anything new to do."""
+        ledger = self._parts.ledger
+        found = self._parts.steering.apply(ledger, self._parts.driver)
+        tell_news(self._parts.observers, ledger)
+        if found:
+            for number, chain in chains.items():
+                if not ledger.plan.is_wanted(chain):
+                    self._parts.executor.cut(number)
+        return found
+
+    def tick(self, chains: Mapping[int, Chain]) -> None:
         now = self._parts.clock.monotonic()
+        if now - self._looked >= LOOK_S:
+            self.steer(chains)
+            self._looked = now
         if now - self._written >= GROUP_S:
             _write(self._parts)
             _learn(self._parts)

@@ -47,6 +47,7 @@ from ._loop import (
 )
 from ._reader import Provenance, is_in_memory
 from ._repository import StudyRepository
+from ._steering import Steering
 from ._trial_events import (
     StudyBegan,
     StudyEnded,
@@ -88,7 +89,9 @@ def train(
             bar = Progress(repository.name, ledger, clock=clock)
             watching.append(stack.enter_context(bar))
         asked = stack.enter_context(StopOnSignal())
-        reason = _never if stop is None else stop.watch(ledger, clock)
+        steering = Steering()
+        steering.begin(ledger, driver)
+        reason = steering.or_asked(_never if stop is None else stop.watch(ledger, clock))
         leftovers = store.remove_leftovers(lease, folder=plan.identity)
         curves = store.curves.all()
         ledger.refused = store.plans.refusals(ledger.plan_id)
@@ -125,6 +128,7 @@ def train(
                 known=curves.keys(),
             ),
             passed=PassedStates(store, clock=clock, shared=lease.shared),
+            steering=steering,
         )
         ending = stack.enter_context(_Ending(watching, ledger))
         _begin(repository, ledger, watching, info=lease.study, plan=plan)

@@ -60,6 +60,7 @@ from ._reader import KnownEpoch, Reader, Trials, known_epochs, overview
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, certainty_of, rows, savings, trial_result
 from ._session import say_if_all_failed, say_what_was_not_checked, say_where_from, train
+from ._steering_mixin import SteeringMixin
 from .simulation._simulate import simulate
 from .simulation._simulation_report import Simulation
 
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Study(PlotMixin):
+class Study(PlotMixin, SteeringMixin):
     """A study that tunes a task over a space, training every shared step once.
 
     Nothing is opened or trained before ``run``.

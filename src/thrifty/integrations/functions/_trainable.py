@@ -171,7 +171,8 @@ class _Run:
         self._name = _name_of(function)
         self._seed = seed
         self._answers = TrialAnswers(hp, function=self._name)
-        self._generator = function(LoopTrial(self._answers, self, seed=seed, device=device))
+        trial = LoopTrial(self._answers, self, seed=seed, device=device)
+        self._generator: Any = function(trial)  # a generator, whose type has no ``gi_frame``
         self._locals: Locals | None = None
         """The function's variables when its loop began."""
         self._ignored: Collection[str] = ()

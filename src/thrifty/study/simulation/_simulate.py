@@ -25,6 +25,7 @@ from thrifty.study._housekeeping import DiskBudget, Packing, PassedStates
 from thrifty.study._ledger import Ledger
 from thrifty.study._loop import Parts, ask_rng, run_loop
 from thrifty.study._preflight import check_horizons, checked_seeds
+from thrifty.study._steering import Steering
 from thrifty.study._trial_events import FailureLog
 
 from ._made_up import made_up_scores
@@ -339,6 +340,7 @@ def _play(
                 observers=(),
                 packing=Packing(num_workers=1, fixed_size=1),
                 passed=PassedStates(store, clock=clock, shared=False),
+                steering=Steering(),
             )
             run_loop(parts, stop_requested=lambda: False)
             driver.record([StudyMoved(study=info.id, state="done")])

@@ -1,0 +1,153 @@
+"""Acts of people on a study: wishes, which the process that runs it applies once, and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from sqlalchemy import Connection, Engine, bindparam, insert, select, update
+
+from thrifty.core import Clock, plain_text
+
+from . import _schema as schema
+from ._engine import fetch, user_errors
+from ._records import ActApplied, StudyInfo, records_of
+from .coordination._leases import check_exists
+
+
+ActKind = Literal["stop", "stop trial", "note", "tag", "untag"]
+"""``stop`` ends a run of a study cleanly; the others say what they do."""
+NEEDS_RUN: frozenset[ActKind] = frozenset({"stop", "stop trial"})
+"""Wishes: a process that runs the study has to apply them. The others are done when written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """What somebody has asked of a study.
+
+    Attributes:
+        id: Its number in the database; later acts have larger ones.
+        study: The study.
+        kind: What is asked.
+        trial: Number of the trial that it is about; None: the whole study.
+        text: The note or the tag.
+        who: The user and the machine.
+        at: When, in seconds since the epoch of Unix.
+        applied_at: When it was applied; None: it is queued.
+        answer: What came of it, if that is not what was asked.
+    """
+
+    id: int
+    study: int
+    kind: ActKind
+    trial: int | None
+    text: str
+    who: str
+    at: float
+    applied_at: float | None
+    answer: str
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits for a process that runs the study."""
+        return self.applied_at is None
+
+
+class Acts:
+    """The acts on the studies of a store."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    def add(
+        self, study: StudyInfo, kind: ActKind, *, trial: int | None, text: str, who: str
+    ) -> Act:
+        """Write an act; a wish is queued, anything else is done with that.
+
+        Raises:
+            StudyNotFoundError: Another process has deleted the study.
+            StoreWriteError: The disk is full, or the place is read-only.
+        """
+        assert kind in get_args(ActKind), kind
+        now = self._clock.now()
+        row: dict[str, Any] = {
+            "study": study.id,
+            "kind": kind,
+            "trial": trial,
+            "text": plain_text(text, lines=True),
+            "who": plain_text(who),
+            "at": now,
+            "applied_at": None if kind in NEEDS_RUN else now,
+            "answer": "",
+        }
+        with user_errors(self._engine), self._engine.begin() as connection:
+            check_exists(connection, study)
+            made = connection.execute(insert(schema.acts).values(row)).inserted_primary_key
+        assert made is not None
+        return Act(id=made[0], **row)
+
+    def of(self, study: int) -> Sequence[Act]:
+        """Return all acts on a study, in order."""
+        table = schema.acts
+        query = select(table).where(table.c.study == study).order_by(table.c.id)
+        return records_of(Act, fetch(self._engine, query))
+
+    def answer(self, act: Act, text: str) -> None:
+        """Say what came of an act that no process will apply."""
+        with user_errors(self._engine), self._engine.begin() as connection:
+            write_applied(connection, [ActApplied(act=act.id, answer=text)], at=self._clock.now())
+
+
+def queued(connection: Connection, study: int) -> Sequence[Act]:
+    """Return the wishes that nobody has applied yet, in order."""
+    table = schema.acts
+    query = (
+        select(table)
+        .where(table.c.study == study, table.c.applied_at.is_(None))
+        .order_by(table.c.id)
+    )
+    return records_of(Act, connection.execute(query).all())
+
+
+def write_applied(connection: Connection, records: Sequence[ActApplied], *, at: float) -> None:
+    """Write that acts were applied."""
+    if records:
+        table = schema.acts
+        statement = (
+            update(table)
+            .where(table.c.id == bindparam("act"))
+            .values(applied_at=at, answer=bindparam("said"))
+        )
+        rows = [{"act": each.act, "said": plain_text(each.answer)} for each in records]
+        connection.execute(statement, rows)
+
+
+def tags_of(acts: Sequence[Act]) -> dict[int | None, list[str]]:
+    """Return the tags of each trial, and under None those of the study, as they are now.
+
+    >>> from thrifty.store._acts import Act
+    >>> def act(kind, text, trial=None):
+    ...     return Act(
+    ...         id=1,
+    ...         study=1,
+    ...         kind=kind,
+    ...         trial=trial,
+    ...         text=text,
+    ...         who="",
+    ...         at=0.0,
+    ...         applied_at=0.0,
+    ...         answer="",
+    ...     )
+    >>> tags_of([act("tag", "good"), act("tag", "odd", 3), act("untag", "good")])
+    {3: ['odd']}
+    """
+    found: dict[int | None, list[str]] = {}
+    for act in acts:
+        mine = found.setdefault(act.trial, [])
+        if act.kind == "tag" and act.text not in mine:
+            mine.append(act.text)
+        elif act.kind == "untag" and act.text in mine:
+            mine.remove(act.text)
+    return {trial: tags for trial, tags in found.items() if tags}

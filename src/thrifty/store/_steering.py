@@ -1,0 +1,69 @@
+"""What a person asks of a study: checked against what the database says, then written down."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+
+from thrifty.core import UsageError, plain_text
+
+from ._acts import NEEDS_RUN, Act, ActKind, tags_of
+from ._store import Store
+
+
+def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, text: str = "") -> Act:
+    """Write down what somebody asks of a study.
+
+    Args:
+        store: The database.
+        name: The study.
+        kind: What is asked.
+        trial: Number of the trial that it is about; None: the whole study.
+        text: The note or the tag.
+
+    Raises:
+        StudyNotFoundError: There is no such study.
+        UsageError: There is no such trial; or there is nothing to stop, nothing to note or no such
+            tag.
+        StoreWriteError: The disk is full, or the place is read-only.
+    """
+    info, summary = store.studies.get(name), store.studies.summary(name)
+    shown = plain_text(name)
+    if trial is not None:
+        num_trials = sum(summary.num_trials.values())
+        if type(trial) is not int or not 0 <= trial < num_trials:
+            raise UsageError(
+                f"study {shown!r} has {num_trials} trials, counted from 0, and no trial {trial!r}"
+            )
+    if kind == "stop" and summary.state != "running":
+        raise UsageError(f"study {shown!r} is {summary.state}: no process runs it")
+    if kind == "stop trial" and summary.state == "done":
+        raise UsageError(f"study {shown!r} is done: there is nothing to stop")
+    if kind not in NEEDS_RUN:
+        text = _checked(text, kind)
+    if kind == "untag" and text not in tags_of(store.acts.of(info.id)).get(trial, []):
+        raise UsageError(f"there is no tag {plain_text(text)!r} to remove")
+    return store.acts.add(info, kind, trial=trial, text=text, who=this_user())
+
+
+def this_user() -> str:
+    """Return the user and the machine that acts are recorded with."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        user = "someone"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _checked(text: str, kind: ActKind) -> str:
+    """Return a note or a tag without space around it.
+
+    Raises:
+        UsageError: It is empty, or a tag has several lines.
+    """
+    found = text.strip() if isinstance(text, str) else ""
+    if not found:
+        raise UsageError(f"a {kind.removeprefix('un')} needs a text, and got {text!r}")
+    if kind != "note" and len(found.splitlines()) > 1:
+        raise UsageError(f"a tag is a short text in one line, and not {text!r}")
+    return found

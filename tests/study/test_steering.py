@@ -1,0 +1,194 @@
+"""People stop studies and trials, enqueue, note and tag, also while another process trains."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import thrifty as th
+from thrifty.core import EpochDone, StudyNotFoundError, UsageError
+from thrifty.store import Store
+from thrifty.testing import LineTask
+
+
+pytestmark = pytest.mark.slow
+
+
+class AfterEpochs:
+    """An observer that does something after a number of epochs."""
+
+    def __init__(self, after, act):
+        self.after, self.act, self.num = after, act, 0
+
+    def on_event(self, event):
+        if isinstance(event, EpochDone):
+            self.num += 1
+            if self.num == self.after:
+                self.act()
+
+
+def study_of(folder, *, algorithm=None, lrs=(0.1, 0.2, 0.3), **options):
+    return th.Study(
+        LineTask(),
+        th.Space(lr=th.Choice(list(lrs))),
+        algorithm=algorithm or th.GridSearch(max_epochs=4),
+        metric="mse",
+        mode="min",
+        storage=f"sqlite:///{folder}/t.db",
+        name="line",
+        **options,
+    )
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch):
+    """Let the study read acts, and write what others see, after each epoch."""
+    monkeypatch.setattr("thrifty.study._loop.LOOK_S", 0.0)
+    monkeypatch.setattr("thrifty.study._loop.GROUP_S", 0.0)
+
+
+def states(study):
+    return [trial.state for trial in study.trials]
+
+
+def run(study, *, after, act, **options):
+    return study.run(progress=False, observers=[AfterEpochs(after, act)], **options)
+
+
+def test_a_study_that_runs_is_stopped_by_another_and_goes_on_later(tmp_path, caplog):
+    study, other = study_of(tmp_path), study_of(tmp_path)
+    run(study, after=3, act=other.stop, executor=th.Local(pack="solo"))
+    assert study.savings.unique_epochs < 12
+    (act,) = other.acts
+    assert (act.kind, act.trial, act.is_queued) == ("stop", None, False)
+    assert f"{act.who} has stopped it" in caplog.text
+    assert states(study.run(progress=False)) == ["done"] * 3
+    assert study.savings.unique_epochs == 12
+
+
+@pytest.mark.parametrize("executor", [th.Local(pack="solo"), th.Local(workers=2, pack="solo")])
+def test_a_trial_that_is_trained_stops_at_the_end_of_its_epoch(tmp_path, executor):
+    whole = th.GridSearch(max_epochs=60)
+    study, other = (study_of(tmp_path, algorithm=whole, lrs=[0.1, 0.2]) for _ in range(2))
+    counted = AfterEpochs(5, lambda: other.stop(trial=0))
+    study.run(progress=False, observers=[counted], executor=executor)
+    assert states(study) == ["stopped", "done"]
+    assert 60 < counted.num < 120
+    assert not other.acts[0].is_queued
+    again, counted = study_of(tmp_path, algorithm=whole, lrs=[0.1, 0.2]), AfterEpochs(0, None)
+    again.run(progress=False, observers=[counted])
+    assert (states(again), counted.num) == (["stopped", "done"], 0)
+
+
+def test_what_other_trials_share_with_a_stopped_one_is_trained(tmp_path):
+    lrs = [0.1, th.Step(0.1, [3]), th.Step(0.1, [2])]
+    study = study_of(tmp_path, lrs=lrs)
+    (tmp_path / "alone").mkdir()
+    alone = study_of(tmp_path / "alone", lrs=lrs[1:]).run(progress=False)
+    run(study, after=2, act=lambda: study.stop(trial=0), executor=th.Local(pack="solo"))
+    assert states(study) == ["stopped", "done", "done"]
+    assert [t.value for t in study.trials[1:]] == [t.value for t in alone.trials]
+
+
+def test_a_trial_that_waits_at_a_rung_is_stopped(tmp_path):
+    lrs = [0.05 * (k + 1) for k in range(9)]
+    algorithm = th.SuccessiveHalving(max_epochs=9, eta=3, num_trials=9)
+    study = study_of(tmp_path, algorithm=algorithm, lrs=lrs)
+    run(study, after=5, act=lambda: study.stop(trial=0), executor=th.Local(pack="solo"))
+    found = states(study)
+    assert found[0] == "stopped"
+    assert "done" in found
+    assert "running" not in found
+
+
+def test_acts_are_applied_once_across_a_kill_and_stay_in_the_order_of_decisions(tmp_path):
+    study = study_of(tmp_path)
+    run(study, after=2, act=study.stop, executor=th.Local(pack="solo"))
+    study.stop(trial=2)  # no process runs it: the next one applies it
+    assert study.acts[-1].is_queued
+    study.run(progress=False)
+    assert states(study) == ["done", "done", "stopped"]
+    assert [act.is_queued for act in study.acts] == [False, False]
+    with pytest.raises(UsageError, match="is done"):
+        study.stop(trial=0)
+
+
+def test_what_is_enqueued_while_a_study_runs_is_trained_in_this_run(tmp_path):
+    study = study_of(tmp_path, algorithm=th.RandomSearch(max_epochs=4, num_trials=2))
+    other = study_of(tmp_path, algorithm=th.RandomSearch(max_epochs=4, num_trials=2))
+    run(study, after=3, act=lambda: other.enqueue_trial({"lr": 0.3}))
+    assert states(study) == ["done"] * 3
+    assert study.trials[-1].config == {"lr": 0.3}
+
+
+def test_a_stop_that_comes_too_late_does_not_stop_the_next_run(tmp_path):
+    study = study_of(tmp_path)
+    run(study, after=2, act=study.stop, executor=th.Local(pack="solo"))
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        store.acts.add(store.studies.get("line"), "stop", trial=None, text="", who="me@here")
+    assert states(study.run(progress=False)) == ["done"] * 3
+    assert study.acts[-1].answer == "the run had ended"
+
+
+def test_a_trial_that_is_done_meanwhile_is_said(tmp_path):
+    study = study_of(tmp_path)
+    run(study, after=2, act=study.stop, executor=th.Local(pack="solo"))
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        for number in (0, 0, 7):
+            info = store.studies.get("line")
+            store.acts.add(info, "stop trial", trial=number, text="", who="me@here")
+    study.run(progress=False)
+    answers = [act.answer for act in study.acts[-3:]]
+    assert answers[1:] == ["trial 0 is stopped already", "there is no trial 7"]
+
+
+def test_notes_and_tags(tmp_path):
+    study = study_of(tmp_path)
+    assert study.acts == []
+    with pytest.raises(StudyNotFoundError):
+        study.note("before it exists")
+    study.run(progress=False)
+    study.note("  the baseline \n of June ")
+    study.tag("good")
+    study.tag("odd", trial=1)
+    study.tag("odd", trial=1)
+    study.untag("good")
+    assert study.tags == {1: ["odd"]}
+    assert study.acts[0].text == "the baseline \n of June"
+    assert "@" in study.acts[0].who
+
+
+@pytest.mark.parametrize(
+    ("act", "told"),
+    [
+        (lambda s: s.note(" "), "a note needs a text"),
+        (lambda s: s.tag(""), "a tag needs a text"),
+        (lambda s: s.tag("two\nlines"), "in one line"),
+        (lambda s: s.untag("never"), "no tag never to remove|no tag 'never' to remove"),
+        (lambda s: s.note("x", trial=3), "3 trials, counted from 0, and no trial 3"),
+        (lambda s: s.note("x", trial=-1), "no trial -1"),
+        (lambda s: s.note("x", trial=True), "no trial True"),
+        (lambda s: s.stop(), "is done: no process runs it"),
+        (lambda s: s.stop(trial=0), "nothing to stop"),
+    ],
+)
+def test_a_bad_act_is_an_error(tmp_path, act, told):
+    study = study_of(tmp_path).run(progress=False)
+    with pytest.raises(UsageError, match=told):
+        act(study)
+    assert study.acts == []
+
+
+def test_two_people_at_a_time(tmp_path):
+    study = study_of(tmp_path, algorithm=th.GridSearch(max_epochs=40))
+
+    def both():
+        threads = [threading.Thread(target=study.stop, args=(number,)) for number in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    run(study, after=3, act=both, executor=th.Local(pack="solo"))
+    assert states(study) == ["stopped", "stopped", "done"]
