@@ -101,6 +101,22 @@ def test_documents_of_a_study(folder, capsys):
     assert checked(capsys, "status")["studies"] == []
 
 
+def test_documents_of_acts(folder, capsys):
+    checked(capsys, "run", "line_study.py", "--stop-epochs", "8")
+    noted = checked(capsys, "note", "line", "a\x1b[31mred note", "--trial", "1")
+    assert noted["act"]["kind"] == "note"
+    assert "\x1b" not in noted["act"]["text"]
+    checked(capsys, "tag", "line", "good")
+    stopped = checked(capsys, "stop", "line", "--trial", "3")["act"]
+    assert (stopped["kind"], stopped["trial"], stopped["queued"]) == ("stop trial", 3, True)
+    checked(capsys, "run", "line_study.py")
+    found = checked(capsys, "acts", "line")["acts"]
+    assert [act["queued"] for act in found] == [False] * 3
+    assert checked(capsys, "status")["studies"][0]["trials"] == {"done": 10, "stopped": 1}
+    checked(capsys, "tag", "line", "good", "--remove")
+    assert checked(capsys, "acts", "line")["acts"][-1]["kind"] == "untag"
+
+
 def test_documents_of_failures_and_of_two_studies(folder, capsys):
     checked(capsys, "run", "line_study.py")
     found = checked(capsys, "run", "other_study.py")
