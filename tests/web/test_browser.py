@@ -14,6 +14,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from tests.study.helpers import SOLO, make_study
 from tests.web.conftest import SCRIPT, halving, serving
+from thrifty.core import EpochDone
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Space
 from thrifty.store import Store
@@ -371,3 +372,64 @@ def test_a_hundred_thousand_trials(page, big):
         page.get_by_text("of 100,000 trials, evenly over the ranks").wait_for()
         open_study(page, address, "trials")
         page.get_by_text("50 of 100,000").wait_for()
+
+
+def test_a_study_is_steered_from_its_page(page, tmp_path, monkeypatch):
+    monkeypatch.setattr("thrifty.study._loop.LOOK_S", 0.0)
+    monkeypatch.setattr("thrifty.study._loop.GROUP_S", 0.0)
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    class Waits:
+        """Waits after the third epoch, so that the page can act while the study runs."""
+
+        num = 0
+
+        def on_event(self, event):
+            self.num += isinstance(event, EpochDone)
+            if self.num == 3:
+                has_begun.set()
+                may_go_on.wait()
+
+    study = make_study(tmp_path, algorithm=GridSearch(max_epochs=6))
+    running = threading.Thread(
+        target=lambda: study.run(progress=False, executor=SOLO, observers=[Waits()])
+    )
+    running.start()
+    has_begun.wait()
+    try:
+        with serving(tmp_path / "t.db", steer=True) as found:
+            page.goto(found)
+            home = found.partition("?")[0]
+            page.goto(f"{home}#/studies/1/trials/1")
+            page.get_by_label("a note").fill(SCRIPT)
+            page.get_by_role("button", name="Add note").click()
+            expect(page.locator(".acts")).to_contain_text(SCRIPT)
+            page.get_by_label("a tag").fill("odd")
+            page.get_by_role("button", name="Add tag").click()
+            expect(page.locator(".tags")).to_contain_text("odd")
+            page.get_by_role("button", name="Stop this trial").click()
+            page.get_by_role("button", name="click again to confirm").click()
+            expect(page.locator(".acts")).to_contain_text("stop trial 1")
+            page.get_by_role("button", name="remove the tag odd").click()
+            expect(page.locator(".tags")).to_be_empty()
+            page.goto(f"{home}#/studies/1/overview")
+            expect(page.locator(".acts")).to_contain_text("trial 1: ")
+            page.get_by_role("button", name="Stop the study").click()
+            page.get_by_role("button", name="click again to confirm").click()
+            expect(page.get_by_text("asked; it is done at the end of an epoch")).to_be_visible()
+            may_go_on.set()
+            running.join()
+            expect(page.locator("h1 + .badge")).to_have_text("stopped")
+            assert page.evaluate("window.hurt") is None
+            page.goto("about:blank")
+    finally:
+        may_go_on.set()
+        running.join()
+    assert study.trials[1].state == "stopped"
+    assert {trial.state for trial in study.trials} > {"stopped"}
+
+
+def test_a_dashboard_that_only_shows_has_no_buttons_to_act(page, address):
+    open_study(page, address, "trials/4")
+    page.wait_for_selector("canvas")
+    assert page.get_by_role("button", name=re.compile("Stop|Add")).count() == 0

@@ -31,10 +31,15 @@ from ._options import json_option, print_document, say, storage_option
     envvar="THRIFTY_DASHBOARD_TOKEN",
     help="Token that readers need  [default: none on this machine, else a random one].",
 )
+@click.option(
+    "--steer",
+    is_flag=True,
+    help="Let readers, who then need the token, stop studies and trials, and write notes and tags.",
+)
 @click.option("--open", "browse", is_flag=True, help="Open the dashboard in your browser.")
 @json_option
 @click.pass_context
-def dashboard_command(
+def dashboard_command(  # noqa: PLR0913 (one argument for each option)
     ctx: click.Context,
     *,
     url: str | None,
@@ -42,6 +47,7 @@ def dashboard_command(
     host: str,
     port: int,
     token: str | None,
+    steer: bool,
     browse: bool,
     as_json: bool,
 ) -> None:
@@ -56,7 +62,7 @@ def dashboard_command(
             f"{redact_url(storage)!r}: give one of them"
         )
     url = storage if url is None else url
-    server = serve(url, host=host, port=port, token=token)
+    server = serve(url, host=host, port=port, token=token, steer=steer)
     if hasattr(os, "nice"):
         os.nice(15)  # training has priority
     shown = redact_url(url)

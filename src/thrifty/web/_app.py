@@ -27,6 +27,7 @@ from thrifty.core import StoreError
 from thrifty.store import COLUMNS, Order, StudyView, TrialFilter, Views, sortable
 
 from ._responses import LARGEST, AboutStudy, AtDesk, Cache, PollThrottle, ResponseService
+from ._steering import Steering, router as acts_router
 from .views import (
     _charts as charts,
     _forest_view as forests,
@@ -224,8 +225,24 @@ THREADS = 4
 """Maximum number of concurrent database queries: readers wait rather than slow a study down."""
 
 
-def application(views: Views, *, token: str | None, local_only: bool, cache: Cache) -> FastAPI:
-    """Return the dashboard of a database; ``cache`` decides how often responses are made again."""
+def application(
+    views: Views,
+    *,
+    token: str | None,
+    local_only: bool,
+    cache: Cache,
+    steering: Steering | None = None,
+) -> FastAPI:
+    """Return the dashboard of a database.
+
+    Args:
+        views: The database, which is only read.
+        token: Token that clients need; None: none. Acts need one.
+        local_only: Whether to answer only requests for localhost.
+        cache: Decides how often responses are made again.
+        steering: Writes acts; None: the dashboard only shows.
+    """
+    assert steering is None or token is not None
 
     @asynccontextmanager
     async def living(_: FastAPI) -> AsyncIterator[None]:
@@ -236,7 +253,7 @@ def application(views: Views, *, token: str | None, local_only: bool, cache: Cac
     app = FastAPI(
         title="thrifty dashboard",
         version=version("thrifty"),
-        description="Read-only views of studies. Answers carry an ETag; "
+        description="Views of studies, and acts on them if that is allowed. Answers carry an ETag; "
         "X-Revision is that of the moment they were made. X-Ask-Again, with a revision, says in "
         "how many seconds to ask again.",
         docs_url=None,  # those pages load external scripts
@@ -244,7 +261,9 @@ def application(views: Views, *, token: str | None, local_only: bool, cache: Cac
         lifespan=living,
     )
     app.state.desk = ResponseService(views, cache, PollThrottle())
+    app.state.steering = steering
     app.include_router(router)
+    app.include_router(acts_router)
 
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:

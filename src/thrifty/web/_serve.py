@@ -119,7 +119,12 @@ training uses the CPU.
 
 
 def create_app(
-    url: str, *, token: str | None = None, local_only: bool = True, patience_s: float = 2.0
+    url: str,
+    *,
+    token: str | None = None,
+    local_only: bool = True,
+    patience_s: float = 2.0,
+    steer: bool = False,
 ) -> FastAPI:
     """Return the dashboard of a database as an ASGI application.
 
@@ -128,10 +133,11 @@ def create_app(
         token: Token that clients need; None: every client that can connect may read.
         local_only: Whether to answer only requests for localhost, on any connection.
         patience_s: Maximum age in seconds of a response after the data have changed.
+        steer: Whether readers may stop studies and trials, and write notes and tags.
 
     Raises:
-        UsageError: ``url`` is not a database address or is in memory, or the token is too short or
-            has other characters.
+        UsageError: ``url`` is not a database address or is in memory, the token is too short or
+            has other characters, or readers may steer without one.
         StudyNotFoundError: The database file does not exist.
         MissingExtraError: FastAPI is not installed.
 
@@ -145,10 +151,15 @@ def create_app(
     {'studies': []}
     """
     _check_token(token)
+    if steer and token is None:
+        raise UsageError("a dashboard that may steer studies needs a token, also on this machine")
     app = _module("fastapi", "thrifty.web._app")
     views = import_module("thrifty.store").Views.open(url)
     cache = import_module("thrifty.web._responses").Cache(patience_s=patience_s)
-    made: FastAPI = app.application(views, token=token, local_only=local_only, cache=cache)
+    acts = import_module("thrifty.web._steering").Steering(url) if steer else None
+    made: FastAPI = app.application(
+        views, token=token, local_only=local_only, cache=cache, steering=acts
+    )
     return made
 
 
@@ -175,18 +186,24 @@ class Server:
 
 
 def serve(
-    url: str, *, host: str = "127.0.0.1", port: int = PORT, token: str | None = None
+    url: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    token: str | None = None,
+    steer: bool = False,
 ) -> Server:
     """Return a dashboard of a database that already listens; call its ``run``.
 
-    On any address except this machine's own loopback, clients need the token. One is generated if
-    none is given.
+    On any address except this machine's own loopback, and to steer, clients need the token. One is
+    generated if none is given.
 
     Args:
-        url: Any database address; the database is only read.
+        url: Any database address; the database is only read, unless ``steer`` is set.
         host: Address to listen on.
         port: Port to listen on; 0: any free port.
         token: At least 16 letters, digits, ``-``, ``_``, ``.`` or ``~``.
+        steer: Whether readers may stop studies and trials, and write notes and tags.
 
     Raises:
         UsageError: The address or port cannot be used, or for a reason of ``create_app``.
@@ -195,9 +212,9 @@ def serve(
     """
     uvicorn = _library("uvicorn")
     here = _module("fastapi", "thrifty.web._app").is_here(host)
-    if token is None and not here:
+    if token is None and (steer or not here):
         token = secrets.token_urlsafe(24)
-    app = create_app(url, token=token, local_only=here)
+    app = create_app(url, token=token, local_only=here, steer=steer)
     listening = _listen(host, port)
     config = uvicorn.Config(
         app,

@@ -13,8 +13,10 @@ from sqlalchemy import ColumnElement, Engine, Row, Select, and_, case, func, or_
 
 from thrifty.core import SystemClock, UsageError
 from thrifty.store import _schema as schema
+from thrifty.store._acts import Act
 from thrifty.store._address import redact_url
 from thrifty.store._engine import fetch, forbid_writing, open_engine, user_errors
+from thrifty.store._records import records_of
 from thrifty.store.coordination._leases import standing
 
 from ._trial_queries import TrialSamples, TrialViews, counting
@@ -123,12 +125,14 @@ class StudyViews:
         If ``study`` is None, it changes with writes about any study. If there is no such study,
         the result is None.
         """
-        plans, log, stages = schema.plans, schema.log, schema.stages
+        plans, log, stages, acts = schema.plans, schema.log, schema.stages, schema.acts
         query = select(_s.c.id, _s.c.plan, _s.c.state, plans.c.revision).join(plans)
         last = select(func.max(log.c.id))
         ended = select(func.max(stages.c.id))
+        asked = select(func.count(acts.c.id), func.count(acts.c.applied_at))
         if study is not None:
             query, last = query.where(_s.c.id == study), last.where(log.c.study == study)
+            asked = asked.where(acts.c.study == study)
             ended = ended.where(
                 stages.c.plan == select(_s.c.plan).where(_s.c.id == study).scalar_subquery()
             )
@@ -139,8 +143,15 @@ class StudyViews:
             counts = select(last.scalar_subquery(), ended.scalar_subquery())
             states = standing(connection, {row.id: row.state for row in rows}, clock=_CLOCK)
             of_studies = [(row.id, row.plan, row.revision, states[row.id]) for row in rows]
-            known = of_studies, tuple(connection.execute(counts).one())
+            of_acts = tuple(connection.execute(asked).one())
+            known = of_studies, tuple(connection.execute(counts).one()), of_acts
         return blake2b(repr(known).encode(), digest_size=8).hexdigest()
+
+    def acts(self, study: int) -> Sequence[Act]:
+        """Return what was asked of a study, in order."""
+        table = schema.acts
+        query = select(table).where(table.c.study == study).order_by(table.c.id)
+        return records_of(Act, fetch(self._engine, query))
 
     def list(self) -> Sequence[StudyView]:
         """Return all studies, oldest first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -324,6 +324,37 @@ class Trial(Response):
     seed_values: list[Number] = Field(description="the value of each seed; none for one seed")
     sd: Number = Field(description="standard deviation over the seeds")
     interval: list[Number] | None = Field(description="95 % confidence interval of the mean")
+
+
+class Act(Response):
+    """What somebody has asked of a study."""
+
+    kind: str
+    trial: int | None
+    text: str
+    who: str
+    at: float
+    queued: bool = Field(description="whether it waits for a process that runs the study")
+    answer: str = Field(description="what came of it, if that is not what was asked")
+
+    @classmethod
+    def of(cls, act: Any) -> Self:
+        """Return the response of an act of the store."""
+        names = ("kind", "trial", "text", "who", "at", "answer")
+        return cls(queued=act.is_queued, **{name: getattr(act, name) for name in names})
+
+
+class Acts(Response):
+    """What was asked of a study."""
+
+    acts: list[Act]
+    can_act: bool = Field(description="whether readers of this dashboard may ask something")
+
+
+class Code(Response):
+    """A code with which a page may ask something of one study, once."""
+
+    code: str
 
 
 def finite(value: Any) -> Number:

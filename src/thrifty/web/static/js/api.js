@@ -44,6 +44,29 @@ export async function revision(path) {
   return { now: body.revision, again };
 }
 
+// Asks something of a study. The code shows the server that one of its own pages asks, and only once.
+export async function act(path, wanted) {
+  const { body } = await ask(`${path}/code`);
+  let response;
+  try {
+    response = await fetch(`api${path}/acts`, {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ ...wanted, code: body.code }),
+    });
+  } catch {
+    throw new Problem(0, "the dashboard does not answer; is it still running?");
+  }
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok) {
+    throw new Problem(
+      response.status,
+      typeof answer.detail === "string" ? answer.detail : `error ${response.status}`,
+    );
+  }
+  return answer;
+}
+
 export class Reader {
   #seen = new Map();
   #leaving = new AbortController();

@@ -75,6 +75,10 @@ export function ago(at) {
   return new Date(at * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" });
 }
 
+// A date with its time, in the reader's time zone.
+export const moment = (at) =>
+  new Date(at * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+
 export const factor = (x) => (x === null || x === undefined ? "–" : `${x.toFixed(2)}×`);
 export const percent = (x) => `${(100 * x).toFixed(1)} %`;
 

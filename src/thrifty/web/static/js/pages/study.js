@@ -3,6 +3,7 @@
 import { load } from "../chart.js";
 import { badge, fill, h } from "../dom.js";
 import { objective } from "../format.js";
+import { Acts } from "../views/acts.js";
 import { curvesView } from "../views/curves.js";
 import { forestView } from "../views/forest.js";
 import { importanceView } from "../views/importance.js";
@@ -28,6 +29,7 @@ export function studyPage({ root, reader, params, crumbs, update }) {
   const head = h("div", {});
   const path = `/studies/${params.study}`;
   const view = make({ root: place, reader, path, study: params.study, update });
+  const acts = open === "overview" ? new Acts({ path, update }) : null;
   crumbs([{ text: "…" }]);
   load();
 
@@ -56,17 +58,19 @@ export function studyPage({ root, reader, params, crumbs, update }) {
         ),
       ),
     );
-    if (!head.isConnected) fill(root, head, place);
+    if (!head.isConnected) fill(root, head, place, acts?.element);
   }
 
   return {
     async update() {
       const asked = view.ask?.() ?? {};
+      if (acts) asked.acts = reader.get("acts", `${path}/acts`);
       // whoever fails first is told; the others must not fail unheard
       for (const each of Object.values(asked)) each.catch(() => {});
       const { body, changed } = await reader.get("detail", path);
       if (changed) draw(body);
       await view.update(body, changed, asked);
+      if (acts) acts.draw((await asked.acts).body, body.study.state);
     },
     dispose: () => view.dispose?.(),
   };

@@ -3,11 +3,13 @@
 import { Chart, axis, tooltip } from "../chart.js";
 import { badge, card, figure, fill, h, tile, written } from "../dom.js";
 import { axisOf, count, number, place, plain, span, trained } from "../format.js";
+import { Acts } from "../views/acts.js";
 
 const ROW = 120;
 
-export function trialPage({ root, reader, params, crumbs }) {
+export function trialPage({ root, reader, params, crumbs, update }) {
   const path = `/studies/${params.study}`;
+  const acts = new Acts({ path, trial: Number(params.trial), update });
   const schedule = new Chart("Hyper-parameters over the epochs");
   const curves = new Chart("Metrics over the epochs");
   crumbs([{ text: "…" }, { text: `trial ${params.trial}` }]);
@@ -220,6 +222,7 @@ export function trialPage({ root, reader, params, crumbs }) {
         card("Schedule", "what changes over the epochs, as it is trained", schedule.element),
       measured.length > 0 && card("Curves", "what was measured after each epoch", curves.element),
       card("Stages", "what it shares, and with whom", shared(trial)),
+      acts.element,
     );
     await Promise.all([
       moving.length && stacked(schedule, moving, epochs, study.unit),
@@ -229,10 +232,12 @@ export function trialPage({ root, reader, params, crumbs }) {
 
   return {
     async update() {
-      const [trial, study] = await Promise.all([
+      const [trial, study, asked] = await Promise.all([
         reader.get("trial", `${path}/trials/${params.trial}`),
         reader.get("detail", path),
+        reader.get("acts", `${path}/acts`),
       ]);
+      acts.draw(asked.body, trial.body.state);
       if (trial.changed || (study.changed && !root.querySelector("h1"))) await draw(trial.body, study.body);
     },
     dispose: () => {

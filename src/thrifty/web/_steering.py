@@ -1,0 +1,174 @@
+"""Acts from the dashboard: opt-in, only for readers with the token, each with a code for one use.
+
+A page of another site must not be able to act with a reader's cookie. So a request to act needs,
+besides the token, the origin of the dashboard itself and a code that only its own pages can read.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from thrifty.core import StoreWriteError, StudyNotFoundError, UsageError
+from thrifty.store import Store, StudyView, Views
+from thrifty.store._acts import Act
+from thrifty.store._steering import ask
+
+from ._responses import LARGEST, AboutStudy
+from .views import _models as models
+
+
+CODE_S = 3600.0
+"""Seconds for which a page may use its code."""
+MOST_CODES = 1000
+"""Codes that may wait for their use; beyond it, the oldest one goes."""
+
+
+class Codes:
+    """Codes that pages get to act with: each for one study and one use.
+
+    >>> codes = Codes()
+    >>> code = codes.issue(1)
+    >>> codes.use(code, study=2), codes.use(code, study=1), codes.use(code, study=1)
+    (False, True, False)
+    """
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._waiting: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._lock = Lock()
+
+    def issue(self, study: int) -> str:
+        """Return a new code for a study."""
+        code = secrets.token_urlsafe(24)
+        with self._lock:
+            self._waiting[code] = study, self._now()
+            while len(self._waiting) > MOST_CODES:
+                self._waiting.popitem(last=False)
+        return code
+
+    def use(self, code: str, *, study: int) -> bool:
+        """Return whether a code is valid for a study; it is not valid again after that."""
+        with self._lock:
+            found = self._waiting.get(code)
+            if found is None or found[0] != study:
+                return False
+            del self._waiting[code]
+        return self._now() - found[1] <= CODE_S
+
+
+class Steering:
+    """What writes acts; the rest of the dashboard only reads.
+
+    Args:
+        url: The database.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.codes = Codes()
+        self._url = url
+
+    def act(self, view: StudyView, wanted: Wanted) -> Act:
+        """Write an act down.
+
+        Raises:
+            HTTPException: It cannot be asked, or not be written.
+        """
+        try:
+            with Store.open(self._url, create=False) as store:
+                return ask(store, view.name, wanted.kind, trial=wanted.trial, text=wanted.text)
+        except StudyNotFoundError as error:
+            raise HTTPException(404, str(error)) from None
+        except UsageError as error:
+            raise HTTPException(409, str(error)) from None
+        except StoreWriteError as error:
+            raise HTTPException(503, str(error)) from None
+
+
+class Wanted(BaseModel):
+    """What a page asks."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    kind: Literal["stop", "stop trial", "note", "tag", "untag"]
+    trial: Annotated[int | None, Field(ge=0, le=LARGEST)] = None
+    text: Annotated[str, Field(max_length=2000)] = ""
+    code: Annotated[str, Field(max_length=100, description="from the last answer of acts")]
+
+
+router = APIRouter(prefix="/api/studies/{study}")
+"""Routes about acts. They use the application's ``state.steering``."""
+
+
+@router.get("/acts", response_model=models.Acts)
+def acts(asked: AboutStudy) -> Response:
+    """Return what was asked of the study."""
+
+    def made(views: Views, view: StudyView) -> models.Acts:
+        found = [models.Act.of(act) for act in views.studies.acts(view.id)]
+        return models.Acts(acts=found, can_act=_steering(asked.request) is not None)
+
+    return asked.answer(("acts",), made)
+
+
+@router.get("/code", response_model=models.Code, responses={403: {"model": models.ErrorResponse}})
+def code(asked: AboutStudy, response: Response) -> models.Code:
+    """Return a code for one act on the study."""
+    steering = _allowed(asked.request)
+    asked.desk.study(asked.study)
+    response.headers["Cache-Control"] = "no-store"
+    return models.Code(code=steering.codes.issue(asked.study))
+
+
+@router.post(
+    "/acts",
+    status_code=201,
+    response_model=models.Act,
+    responses={
+        403: {"model": models.ErrorResponse, "description": "Not from a page of this dashboard"},
+        409: {"model": models.ErrorResponse, "description": "This cannot be asked now"},
+    },
+)
+def act(asked: AboutStudy, wanted: Wanted) -> models.Act:
+    """Ask something of the study; the process that runs it applies it."""
+    steering = _allowed(asked.request)
+    view = asked.desk.study(asked.study)
+    if not steering.codes.use(wanted.code, study=asked.study):
+        raise HTTPException(403, "the page is old; reload it, and try again")
+    return models.Act.of(steering.act(view, wanted))
+
+
+def _steering(request: Request) -> Steering | None:
+    found: Steering | None = request.app.state.steering
+    return found
+
+
+def _allowed(request: Request) -> Steering:
+    """Return what writes acts, if the request comes from a page of this dashboard or a program.
+
+    Raises:
+        HTTPException: It does not, or the dashboard only shows.
+    """
+    steering = _steering(request)
+    if steering is None:
+        raise HTTPException(403, "this dashboard only shows; start it with --steer")
+    headers = request.headers
+    is_program = headers.get("authorization", "").lower().startswith("bearer ")
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    # browsers send the origin with every POST, and where a request comes from with every one
+    is_own = origin == f"{request.url.scheme}://{headers.get('host', '')}" if origin else is_program
+    if request.method == "GET" and origin is None:
+        is_own = True
+    if not is_own or site not in (None, "same-origin"):
+        raise HTTPException(403, "not a page of this dashboard")
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.method == "POST" and kind != "application/json":
+        raise HTTPException(403, "acts are JSON")
+    return steering

@@ -1,0 +1,151 @@
+// What was asked of a study or of one of its trials, its notes and tags; and asking, where that is allowed.
+
+import { act } from "../api.js";
+import { card, fill, h } from "../dom.js";
+import { moment } from "../format.js";
+
+const STOPPABLE = ["running", "paused"];
+
+export class Acts {
+  element = h("div", {});
+  #path;
+  #trial;
+  #update;
+  #said = h("p", { class: "note", role: "status" });
+  #tags = h("p", { class: "tags" });
+  #list = h("ul", { class: "acts" });
+  #controls = h("div", { class: "controls" });
+  #drawn = "";
+
+  constructor({ path, trial = null, update }) {
+    this.#path = path;
+    this.#trial = trial;
+    this.#update = update;
+  }
+
+  // state is that of the study, or of the trial
+  draw({ acts, can_act: canAct }, state) {
+    const mine = acts.filter((each) => each.trial === this.#trial || this.#trial === null);
+    if (!canAct && !mine.length) {
+      fill(this.element);
+      return;
+    }
+    this.#drawTags(mine, canAct);
+    fill(
+      this.#list,
+      mine
+        .filter((each) => each.kind !== "tag" && each.kind !== "untag")
+        .map((each) =>
+          h(
+            "li",
+            {},
+            h("span", { class: "note" }, `${moment(each.at)} ${each.who} `),
+            this.#what(each),
+            each.queued && h("span", { class: "badge" }, "queued"),
+            each.answer && h("span", { class: "note" }, ` (${each.answer})`),
+          ),
+        ),
+    );
+    const stops = this.#trial === null ? state === "running" : STOPPABLE.includes(state);
+    const key = `${canAct} ${stops}`;
+    if (key !== this.#drawn) {
+      this.#drawn = key; // what somebody is writing stays
+      fill(this.#controls, canAct && [stops && this.#stopButton(), this.#form("note"), this.#form("tag")]);
+    }
+    if (!this.element.hasChildNodes()) {
+      const note = this.#trial === null ? "what was asked of the study and its trials" : "what was asked of this trial";
+      fill(this.element, card("Notes and acts", note, this.#tags, this.#list, this.#controls, this.#said));
+    }
+  }
+
+  #drawTags(acts, canAct) {
+    const tags = new Set();
+    for (const each of acts) {
+      if (each.trial !== this.#trial) continue;
+      if (each.kind === "tag") tags.add(each.text);
+      if (each.kind === "untag") tags.delete(each.text);
+    }
+    fill(
+      this.#tags,
+      [...tags].map((text) =>
+        h(
+          "span",
+          { class: "badge" },
+          text,
+          canAct &&
+            h(
+              "button",
+              {
+                type: "button",
+                class: "quiet",
+                "aria-label": `remove the tag ${text}`,
+                onclick: () => this.#ask({ kind: "untag", text }),
+              },
+              "×",
+            ),
+        ),
+      ),
+    );
+  }
+
+  #what(each) {
+    const where = each.trial === null || this.#trial !== null ? "" : `trial ${each.trial}: `;
+    if (each.kind === "note") return [where, each.text];
+    return each.kind === "stop" ? "stop the study" : `stop trial ${each.trial}`;
+  }
+
+  #stopButton() {
+    const what = this.#trial === null ? "Stop the study" : "Stop this trial";
+    // a click by mistake costs hours, so it takes two
+    let sure = false;
+    const button = h(
+      "button",
+      {
+        type: "button",
+        onclick: () => {
+          if (!sure) {
+            sure = true;
+            fill(button, `${what}: click again to confirm`);
+            return;
+          }
+          button.disabled = true;
+          this.#ask(this.#trial === null ? { kind: "stop" } : { kind: "stop trial" });
+        },
+      },
+      what,
+    );
+    return button;
+  }
+
+  #form(kind) {
+    const field = h("input", {
+      type: "text",
+      maxlength: kind === "tag" ? 100 : 2000,
+      "aria-label": kind === "tag" ? "a tag" : "a note",
+      placeholder: kind === "tag" ? "a tag" : "a note",
+    });
+    return h(
+      "form",
+      {
+        onsubmit: async (event) => {
+          event.preventDefault();
+          if (field.value.trim() && (await this.#ask({ kind, text: field.value }))) field.value = "";
+        },
+      },
+      field,
+      h("button", { type: "submit" }, kind === "tag" ? "Add tag" : "Add note"),
+    );
+  }
+
+  async #ask(wanted) {
+    try {
+      const made = await act(this.#path, { ...wanted, trial: this.#trial });
+      fill(this.#said, made.queued ? "asked; it is done at the end of an epoch" : "");
+      await this.#update();
+      return true;
+    } catch (problem) {
+      fill(this.#said, problem.message);
+      return false;
+    }
+  }
+}

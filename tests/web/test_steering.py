@@ -1,0 +1,221 @@
+"""Acts from the dashboard: what a page may ask, and that no other page can with its cookie."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.web.conftest import opened
+from thrifty.core import StoreWriteError, UsageError
+from thrifty.store import Store
+from thrifty.web import create_app, serve
+from thrifty.web._steering import CODE_S, MOST_CODES, Codes
+
+
+pytestmark = pytest.mark.slow
+
+TOKEN = "a-token-of-some-length"
+HERE = "http://localhost"
+PAGE = {"Origin": HERE, "Sec-Fetch-Site": "same-origin"}
+ACTS = "/api/studies/1/acts"
+
+
+@pytest.fixture
+def steering(database):
+    """Return a client with the cookie of a reader."""
+    with opened(database, token=TOKEN, steer=True) as client:
+        client.get(f"/?token={TOKEN}")
+        yield client
+
+
+def code_for(client, study=1):
+    found = client.get(f"/api/studies/{study}/code", headers={"Sec-Fetch-Site": "same-origin"})
+    assert found.status_code == 200
+    assert found.headers["cache-control"] == "no-store"
+    return found.json()["code"]
+
+
+def note(client, *, headers=PAGE, study=1, **fields):
+    body = {"kind": "note", "text": "seen", "code": code_for(client), **fields}
+    return client.post(f"/api/studies/{study}/acts", json=body, headers=headers)
+
+
+def written(database):
+    with Store.open(f"sqlite:///{database}") as store:
+        return [act for study in (1, 2) for act in store.acts.of(study)]
+
+
+def test_a_page_acts_and_sees_what_was_asked(steering, database):
+    before = steering.get("/api/studies/1/revision").json()["revision"]
+    made = note(steering, trial=3, text="<b>odd</b>")
+    assert made.status_code == 201
+    assert (made.json()["kind"], made.json()["trial"], made.json()["queued"]) == ("note", 3, False)
+    assert note(steering, kind="tag", text="good").status_code == 201
+    shown = steering.get(ACTS).json()
+    assert shown["can_act"]
+    assert [act["text"] for act in shown["acts"]] == ["<b>odd</b>", "good"]
+    assert steering.get("/api/studies/1/revision").json()["revision"] != before
+    assert [act.kind for act in written(database)] == ["note", "tag"]
+
+
+def test_a_program_acts_with_the_token_and_no_origin(database):
+    with opened(database, token=TOKEN, steer=True) as client:
+        client.headers["Authorization"] = f"Bearer {TOKEN}"
+        assert note(client, headers={}).status_code == 201
+
+
+ATTACKS = {
+    "another site": {"Origin": "http://evil.example"},
+    "a site that contains our name": {"Origin": f"{HERE}.evil.example"},
+    "another port of this machine": {"Origin": f"{HERE}:1234"},
+    "another scheme": {"Origin": "https://localhost"},
+    "a sandboxed frame": {"Origin": "null"},
+    "no origin": {},
+    "an empty origin": {"Origin": ""},
+    "two origins": {"Origin": f"{HERE} {HERE}"},
+    "a bearer of another site": {"Origin": "http://evil.example", "Authorization": "Bearer x"},
+    "cross-site by its own word": {**PAGE, "Sec-Fetch-Site": "cross-site"},
+    "another name of the site": {**PAGE, "Sec-Fetch-Site": "same-site"},
+    "typed by hand": {**PAGE, "Sec-Fetch-Site": "none"},
+    "a form": {**PAGE, "Content-Type": "application/x-www-form-urlencoded"},
+    "a form with files": {**PAGE, "Content-Type": "multipart/form-data"},
+    "plain text, as without a question before": {**PAGE, "Content-Type": "text/plain"},
+    "a type that only looks like JSON": {**PAGE, "Content-Type": "text/json"},
+}
+
+
+@pytest.mark.parametrize("headers", ATTACKS.values(), ids=ATTACKS)
+def test_a_request_from_elsewhere_is_refused(steering, database, headers):
+    assert note(steering, headers=headers).status_code in (400, 403, 422)
+    assert written(database) == []
+
+
+def test_without_the_token_nothing_is_asked(steering, database):
+    code = code_for(steering)
+    steering.cookies.clear()
+    body = {"kind": "note", "text": "seen", "code": code}
+    for headers in (PAGE, {**PAGE, "Authorization": "Bearer wrong-token-of-some-length"}):
+        assert steering.post(ACTS, json=body, headers=headers).status_code == 401
+        assert steering.get("/api/studies/1/code", headers=headers).status_code == 401
+    assert written(database) == []
+
+
+def test_a_rebound_name_is_refused_with_its_own_origin(steering, database):
+    headers = {**PAGE, "Host": "evil.example", "Origin": "http://evil.example"}
+    assert note(steering, headers=headers).status_code == 400
+    assert written(database) == []
+
+
+@pytest.mark.parametrize("code", ["", "x", None, 7, "a" * 5000])
+def test_a_code_that_was_never_given(steering, database, code):
+    assert note(steering, code=code).status_code in (403, 422)
+    assert written(database) == []
+
+
+def test_a_request_that_is_sent_again_does_nothing(steering, database):
+    code = code_for(steering)
+    assert note(steering, code=code).status_code == 201
+    assert note(steering, code=code).status_code == 403
+    assert len(written(database)) == 1
+
+
+def test_a_code_is_for_one_study(steering, database):
+    assert note(steering, study=2, code=code_for(steering, study=1)).status_code == 403
+    assert note(steering, study=1, code=code_for(steering, study=2)).status_code == 403
+    assert written(database) == []
+
+
+def test_other_sites_cannot_read_a_code(steering):
+    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert steering.get("/api/studies/1/code", headers=headers).status_code == 403
+    answer = steering.get("/api/studies/1/code")
+    assert "access-control-allow-origin" not in answer.headers
+    asked = steering.options(
+        ACTS, headers={"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    )
+    assert "access-control-allow-origin" not in asked.headers
+
+
+@pytest.mark.parametrize("method", ["get", "head", "put", "patch", "delete"])
+def test_only_a_post_acts(steering, database, method):
+    code = code_for(steering)
+    steering.request(method.upper(), f"{ACTS}?kind=note&text=x&code={code}", headers=PAGE)
+    assert written(database) == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "delete"},
+        {"kind": "stop trial", "trial": "3"},
+        {"trial": -1},
+        {"trial": 2**40},
+        {"trial": 1.5},
+        {"text": "x" * 2001},
+        {"text": 7},
+        {"who": "root@here"},
+    ],
+)
+def test_a_malformed_act_is_refused(steering, database, fields):
+    assert note(steering, **fields).status_code == 422
+    assert written(database) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"kind": "stop", "text": ""}, "no process runs it"),
+        ({"kind": "note", "trial": 10_000}, "no trial 10000"),
+        ({"kind": "untag"}, "no tag"),
+        ({"text": " "}, "needs a text"),
+    ],
+)
+def test_what_cannot_be_asked_now_is_said(steering, fields, told):
+    answer = note(steering, **fields)
+    assert answer.status_code == 409
+    assert told in answer.json()["detail"]
+
+
+def test_a_study_that_does_not_exist(steering):
+    headers = {"Sec-Fetch-Site": "same-origin"}
+    assert steering.get("/api/studies/99/code", headers=headers).status_code == 404
+    assert note(steering, study=99).status_code == 404
+
+
+def test_a_dashboard_that_only_shows(database):
+    with opened(database, token=TOKEN) as client:
+        client.get(f"/?token={TOKEN}")
+        assert not client.get(ACTS).json()["can_act"]
+        assert client.get("/api/studies/1/code").status_code == 403
+        body = {"kind": "note", "text": "seen", "code": "x"}
+        assert client.post(ACTS, json=body, headers=PAGE).status_code == 403
+    assert written(database) == []
+
+
+def test_a_database_that_cannot_be_written(steering, monkeypatch):
+    def full(*_, **__):
+        raise StoreWriteError("the disk is full")
+
+    monkeypatch.setattr("thrifty.web._steering.ask", full)
+    answer = note(steering)
+    assert (answer.status_code, answer.json()["detail"]) == (503, "the disk is full")
+
+
+def test_steering_needs_a_token_also_on_this_machine(database):
+    with pytest.raises(UsageError, match="needs a token, also on this machine"):
+        create_app(f"sqlite:///{database}", steer=True)
+    server = serve(f"sqlite:///{database}", port=0, steer=True)
+    server.socket.close()
+    assert "?token=" in server.address
+
+
+def test_codes_end_and_do_not_pile_up():
+    clock = itertools.count()
+    codes = Codes(now=lambda: float(next(clock)))
+    first = codes.issue(1)
+    for _ in range(MOST_CODES):
+        last = codes.issue(1)
+    assert not codes.use(first, study=1)
+    clock = itertools.count(int(2 * CODE_S))
+    assert not codes.use(last, study=1)
