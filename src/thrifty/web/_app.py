@@ -9,7 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import parse_qs
 
 import anyio.to_thread
@@ -26,7 +26,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from thrifty.core import StoreError
 from thrifty.store import COLUMNS, Order, StudyView, TrialFilter, Views, sortable
 
-from ._responses import LARGEST, AboutStudy, AtDesk, Cache, PollThrottle, ResponseService
+from ._responses import (
+    ALWAYS,
+    LARGEST,
+    NONE,
+    AboutStudy,
+    AtDesk,
+    Cache,
+    PollThrottle,
+    ResponseService,
+)
 from ._steering import Steering, router as acts_router
 from .views import (
     _charts as charts,
@@ -42,21 +51,10 @@ Moment = Annotated[
     float | None, Field(ge=0, le=1e12, allow_inf_nan=False, description="seconds since 1970")
 ]
 Bound = Annotated[float | None, Field(allow_inf_nan=False)]
-Responses = dict[int | str, dict[str, Any]]
-
-_ALWAYS: Responses = {
-    304: {"description": "Not modified since the ETag given in If-None-Match"},
-    401: {"model": models.ErrorResponse, "description": "The token is missing or wrong"},
-    503: {"model": models.ErrorResponse, "description": "The database cannot be read now"},
-}
-_NONE: Responses = {
-    404: {"model": models.ErrorResponse, "description": "There is no such study or trial"}
-}
-
-router = APIRouter(prefix="/api", responses=_ALWAYS)
+router = APIRouter(prefix="/api", responses=ALWAYS)
 """All routes of the API. They use the application's ``state.desk``."""
 
-_study = APIRouter(prefix="/studies/{study}", responses=_NONE)
+_study = APIRouter(prefix="/studies/{study}", responses=NONE)
 
 
 class CurvesQuery(BaseModel):

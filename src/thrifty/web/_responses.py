@@ -151,6 +151,18 @@ class PollThrottle:
             return self._last - now
 
 
+Responses = dict[int | str, dict[str, Any]]
+
+ALWAYS: Responses = {
+    304: {"description": "Not modified since the ETag given in If-None-Match"},
+    401: {"model": models.ErrorResponse, "description": "The token is missing or wrong"},
+    503: {"model": models.ErrorResponse, "description": "The database cannot be read now"},
+}
+NONE: Responses = {
+    404: {"model": models.ErrorResponse, "description": "There is no such study or trial"}
+}
+"""Error responses of all routes, and those of routes about one study or trial."""
+
 LARGEST = 2**31 - 1
 StudyId = Annotated[int, Path(ge=1, le=LARGEST, description="number of a study")]
 

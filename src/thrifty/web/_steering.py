@@ -21,7 +21,7 @@ from thrifty.store import Store, StudyView, Views
 from thrifty.store._acts import Act
 from thrifty.store._steering import ask
 
-from ._responses import LARGEST, AboutStudy
+from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, Responses
 from .views import _models as models
 
 
@@ -103,7 +103,13 @@ class Wanted(BaseModel):
     code: Annotated[str, Field(max_length=100, description="from the last answer of acts")]
 
 
-router = APIRouter(prefix="/api/studies/{study}")
+_REFUSED: Responses = {
+    400: {"model": models.ErrorResponse, "description": "This is no JSON"},
+    403: {"model": models.ErrorResponse, "description": "Not from a page of this dashboard"},
+    409: {"model": models.ErrorResponse, "description": "This cannot be asked now"},
+}
+
+router = APIRouter(prefix="/api/studies/{study}", responses={**ALWAYS, **NONE})
 """Routes about acts. They use the application's ``state.steering``."""
 
 
@@ -118,7 +124,7 @@ def acts(asked: AboutStudy) -> Response:
     return asked.answer(("acts",), made)
 
 
-@router.get("/code", response_model=models.Code, responses={403: {"model": models.ErrorResponse}})
+@router.get("/code", response_model=models.Code, responses=_REFUSED)
 def code(asked: AboutStudy, response: Response) -> models.Code:
     """Return a code for one act on the study."""
     steering = _allowed(asked.request)
@@ -127,15 +133,7 @@ def code(asked: AboutStudy, response: Response) -> models.Code:
     return models.Code(code=steering.codes.issue(asked.study))
 
 
-@router.post(
-    "/acts",
-    status_code=201,
-    response_model=models.Act,
-    responses={
-        403: {"model": models.ErrorResponse, "description": "Not from a page of this dashboard"},
-        409: {"model": models.ErrorResponse, "description": "This cannot be asked now"},
-    },
-)
+@router.post("/acts", status_code=201, response_model=models.Act, responses=_REFUSED)
 def act(asked: AboutStudy, wanted: Wanted) -> models.Act:
     """Ask something of the study; the process that runs it applies it."""
     steering = _allowed(asked.request)
