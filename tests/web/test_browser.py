@@ -410,6 +410,13 @@ def test_a_study_is_steered_from_its_page(page, tmp_path, monkeypatch):
             page.get_by_role("button", name="Stop this trial").click()
             page.get_by_role("button", name="click again to confirm").click()
             expect(page.locator(".acts")).to_contain_text("stop trial 1")
+            page.get_by_label("epoch").fill("1")
+            page.get_by_role("button", name="What would it cost?").click()
+            expect(page.get_by_text(re.compile(r"factor=0\.3.*to train"))).to_be_visible()
+            page.get_by_role("button", name="Enqueue this branch").click()
+            expect(page.locator(".acts")).to_contain_text(
+                "branch of trial 1 after epoch 1: lr times"
+            )
             page.get_by_role("button", name="remove the tag odd").click()
             expect(page.locator(".tags")).to_be_empty()
             page.goto(f"{home}#/studies/1/overview")
@@ -426,6 +433,7 @@ def test_a_study_is_steered_from_its_page(page, tmp_path, monkeypatch):
         may_go_on.set()
         running.join()
     assert study.trials[1].state == "stopped"
+    assert study.run(progress=False, executor=SOLO).trials[-1].config["lr"].at == 1
     assert {trial.state for trial in study.trials} > {"stopped"}
 
 

@@ -46,8 +46,10 @@ PATHS = [
     "/api/studies/{study}/trials/{number}",
     "/api/studies/{study}/acts",
     "/api/studies/{study}/code",
+    "/api/studies/{study}/trials/{number}/branch",
 ]
-OPERATIONS = [*((path, "GET") for path in PATHS), ("/api/studies/{study}/acts", "POST")]
+POSTS = ["/api/studies/{study}/acts", "/api/studies/{study}/branches"]
+OPERATIONS = [*((path, "GET") for path in PATHS), *((path, "POST") for path in POSTS)]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def schema(trained):
 
 
 def test_every_path_is_tried(schema):
-    assert sorted(schema) == sorted(PATHS)
+    assert sorted(schema) == sorted({*PATHS, *POSTS})
 
 
 @pytest.mark.sample(8)

@@ -183,6 +183,55 @@ def test_a_study_that_does_not_exist(steering):
     assert note(steering, study=99).status_code == 404
 
 
+def branch(client, *, headers=PAGE, study=1, **fields):
+    body = {"trial": 1, "epoch": 2, "name": "lr", "factor": 0.3, "code": code_for(client)}
+    return client.post(f"/api/studies/{study}/branches", json={**body, **fields}, headers=headers)
+
+
+def enqueued(database):
+    with Store.open(f"sqlite:///{database}") as store:
+        return store.studies.enqueued(1)
+
+
+def test_a_branch_is_enqueued_with_its_cost_before(steering, database):
+    query = {"epoch": 2, "name": "lr", "factor": 0.3}
+    cost = steering.get("/api/studies/1/trials/1/branch", params=query)
+    assert cost.status_code == 200
+    assert "factor=0.3" in cost.json()["config"]["lr"]
+    assert cost.json()["known_epochs"] == 2
+    assert enqueued(database) == []
+    assert branch(steering).status_code == 201
+    assert branch(steering).status_code == 409
+    (config,) = enqueued(database)
+    assert config["lr"].at == 2
+    (act,) = written(database)
+    assert (act.kind, act.trial, act.text) == ("branch", 1, "after epoch 2: lr times 0.3")
+
+
+@pytest.mark.parametrize("headers", ATTACKS.values(), ids=ATTACKS)
+def test_a_branch_from_elsewhere_is_refused(steering, database, headers):
+    assert branch(steering, headers=headers).status_code in (400, 403, 422)
+    assert enqueued(database) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"trial": 10_000}, 404),
+        ({"epoch": 10_000}, 409),
+        ({"epoch": 0}, 422),
+        ({"name": "nothing"}, 409),
+        ({"factor": 1.0}, 409),
+        ({"factor": "1"}, 422),
+        ({"code": "x"}, 403),
+        ({"study": 99}, 404),
+    ],
+)
+def test_a_bad_branch_is_refused(steering, database, fields, status):
+    assert branch(steering, **fields).status_code == status
+    assert enqueued(database) == []
+
+
 def test_a_dashboard_that_only_shows(database):
     with opened(database, token=TOKEN) as client:
         client.get(f"/?token={TOKEN}")

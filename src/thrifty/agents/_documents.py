@@ -361,8 +361,8 @@ class ActsDocument(Document):
 class ActOfStudy(TypedDict):
     """What somebody has asked of a study."""
 
-    kind: Literal["stop", "stop trial", "note", "tag", "untag"]
-    """What was asked."""
+    kind: Literal["stop", "stop trial", "branch", "note", "tag", "untag"]
+    """What was asked; "branch": a branch of a trial was enqueued."""
     trial: int | None
     """Number of the trial that it is about; null for the whole study."""
     text: str

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import getpass
 import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from thrifty.core import UsageError, plain_text
+from thrifty.space import config_to_json
 
-from ._acts import NEEDS_RUN, Act, ActKind, tags_of
+from ._acts import Act, ActKind, tags_of
 from ._store import Store
 
 
@@ -39,11 +42,42 @@ def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, tex
         raise UsageError(f"study {shown!r} is {summary.state}: no process runs it")
     if kind == "stop trial" and summary.state == "done":
         raise UsageError(f"study {shown!r} is done: there is nothing to stop")
-    if kind not in NEEDS_RUN:
+    if kind in ("note", "tag", "untag"):
         text = _checked(text, kind)
     if kind == "untag" and text not in tags_of(store.acts.of(info.id)).get(trial, []):
         raise UsageError(f"there is no tag {plain_text(text)!r} to remove")
     return store.acts.add(info, kind, trial=trial, text=text, who=this_user())
+
+
+def enqueue_branch(
+    store: Store, name: str, config: Mapping[str, Any], *, trial: int, text: str
+) -> Act:
+    """Enqueue a branch of a trial, and write down who did.
+
+    Args:
+        store: The database.
+        name: The study.
+        config: The hyper-parameters of the branch.
+        trial: The number of the trial that it branches off.
+        text: How it differs.
+
+    Raises:
+        StudyNotFoundError: There is no such study.
+        UsageError: The same branch is enqueued already.
+        StoreWriteError: The disk is full, or the place is read-only.
+    """
+    info = store.studies.get(name)
+    fresh = []
+
+    def choose(known: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        texts = [config_to_json(each) for each in known]
+        fresh.extend([] if config_to_json(config) in texts else [config])
+        return fresh
+
+    store.studies.enqueue(info, choose)
+    if not fresh:
+        raise UsageError("this branch is enqueued already")
+    return store.acts.add(info, "branch", trial=trial, text=text, who=this_user())
 
 
 def this_user() -> str:

@@ -26,9 +26,10 @@ from thrifty.run import ExecutorConfig, Faults, Local
 from thrifty.run._simulated import EpochSeconds
 from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Amount, Space, TimeUnit
+from thrifty.space._branching import branched
 from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
-from ._branching import Branch, branched, cost_of
+from ._branching import Branch, cost_of
 from ._epoch_size import EpochSizes, unit_of
 from ._forecast import (
     Forecast,

@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 from urllib.parse import parse_qs
 
 import anyio.to_thread
-import fastapi
 from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
@@ -35,6 +34,7 @@ from ._responses import (
     Cache,
     PollThrottle,
     ResponseService,
+    TrialNumber,
 )
 from ._steering import Steering, router as acts_router
 from .views import (
@@ -45,7 +45,6 @@ from .views import (
 )
 
 
-TrialNumber = Annotated[int, fastapi.Path(ge=0, le=LARGEST, description="number of a trial")]
 State = Literal["running", "done", "paused", "stopped", "failed"]
 Moment = Annotated[
     float | None, Field(ge=0, le=1e12, allow_inf_nan=False, description="seconds since 1970")

@@ -164,6 +164,7 @@ NONE: Responses = {
 """Error responses of all routes, and those of routes about one study or trial."""
 
 LARGEST = 2**31 - 1
+TrialNumber = Annotated[int, Path(ge=0, le=LARGEST, description="number of a trial")]
 StudyId = Annotated[int, Path(ge=1, le=LARGEST, description="number of a study")]
 
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import Lock
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from thrifty.core import StoreWriteError, StudyNotFoundError, UsageError
+from thrifty.core import ScheduleError, StoreWriteError, StudyNotFoundError, UsageError
 from thrifty.store import Store, StudyView, Views
 from thrifty.store._acts import Act
-from thrifty.store._steering import ask
+from thrifty.store._steering import ask, enqueue_branch
 
-from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, Responses
-from .views import _models as models
+from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, Responses, TrialNumber
+from .views import _branches as branches, _models as models
 
 
 CODE_S = 3600.0
@@ -81,9 +82,24 @@ class Steering:
         Raises:
             HTTPException: It cannot be asked, or not be written.
         """
+        with self._store() as store:
+            return ask(store, view.name, wanted.kind, trial=wanted.trial, text=wanted.text)
+
+    def branch(self, view: StudyView, wanted: WantedBranch, config: Mapping[str, Any]) -> Act:
+        """Enqueue a branch of a trial.
+
+        Raises:
+            HTTPException: It is enqueued already, or cannot be written.
+        """
+        with self._store() as store:
+            text = f"after epoch {wanted.epoch}: {wanted.name} times {wanted.factor:g}"
+            return enqueue_branch(store, view.name, config, trial=wanted.trial, text=text)
+
+    @contextmanager
+    def _store(self) -> Iterator[Store]:
         try:
             with Store.open(self._url, create=False) as store:
-                return ask(store, view.name, wanted.kind, trial=wanted.trial, text=wanted.text)
+                yield store
         except StudyNotFoundError as error:
             raise HTTPException(404, str(error)) from None
         except UsageError as error:
@@ -108,6 +124,31 @@ _REFUSED: Responses = {
     403: {"model": models.ErrorResponse, "description": "Not from a page of this dashboard"},
     409: {"model": models.ErrorResponse, "description": "This cannot be asked now"},
 }
+
+Epoch = Annotated[int, Field(ge=1, le=LARGEST, description="epochs that both have in common")]
+Factor = Annotated[float, Field(allow_inf_nan=False, description="what it is multiplied by")]
+Name = Annotated[str, Field(max_length=200, description="a hyper-parameter of the trial")]
+
+
+class WantedBranch(BaseModel):
+    """A branch that a page asks for."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    trial: Annotated[int, Field(ge=0, le=LARGEST)]
+    epoch: Epoch
+    name: Name
+    factor: Factor
+    code: Annotated[str, Field(max_length=100)]
+
+
+class BranchQuery(BaseModel):
+    """A branch whose cost is asked for."""
+
+    epoch: Epoch
+    name: Name
+    factor: Factor
+
 
 router = APIRouter(prefix="/api/studies/{study}", responses={**ALWAYS, **NONE})
 """Routes about acts. They use the application's ``state.steering``."""
@@ -139,8 +180,53 @@ def act(asked: AboutStudy, wanted: Wanted) -> models.Act:
     steering = _allowed(asked.request)
     view = asked.desk.study(asked.study)
     if not steering.codes.use(wanted.code, study=asked.study):
-        raise HTTPException(403, "the page is old; reload it, and try again")
+        raise HTTPException(403, _OLD)
     return models.Act.of(steering.act(view, wanted))
+
+
+@router.get("/trials/{number}/branch", response_model=models.Branch, responses=_REFUSED)
+def branch_cost(
+    asked: AboutStudy, number: TrialNumber, query: Annotated[BranchQuery, Query()]
+) -> Response:
+    """Return what a branch of a trial would cost; nothing is written."""
+
+    def made(views: Views, view: StudyView) -> models.Branch:
+        row, config = _branch(views, view, query, trial=number)
+        return branches.cost_of(views, view, row, config=config, epoch=query.epoch)
+
+    return asked.answer(("branch", number, query.epoch, query.name, query.factor), made)
+
+
+@router.post("/branches", status_code=201, response_model=models.Act, responses=_REFUSED)
+def branch(asked: AboutStudy, wanted: WantedBranch) -> models.Act:
+    """Enqueue a branch of a trial; the process that runs the study, or the next one, trains it."""
+    steering = _allowed(asked.request)
+    view = asked.desk.study(asked.study)
+    _, config = _branch(asked.desk.views, view, wanted, trial=wanted.trial)
+    if not steering.codes.use(wanted.code, study=asked.study):
+        raise HTTPException(403, _OLD)
+    return models.Act.of(steering.branch(view, wanted, config))
+
+
+_OLD = "the page is old; reload it, and try again"
+
+
+def _branch(
+    views: Views, view: StudyView, wanted: WantedBranch | BranchQuery, *, trial: int
+) -> tuple[Any, dict[str, Any]]:
+    """Return a trial's row, and the hyper-parameters of a branch of it.
+
+    Raises:
+        HTTPException: There is no such trial, or it cannot branch so.
+    """
+    row = views.trials.get(view.id, trial)
+    if row is None:
+        raise HTTPException(404, f"study {view.name!r} has no trial {trial}")
+    try:
+        scale = {wanted.name: wanted.factor}
+        return row, branches.config_of(view, row, epoch=wanted.epoch, scale=scale)
+    except (UsageError, ScheduleError) as error:
+        raise HTTPException(409, str(error)) from None
 
 
 def _steering(request: Request) -> Steering | None:

@@ -313,6 +313,16 @@ class Paths:
             if (of, epoch) in self.metrics
         ]
 
+    def owners(self, node: int, reached: int) -> dict[int, int]:
+        """Return the node that holds the state after each epoch up to ``reached``, by epoch."""
+        found: dict[int, int] = {}
+        at: int | None = node
+        while at is not None and at in self.origins:
+            parent, start = self.origins[at]
+            found |= dict.fromkeys(range(start + 1, reached + 1), at)
+            at, reached = parent, min(reached, start)
+        return found
+
     def mean_curve(
         self, nodes: Sequence[int], reached: int
     ) -> list[tuple[int, Mapping[str, float]]]:
@@ -337,6 +347,14 @@ class PlanViews:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+
+    def kept(self, plan: int, nodes: Sequence[int]) -> set[tuple[int, int]]:
+        """Return the node and the epoch of each kept state of some nodes."""
+        table = schema.checkpoints
+        query = select(table.c.node, table.c.epoch).where(
+            table.c.plan == plan, table.c.node.in_(set(nodes))
+        )
+        return {(row.node, row.epoch) for row in fetch(self._engine, query)}
 
     def paths(self, plan: int, nodes: Sequence[int], *, every: int = 1) -> Paths:
         """Return the nodes on the paths to ``nodes``, with metrics at multiples of ``every``."""

@@ -269,7 +269,7 @@ class TrialRow(Response):
     values: dict[str, Number]
     reached: int
     target: int
-    horizon: int | None
+    horizon: int | None = Field(description="the epoch at which its training ends")
     violation: Number
     config: dict[str, str]
 
@@ -313,6 +313,7 @@ class Trial(Response):
     values: dict[str, Number]
     reached: int
     target: int
+    horizon: int | None = Field(description="the epoch at which its training ends")
     violation: Number
     error: str
     traceback: str
@@ -349,6 +350,16 @@ class Acts(Response):
 
     acts: list[Act]
     can_act: bool = Field(description="whether readers of this dashboard may ask something")
+
+
+class Branch(Response):
+    """A trial that is another one until some epoch, and what training it costs."""
+
+    config: dict[str, str] = Field(description="its hyper-parameters, as text")
+    known_epochs: int = Field(description="how many of its first epochs are trained already")
+    kept_epoch: int = Field(description="the last of these whose state is kept; 0 if none is")
+    epochs_again: int = Field(description="known epochs that are trained again")
+    epochs_to_train: int = Field(description="all epochs that are trained for it, of all seeds")
 
 
 class Code(Response):

@@ -44,12 +44,17 @@ export async function revision(path) {
   return { now: body.revision, again };
 }
 
+// What a branch of a trial would cost; nothing is written.
+export async function branchCost(path, trial, branch) {
+  return (await ask(`${path}/trials/${trial}/branch`, branch)).body;
+}
+
 // Asks something of a study. The code shows the server that one of its own pages asks, and only once.
-export async function act(path, wanted) {
+export async function act(path, wanted, route = "acts") {
   const { body } = await ask(`${path}/code`);
   let response;
   try {
-    response = await fetch(`api${path}/acts`, {
+    response = await fetch(`api${path}/${route}`, {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify({ ...wanted, code: body.code }),

@@ -237,7 +237,12 @@ export function trialPage({ root, reader, params, crumbs, update }) {
         reader.get("detail", path),
         reader.get("acts", `${path}/acts`),
       ]);
-      acts.draw(asked.body, trial.body.state);
+      const { state, horizon, schedule: lines } = trial.body;
+      // what has a schedule can change; without one, the study says whether it can
+      const numbers = lines.filter((line) => line.kind !== "text");
+      const scheduled = numbers.filter((line) => line.epochs.length > 1);
+      const names = (scheduled.length ? scheduled : numbers).map((line) => line.name);
+      acts.draw(asked.body, state, { names, horizon });
       if (trial.changed || (study.changed && !root.querySelector("h1"))) await draw(trial.body, study.body);
     },
     dispose: () => {

@@ -1,8 +1,8 @@
 // What was asked of a study or of one of its trials, its notes and tags; and asking, where that is allowed.
 
-import { act } from "../api.js";
+import { act, branchCost } from "../api.js";
 import { card, fill, h } from "../dom.js";
-import { moment } from "../format.js";
+import { count, moment } from "../format.js";
 
 const STOPPABLE = ["running", "paused"];
 
@@ -23,8 +23,8 @@ export class Acts {
     this.#update = update;
   }
 
-  // state is that of the study, or of the trial
-  draw({ acts, can_act: canAct }, state) {
+  // state is that of the study, or of the trial; names of hyper-parameters and horizon are the trial's
+  draw({ acts, can_act: canAct }, state, { names = [], horizon = 0 } = {}) {
     const mine = acts.filter((each) => each.trial === this.#trial || this.#trial === null);
     if (!canAct && !mine.length) {
       fill(this.element);
@@ -47,10 +47,18 @@ export class Acts {
         ),
     );
     const stops = this.#trial === null ? state === "running" : STOPPABLE.includes(state);
-    const key = `${canAct} ${stops}`;
+    const key = `${canAct} ${stops} ${horizon} ${names}`;
     if (key !== this.#drawn) {
       this.#drawn = key; // what somebody is writing stays
-      fill(this.#controls, canAct && [stops && this.#stopButton(), this.#form("note"), this.#form("tag")]);
+      fill(
+        this.#controls,
+        canAct && [
+          stops && this.#stopButton(),
+          this.#form("note"),
+          this.#form("tag"),
+          names.length > 0 && horizon > 1 && this.#branchForm(names, horizon),
+        ],
+      );
     }
     if (!this.element.hasChildNodes()) {
       const note = this.#trial === null ? "what was asked of the study and its trials" : "what was asked of this trial";
@@ -91,6 +99,7 @@ export class Acts {
   #what(each) {
     const where = each.trial === null || this.#trial !== null ? "" : `trial ${each.trial}: `;
     if (each.kind === "note") return [where, each.text];
+    if (each.kind === "branch") return `branch of trial ${each.trial} ${each.text}`;
     return each.kind === "stop" ? "stop the study" : `stop trial ${each.trial}`;
   }
 
@@ -137,9 +146,56 @@ export class Acts {
     );
   }
 
-  async #ask(wanted) {
+  // a branch is shown with its cost before it is enqueued
+  #branchForm(names, horizon) {
+    const name = h("select", { "aria-label": "hyper-parameter" }, names.map((each) => h("option", {}, each)));
+    const number = (label, props) => h("input", { type: "number", "aria-label": label, required: true, ...props });
+    const factor = number("factor", { step: "any", value: "0.3" });
+    const epoch = number("epoch", { min: 1, max: horizon - 1, value: String(Math.ceil(horizon / 2)) });
+    const cost = h("p", { class: "note", role: "status" });
+    const wanted = () => ({ name: name.value, factor: Number(factor.value), epoch: Number(epoch.value) });
+    const form = h(
+      "form",
+      {
+        onsubmit: async (event) => {
+          event.preventDefault();
+          const branch = wanted();
+          try {
+            this.#sayCost(cost, branch, await branchCost(this.#path, this.#trial, branch));
+          } catch (problem) {
+            fill(cost, problem.message);
+          }
+        },
+        oninput: () => fill(cost),
+      },
+      "Branch: ",
+      name,
+      " times ",
+      factor,
+      " after epoch ",
+      epoch,
+      h("button", { type: "submit" }, "What would it cost?"),
+    );
+    return [form, cost];
+  }
+
+  #sayCost(place, branch, found) {
+    const again = found.epochs_again ? ` (${count(found.epochs_again)} of these trained again)` : "";
+    const enqueue = async () => {
+      if (await this.#ask(branch, "branches")) fill(place, "enqueued; this run of the study, or the next, trains it");
+      else fill(place);
+    };
+    fill(
+      place,
+      `${branch.name} = ${found.config[branch.name]}: ${count(found.known_epochs)} epochs known${again}, `,
+      `${count(found.epochs_to_train)} to train `,
+      h("button", { type: "button", onclick: enqueue }, "Enqueue this branch"),
+    );
+  }
+
+  async #ask(wanted, route = "acts") {
     try {
-      const made = await act(this.#path, { ...wanted, trial: this.#trial });
+      const made = await act(this.#path, { ...wanted, trial: this.#trial }, route);
       fill(this.#said, made.queued ? "asked; it is done at the end of an epoch" : "");
       await this.#update();
       return true;
