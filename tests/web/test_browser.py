@@ -374,6 +374,34 @@ def test_a_hundred_thousand_trials(page, big):
         page.get_by_text("50 of 100,000").wait_for()
 
 
+def steer_a_trial(page, home):
+    page.goto(f"{home}#/studies/1/trials/1")
+    page.get_by_label("a note").fill(SCRIPT)
+    page.get_by_role("button", name="Add note").click()
+    expect(page.locator(".acts")).to_contain_text(SCRIPT)
+    page.get_by_label("a tag").fill("odd")
+    page.get_by_role("button", name="Add tag").click()
+    expect(page.locator(".tags")).to_contain_text("odd")
+    page.get_by_role("button", name="Stop this trial").click()
+    page.get_by_role("button", name="click again to confirm").click()
+    expect(page.locator(".acts")).to_contain_text("stop trial 1")
+    page.get_by_label("epoch").fill("1")
+    page.get_by_role("button", name="What would it cost?").click()
+    expect(page.get_by_text(re.compile(r"factor=0\.3.*to train"))).to_be_visible()
+    page.get_by_role("button", name="Enqueue this branch").click()
+    expect(page.locator(".acts")).to_contain_text("branch of trial 1 after epoch 1: lr times")
+    page.get_by_role("button", name="remove the tag odd").click()
+    expect(page.locator(".tags")).to_be_empty()
+
+
+def stop_a_study(page, home):
+    page.goto(f"{home}#/studies/1/overview")
+    expect(page.locator(".acts")).to_contain_text("trial 1: ")
+    page.get_by_role("button", name="Stop the study").click()
+    page.get_by_role("button", name="click again to confirm").click()
+    expect(page.get_by_text("asked; it is done at the end of an epoch")).to_be_visible()
+
+
 def test_a_study_is_steered_from_its_page(page, tmp_path, monkeypatch):
     monkeypatch.setattr("thrifty.study._loop.LOOK_S", 0.0)
     monkeypatch.setattr("thrifty.study._loop.GROUP_S", 0.0)
@@ -400,30 +428,8 @@ def test_a_study_is_steered_from_its_page(page, tmp_path, monkeypatch):
         with serving(tmp_path / "t.db", steer=True) as found:
             page.goto(found)
             home = found.partition("?")[0]
-            page.goto(f"{home}#/studies/1/trials/1")
-            page.get_by_label("a note").fill(SCRIPT)
-            page.get_by_role("button", name="Add note").click()
-            expect(page.locator(".acts")).to_contain_text(SCRIPT)
-            page.get_by_label("a tag").fill("odd")
-            page.get_by_role("button", name="Add tag").click()
-            expect(page.locator(".tags")).to_contain_text("odd")
-            page.get_by_role("button", name="Stop this trial").click()
-            page.get_by_role("button", name="click again to confirm").click()
-            expect(page.locator(".acts")).to_contain_text("stop trial 1")
-            page.get_by_label("epoch").fill("1")
-            page.get_by_role("button", name="What would it cost?").click()
-            expect(page.get_by_text(re.compile(r"factor=0\.3.*to train"))).to_be_visible()
-            page.get_by_role("button", name="Enqueue this branch").click()
-            expect(page.locator(".acts")).to_contain_text(
-                "branch of trial 1 after epoch 1: lr times"
-            )
-            page.get_by_role("button", name="remove the tag odd").click()
-            expect(page.locator(".tags")).to_be_empty()
-            page.goto(f"{home}#/studies/1/overview")
-            expect(page.locator(".acts")).to_contain_text("trial 1: ")
-            page.get_by_role("button", name="Stop the study").click()
-            page.get_by_role("button", name="click again to confirm").click()
-            expect(page.get_by_text("asked; it is done at the end of an epoch")).to_be_visible()
+            steer_a_trial(page, home)
+            stop_a_study(page, home)
             may_go_on.set()
             running.join()
             expect(page.locator("h1 + .badge")).to_have_text("stopped")

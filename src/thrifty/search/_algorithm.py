@@ -36,6 +36,11 @@ class Algorithm(ABC):
     Algorithms that compare trials after the same number of epochs cannot: there, some trials have
     cooled down and others have not.
     """
+    can_grow: ClassVar[bool] = False
+    """Whether a study of it may get more trials later.
+
+    So it is if what it has decided does not depend on ``num_trials``, as with a rung's size.
+    """
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -250,6 +255,7 @@ class RandomSearch(Algorithm):
     num_trials: int
     sampler: Sampler = field(default_factory=RandomSampler)
     follows_horizons: ClassVar[bool] = True
+    can_grow: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.amounts():
@@ -335,6 +341,7 @@ class MedianStopping(Algorithm):
     min_trials: int = 5
     interval: int = 1
     sampler: Sampler = field(default_factory=RandomSampler)
+    can_grow: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.amounts():

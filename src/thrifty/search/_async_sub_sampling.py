@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice, repeat
 from operator import itemgetter
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -209,6 +210,7 @@ class AsyncSubSampling(Algorithm):
     min_epochs: int = 1
     threshold: Threshold = "sqrt-log"
     sampler: Sampler = field(default_factory=RandomSampler)
+    can_grow: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.amounts():

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import cycle, islice, pairwise, repeat
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -148,6 +148,8 @@ class ASHA(RungAlgorithm):
     >>> ASHA(max_epochs=81, num_trials=1000, min_epochs=3).rungs()
     (3, 9, 27, 81)
     """
+
+    can_grow: ClassVar[bool] = True
 
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator

@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Select, delete, func, insert, select, update
@@ -147,6 +147,19 @@ class Studies:
             trained = update(schema.epochs).where(schema.epochs.c.study == study)
             connection.execute(trained.values(study=None))
             connection.execute(delete(schema.studies).where(schema.studies.c.id == study))
+
+    def extend(self, study: StudyInfo, algorithm: str) -> StudyInfo:
+        """Let a study go on with a larger algorithm of the same kind, given as text.
+
+        Raises:
+            StudyNotFoundError: Another process has deleted the study.
+        """
+        spec = {**study.spec, "algorithm": algorithm}
+        with user_errors(self._engine), self._engine.begin() as connection:
+            check_exists(connection, study)
+            mine = schema.studies.c.id == study.id
+            connection.execute(update(schema.studies).where(mine).values(spec=spec))
+        return replace(study, spec=spec)
 
     def enqueue(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -288,7 +289,7 @@ class Recipe:
             differing.append(changed)
         elif not same_plan and not differing:
             differing.append("it was made by another version of thrifty")
-        if not differing:
+        if not differing or (keys == ["algorithm"] and not changed and self.extends(found)):
             return
         advice = "Give this one another name, or restore what has changed"
         if keys == ["seeds"] and not changed:
@@ -297,6 +298,16 @@ class Recipe:
                 "configuration that no study has trained yet"
             )
         raise StudyMismatchError(f"{where}: {'; '.join(differing)}. {advice}")
+
+    def extends(self, found: Mapping[str, Any]) -> bool:
+        """Return whether the study differs from a stored one only in having more trials."""
+        stored = _as_written_now(found.get("algorithm", ""))
+        number = re.search(r"\bnum_trials=(\d+)", stored)
+        mine = getattr(self.algorithm, "num_trials", None)
+        if not self.algorithm.can_grow or number is None or not isinstance(mine, int):
+            return False
+        before = int(number[1])
+        return before < mine and stored == repr(replace(self.algorithm, num_trials=before))  # type: ignore[type-var, call-arg]
 
     def _legacy_task(self) -> dict[str, str]:
         with asking_legacy():

@@ -235,7 +235,7 @@ class Reader:
 
     def finished(self, repository: StudyRepository, store: Store, info: StudyInfo) -> Ledger | None:
         """Return the ledger of a study that has nothing left to try, or None."""
-        if info.state != "done":
+        if info.state != "done" or repository.recipe.extends(info.spec):
             return None
         ledger = self.read(repository, store)
         return None if ledger.history.enqueued else ledger

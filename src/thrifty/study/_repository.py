@@ -291,6 +291,17 @@ class StudyRepository:
         if self.not_enqueued(store, info, enqueued):
             store.studies.enqueue(info, lambda known: not_in(enqueued, known))
 
+    def extend(self, store: Store, info: StudyInfo) -> StudyInfo:
+        """Let a stored study have the trials of this one, if it has fewer.
+
+        Raises:
+            StudyNotFoundError: Another process has deleted the study.
+        """
+        if not self.recipe.extends(info.spec):
+            return info
+        logger.info("study %r goes on: it is %s now", self.name, self.recipe.algorithm)
+        return store.studies.extend(info, str(self.recipe.spec()["algorithm"]))
+
     def not_enqueued(
         self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]
     ) -> list[Mapping[str, Any]]:

@@ -549,7 +549,7 @@ class Study(PlotMixin, SteeringMixin):
         Ctrl-C stops it cleanly: workers keep their state at the end of the epoch, and a later
         ``run`` goes on from there (a second Ctrl-C stops at once). ``stop`` does the same after a
         number of epochs, after some time or at a target. A study that is done already is only read,
-        unless configurations were enqueued since.
+        unless configurations were enqueued since, or its algorithm has more trials now.
 
         A trial that fails does not end the study. The log names the first trial with each error at
         once, and all of them at the end. If every trial failed, it says so and what to do.
@@ -596,21 +596,20 @@ class Study(PlotMixin, SteeringMixin):
                     enqueued=self._enqueued,
                     sources=self._sources(),
                 )
-                with (
-                    store.lease(info, shared=self.storage.is_shared) as lease,
-                    self._reader.running(repository, store, info) as ledger,
-                ):
-                    train(
-                        repository,
-                        ledger,
-                        store=store,
-                        lease=lease,
-                        executor=executor or Local(),
-                        stop=stop,
-                        progress=progress,
-                        observers=observers,
-                    )
-                    say_what_was_not_checked(repository, ledger, error=dry_run_error)
+                with store.lease(info, shared=self.storage.is_shared) as lease:
+                    info = repository.extend(store, info)
+                    with self._reader.running(repository, store, info) as ledger:
+                        train(
+                            repository,
+                            ledger,
+                            store=store,
+                            lease=lease,
+                            executor=executor or Local(),
+                            stop=stop,
+                            progress=progress,
+                            observers=observers,
+                        )
+                        say_what_was_not_checked(repository, ledger, error=dry_run_error)
         return self
 
     # -- results ----------------------------------------------------------------------
