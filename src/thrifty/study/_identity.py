@@ -307,7 +307,8 @@ class Recipe:
         if not self.algorithm.can_grow or number is None or not isinstance(mine, int):
             return False
         before = int(number[1])
-        return before < mine and stored == repr(replace(self.algorithm, num_trials=before))  # type: ignore[type-var]
+        smaller: Any = replace(self.algorithm, num_trials=before)  # type: ignore[type-var]
+        return before < mine and stored == repr(smaller)
 
     def _legacy_task(self) -> dict[str, str]:
         with asking_legacy():
