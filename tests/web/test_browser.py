@@ -105,7 +105,9 @@ def test_the_list_leads_to_a_study(page, address):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("tab", ["overview", "forest", "workers", "curves", "parallel"])
+@pytest.mark.parametrize(
+    "tab", ["overview", "forest", "workers", "curves", "parallel", "slices", "compare"]
+)
 def test_charts_are_drawn(page, address, tab):
     open_study(page, address, tab)
     page.wait_for_selector("canvas")
@@ -441,6 +443,34 @@ def test_a_study_is_steered_from_its_page(page, tmp_path, monkeypatch):
     assert study.trials[1].state == "stopped"
     assert study.run(progress=False, executor=SOLO).trials[-1].config["lr"].at == 1
     assert {trial.state for trial in study.trials} > {"stopped"}
+
+
+def test_two_trials_are_compared(page, address):
+    open_study(page, address, "compare")
+    page.get_by_label("Numbers of trials").fill("0, 4")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("thead th")).to_have_text(["trial 0", "trial 4"])
+    expect(page.locator("tr.differs th").first).to_have_text("lr")
+    wait_until_drawn(page)
+    page.get_by_label("Numbers of trials").fill("0, 9999")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".card p[role=status]")).to_contain_text("no trial 9999")
+    page.get_by_label("Numbers of trials").fill("best")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".card p[role=status]")).to_contain_text("at most 8 numbers")
+
+
+def test_two_hyper_parameters_at_a_time(page, tmp_path):
+    space = Space(lr=Choice([0.02, 0.05, 0.1]), width=Choice([2, 4]), dropout=0.2)
+    make_study(tmp_path, space=space, algorithm=GridSearch(max_epochs=2)).run(
+        progress=False, executor=SOLO
+    )
+    with shown_to(page, tmp_path / "t.db") as found:
+        open_study(page, found, "slices")
+        expect(page.get_by_role("heading", name="Two at a time")).to_be_visible()
+        page.get_by_label("Across").select_option(label="width")
+        page.get_by_label("Upwards").select_option(label="lr")
+        wait_until_drawn(page)
 
 
 def test_a_dashboard_that_only_shows_has_no_buttons_to_act(page, address):

@@ -4,11 +4,13 @@ import { load } from "../chart.js";
 import { badge, fill, h } from "../dom.js";
 import { objective } from "../format.js";
 import { Acts } from "../views/acts.js";
+import { compareView } from "../views/compare.js";
 import { curvesView } from "../views/curves.js";
 import { forestView } from "../views/forest.js";
 import { importanceView } from "../views/importance.js";
 import { overviewView } from "../views/overview.js";
 import { parallelView } from "../views/parallel.js";
+import { slicesView } from "../views/slices.js";
 import { trialsView } from "../views/trials.js";
 import { workersView } from "../views/workers.js";
 
@@ -18,8 +20,10 @@ const TABS = {
   workers: ["Workers", workersView],
   curves: ["Learning curves", curvesView],
   parallel: ["Parallel coordinates", parallelView],
+  slices: ["Slices", slicesView],
   importance: ["Importance", importanceView],
   trials: ["Trials", trialsView],
+  compare: ["Compare", compareView],
 };
 
 export function studyPage({ root, reader, params, crumbs, update }) {
