@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.study.helpers import SOLO, make_study
+from tests.study.helpers import SOLO, Sized, make_study
 from tests.web.conftest import SCRIPT, opened
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Ladder, Space, Step
@@ -585,3 +585,31 @@ def test_trials_of_a_ladder_are_done_at_their_own_horizons(tmp_path):
         assert get(client, "/studies/1/trials", state="paused")["trials"] == []
         (line,) = get(client, "/studies/1/trials/0")["schedule"]
         assert max(line["epochs"]) <= 2  # the picture ends where the trial does
+
+
+def test_the_pareto_front_is_that_of_the_study(tmp_path):
+    space = Space(lr=Choice([0.02, 0.05, 0.1]), width=Choice([2, 4]), dropout=0.2)
+    study = make_study(
+        tmp_path,
+        task=Sized(),
+        space=space,
+        metric=["mse", "size"],
+        mode=["min", "max"],
+        algorithm=GridSearch(max_epochs=2),
+    ).run(progress=False, executor=SOLO)
+    with opened(tmp_path / "t.db") as client:
+        whole = client.get("/api/studies/1/pareto").json()
+        few = client.get("/api/studies/1/pareto?limit=1").json()
+    assert whole["front"] == [trial.number for trial in study.best_trials]
+    assert (whole["metrics"], whole["modes"]) == (["mse", "size"], ["min", "max"])
+    assert whole["total"] == len(whole["trials"]) == 6
+    assert set(whole["front"]) <= set(few["trials"])
+    assert len(few["trials"]) < 6
+    by_number = dict(zip(whole["trials"], whole["rows"], strict=True))
+    for trial in study.trials:
+        assert by_number[trial.number] == [trial.value, trial.values["size"]]
+
+
+def test_one_objective_has_no_pareto_front(client):
+    found = client.get("/api/studies/1/pareto").json()
+    assert (found["trials"], found["front"]) == ([], [])

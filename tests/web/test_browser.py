@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from tests.study.helpers import SOLO, make_study
+from tests.study.helpers import SOLO, Sized, make_study
 from tests.web.conftest import SCRIPT, halving, serving
 from thrifty.core import EpochDone
 from thrifty.search import GridSearch
@@ -458,6 +458,27 @@ def test_two_trials_are_compared(page, address):
     page.get_by_label("Numbers of trials").fill("best")
     page.get_by_role("button", name="Compare").click()
     expect(page.locator(".card p[role=status]")).to_contain_text("at most 8 numbers")
+
+
+def test_the_pareto_front_is_shown_of_several_objectives_only(page, address, tmp_path):
+    open_study(page, address)
+    assert page.get_by_role("link", name="Pareto front").count() == 0
+    space = Space(lr=Choice([0.02, 0.05, 0.1]), width=Choice([2, 4]), dropout=0.2)
+    make_study(
+        tmp_path,
+        task=Sized(),
+        space=space,
+        metric=["mse", "size"],
+        mode=["min", "min"],
+        algorithm=GridSearch(max_epochs=2),
+    ).run(progress=False, executor=SOLO)
+    with shown_to(page, tmp_path / "t.db") as found:
+        open_study(page, found)
+        page.get_by_role("link", name="Pareto front").click()
+        expect(
+            page.get_by_text(re.compile(r"of 6 trials that keep the constraints"))
+        ).to_be_visible()
+        wait_until_drawn(page)
 
 
 def test_two_hyper_parameters_at_a_time(page, tmp_path):

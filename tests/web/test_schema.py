@@ -39,6 +39,7 @@ PATHS = [
     "/api/studies/{study}/history",
     "/api/studies/{study}/curves",
     "/api/studies/{study}/parallel",
+    "/api/studies/{study}/pareto",
     "/api/studies/{study}/importance",
     "/api/studies/{study}/forest",
     "/api/studies/{study}/workers",

@@ -134,6 +134,14 @@ def parallel(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=5000)] = 20
     )
 
 
+@_study.get("/pareto", response_model=models.Pareto)
+def pareto(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=5000)] = 2000) -> Response:
+    """Return trials by their objectives, and the Pareto front."""
+    return asked.answer(
+        ("pareto", limit), lambda views, view: charts.pareto(views, view, limit=limit)
+    )
+
+
 @_study.get("/importance", response_model=models.Importance)
 def importance(asked: AboutStudy) -> Response:
     """Return the importance of the hyper-parameters."""

@@ -193,6 +193,15 @@ class TrialSamples:
         )
         return [(n, v, bool(c)) for n, v, c in fetch(self._engine, query)]
 
+    def objectives(self, study: int) -> list[tuple[int, dict[str, float]]]:
+        """Return number and objectives of all trials that count, of a study with several."""
+        query = (
+            select(_t.c.number, _t.c.objectives)
+            .where(_t.c.study == study, _t.c.objectives.is_not(None), counting())
+            .order_by(_t.c.number)
+        )
+        return [(number, values) for number, values in fetch(self._engine, query)]
+
     def best(self, study: int, *, mode: str, limit: int) -> Sequence[Row[Any]]:
         """Return the best trials: number, node, reached, value, state."""
         value = _t.c.value.asc() if mode == "min" else _t.c.value.desc()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thrifty.store import StudyView, Views
+from thrifty.store import StudyView, Views, nondominated
 from thrifty.store._records import nodes_of_replicas
 
 from . import _models as models
@@ -213,6 +213,29 @@ def parallel(views: Views, view: StudyView, *, limit: int) -> models.Parallel:
             for index, row in enumerate(rows)
         ],
         total=sum(view.num_trials.values()),
+    )
+
+
+def pareto(views: Views, view: StudyView, *, limit: int) -> models.Pareto:
+    """Return the whole Pareto front, and about ``limit`` other trials, evenly by number."""
+    found = views.samples.objectives(view.id) if len(view.metrics) > 1 else []
+    signs = [-1.0 if mode == "min" else 1.0 for mode in view.modes]
+    rows = [
+        (number, [values.get(name) for name in view.metrics])
+        for number, values in found
+        if all(finite(values.get(name)) is not None for name in view.metrics)
+    ]
+    points = [[s * v for s, v in zip(signs, row, strict=True)] for _, row in rows]
+    front = {rows[index][0] for index in nondominated(points)}
+    every = math.ceil(len(rows) / limit) if rows else 1
+    shown = [each for i, each in enumerate(rows) if each[0] in front or i % every == 0]
+    return models.Pareto(
+        metrics=list(view.metrics),
+        modes=list(view.modes),
+        trials=[number for number, _ in shown],
+        rows=[[finite(value) for value in row] for _, row in shown],
+        front=sorted(front),
+        total=len(rows),
     )
 
 

@@ -159,6 +159,17 @@ class Parallel(Response):
     total: int
 
 
+class Pareto(Response):
+    """Trials by their objectives, in a row each, and those that no other one dominates."""
+
+    metrics: list[str]
+    modes: list[str]
+    trials: list[int]
+    rows: list[list[Number]]
+    front: list[int] = Field(description="numbers of trials")
+    total: int = Field(description="trials that have reported and keep the constraints")
+
+
 class Share(Response):
     """Share of a coordinate in the variance that coordinates explain, each alone."""
 

@@ -10,6 +10,7 @@ import { forestView } from "../views/forest.js";
 import { importanceView } from "../views/importance.js";
 import { overviewView } from "../views/overview.js";
 import { parallelView } from "../views/parallel.js";
+import { paretoView } from "../views/pareto.js";
 import { slicesView } from "../views/slices.js";
 import { trialsView } from "../views/trials.js";
 import { workersView } from "../views/workers.js";
@@ -21,6 +22,7 @@ const TABS = {
   curves: ["Learning curves", curvesView],
   parallel: ["Parallel coordinates", parallelView],
   slices: ["Slices", slicesView],
+  pareto: ["Pareto front", paretoView],
   importance: ["Importance", importanceView],
   trials: ["Trials", trialsView],
   compare: ["Compare", compareView],
@@ -39,6 +41,7 @@ export function studyPage({ root, reader, params, crumbs, update }) {
 
   function draw(detail) {
     const { study } = detail;
+    const tabs = Object.entries(TABS).filter(([key]) => key !== "pareto" || study.metrics.length > 1);
     crumbs([{ text: study.name }]);
     fill(
       head,
@@ -53,7 +56,7 @@ export function studyPage({ root, reader, params, crumbs, update }) {
       h(
         "nav",
         { class: "tabs", "aria-label": "Views of the study" },
-        Object.entries(TABS).map(([key, [label]]) =>
+        tabs.map(([key, [label]]) =>
           h(
             "a",
             { href: `#/studies/${params.study}/${key}`, "aria-current": key === open ? "page" : null },
