@@ -221,7 +221,7 @@ def pareto(views: Views, view: StudyView, *, limit: int) -> models.Pareto:
     found = views.samples.objectives(view.id) if len(view.metrics) > 1 else []
     signs = [-1.0 if mode == "min" else 1.0 for mode in view.modes]
     rows = [
-        (number, [values.get(name) for name in view.metrics])
+        (number, [values[name] for name in view.metrics])
         for number, values in found
         if all(finite(values.get(name)) is not None for name in view.metrics)
     ]
