@@ -18,6 +18,17 @@ export function paretoView({ root, reader, path, study: id }) {
 
   const better = (dim) => (data.modes[dim] === "min" ? "lower" : "higher");
 
+  // one that exploded would hide the others: an axis ends where the worst tenth begins, or the front
+  function range(dim, front) {
+    const sign = data.modes[dim] === "min" ? 1 : -1;
+    const worse = (a, b) => sign * (a - b);
+    const all = data.rows.map((row) => row[dim]).sort(worse);
+    const best = front.map((row) => row[dim]).sort(worse);
+    const end = [all[Math.floor(0.9 * (all.length - 1))], best.at(-1)].sort(worse).at(-1);
+    const edge = Math.abs(end - all[0]) / 20;
+    return sign > 0 ? { max: end + edge } : { min: end - edge };
+  }
+
   function draw() {
     const [x, y] = [Number(across.value), Number(up.value)];
     const front = new Set(data.front);
@@ -29,10 +40,12 @@ export function paretoView({ root, reader, path, study: id }) {
     const best = points
       .filter((one) => front.has(one.trial))
       .sort((a, b) => a.value[0] - b.value[0]);
+    const rows = best.map((one) => one.row);
     return chart.draw((c) => {
       const named = (dim) => ({
         type: "value",
         scale: true,
+        ...range(dim, rows),
         name: `${data.metrics[dim]} (${better(dim)} is better)`,
         axisLine: { onZero: false, lineStyle: { color: c.line } },
         axisLabel: { color: c.muted, formatter: number },
@@ -99,7 +112,7 @@ export function paretoView({ root, reader, path, study: id }) {
         return;
       }
       panel.show();
-      note.textContent = `${count(body.front.length)} of ${count(body.total)} trials that keep the constraints are on it`;
+      note.textContent = `${count(body.front.length)} of ${count(body.total)} trials that keep the constraints are on it; the worst tenth may lie outside`;
       options(across, 0);
       options(up, 1);
       await draw();
