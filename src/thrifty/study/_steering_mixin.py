@@ -73,6 +73,7 @@ class SteeringMixin:
             StudyNotFoundError: The study does not exist yet.
             UsageError: The tag is empty or has several lines, or there is no such trial.
 
+        >>> import tempfile
         >>> import thrifty as th
         >>> from thrifty.testing import LineTask
         >>> study = th.Study(
@@ -82,7 +83,7 @@ class SteeringMixin:
         ...     mode="min",
         ...     name="line",
         ...     algorithm=th.GridSearch(max_epochs=2),
-        ...     storage="sqlite://",
+        ...     storage=f"sqlite:///{tempfile.mkdtemp()}/t.db",
         ... ).run(progress=False)
         >>> _ = study.tag("baseline", trial=0)
         >>> study.tags
