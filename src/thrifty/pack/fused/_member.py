@@ -358,7 +358,7 @@ class FusedTrial(TaskTrial):
         """
         if self._looks_around and self.watch.changed():
             self.check_at(self.step_index)
-            self._watch = self.new_watch()
+            self._watch = self._new_watch()  # what has changed may hold other objects now
 
     def note_check(self, difference: Difference | None) -> None:
         """Record the result of a check of this step; ``difference`` is None if it passed."""
