@@ -22,6 +22,7 @@ from torch import nn
 
 from bench.common.harness import interleaved
 from bench.common.processes import say_result
+from bench.common.roofline import reached, synchronize
 from thrifty.nn import BlockGyroDropout, GyroDropout, GyroSchedule, GyroSequential, _block_kernels
 
 
@@ -131,31 +132,6 @@ def timed(step: Callable[[], None], device: str, launches: list[float]) -> Calla
     return run
 
 
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def machine(device: str) -> tuple[float, float]:
-    """Return the operations and bytes a second that a large product and a large copy reach."""
-    a = torch.randn(2048, 2048, device=device)
-    big = torch.randn(2**25, device=device)
-    into = torch.empty_like(big)
-
-    def best(call: Callable[[], Any]) -> float:
-        times = []
-        for _ in range(8):
-            synchronize(device)
-            began = time.perf_counter()
-            call()
-            synchronize(device)
-            times.append(time.perf_counter() - began)
-        return min(times)
-
-    flops = 2 * 2048**3 / best(lambda: a @ a)
-    return flops, 2 * big.numel() * 4 / best(lambda: into.copy_(big))
-
-
 def floor(network: str, *, width: int, batch: int, keep: float) -> tuple[float, float]:
     """Return the operations and bytes of a step that cannot be left out.
 
@@ -211,7 +187,7 @@ def measure(
         for step in steps.values():
             step()
         return {}
-    flops_s, bytes_s = machine(device)
+    flops_s, bytes_s = reached(device)
     launches: dict[str, list[float]] = {name: [] for name in steps}
     runs = {name: timed(step, device, launches[name]) for name, step in steps.items()}
     times = interleaved(runs, rounds=rounds, warm_up=2)

@@ -24,6 +24,7 @@ import torch
 import thrifty as th
 from bench.common.harness import Goal, at_least, finish, table
 from bench.common.processes import RESULT, say_result
+from bench.common.roofline import Work, bound_of, reached, work_of
 from bench.pack import peers
 from bench.pack.ours import Pack, training_only
 from bench.pack.peers import WARM_UP
@@ -116,6 +117,12 @@ def measure(model: str, *, device: str, limit_s: float, ks: Sequence[int]) -> No
     """Say the rate of each method and K until the time is up."""
     began = time.perf_counter()
     workload = ZOO[model]
+    alone = _Alone(workload, device, compiles=False)
+    alone.train(WARM_UP)
+    flops_s, bytes_s = reached(device)
+    work = work_of(lambda: alone.train(1))
+    say_result({"work": work._asdict(), "flops_s": flops_s, "bytes_s": bytes_s})
+    del alone
     for method, k, make in methods(workload, device, ks):
         said: dict[str, Any] = {"method": method, "k": k}
         if time.perf_counter() - began > limit_s:
@@ -174,8 +181,25 @@ def run(*, models: Sequence[str], device: str, quick: bool, limit_s: float) -> N
         for model, of_model in rates.items()
         for method, by_k in of_model.items()
     ])
+    print()
+    table(list(_roofline(results, rates)))
     figures = {"device": torch.cuda.get_device_name(device), "results": results}
     finish("pack", figures, goals(rates))
+
+
+def _roofline(
+    results: Mapping[str, Sequence[Mapping[str, Any]]], rates: Mapping[str, Rates]
+) -> Iterator[dict[str, Any]]:
+    """Yield what bounds each model's steps alone and in packs, and how near to it they are."""
+    for model, found in results.items():
+        first = next((each for each in found if "work" in each), None)
+        if first is None:
+            continue
+        work, speeds = Work(**first["work"]), (first["flops_s"], first["bytes_s"])
+        for method in ("solo, eager", "thrifty"):
+            for k, rate in sorted(rates[model].get(method, {}).items()):
+                bound = bound_of(work, k=k, rate=rate, flops_s=speeds[0], bytes_s=speeds[1])
+                yield {"model": model, "method": method, "K": k, **bound}
 
 
 def _rates(found: Sequence[Mapping[str, Any]]) -> Rates:

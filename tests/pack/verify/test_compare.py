@@ -159,6 +159,19 @@ def test_a_loss_that_overflows_in_both_is_no_difference(both):
     assert found.what == "the loss"
 
 
+def test_gradients_of_losses_that_overflow_may_be_finite_in_one_of_both():
+    lost = replace(ALONE, loss=torch.tensor(math.nan))
+    holes = {"w": torch.tensor([math.nan, 0.5, math.inf, 0.5])}
+    packed = replace(lost, gradients=holes)
+    assert compare_step(packed, lost, before=BEFORE, num_terms=100) is None
+    assert compare_step(lost, packed, before=BEFORE, num_terms=100) is None
+    wrong = replace(lost, gradients={"w": torch.tensor([math.nan, 0.7, math.inf, 0.5])})
+    for one, other in ((wrong, packed), (replace(ALONE, gradients=holes), ALONE)):
+        found = compare_step(one, other, before=BEFORE, num_terms=100)
+        assert found is not None
+        assert found.what == "the gradient of 'w'"
+
+
 def test_rounding_that_is_known():
     known = KnownRounding()
 

@@ -55,7 +55,7 @@ _THREADS = Path("/proc/self/task")
 _STAT = Path("/proc/stat")
 """What Linux says about all processors."""
 
-_METHOD = 4
+_METHOD = 5
 """Number of the way of measuring; profiles of earlier ways are not used."""
 
 
@@ -76,7 +76,7 @@ def profile_step(
     rounds over all sizes: what else the machine does only adds to a time. How much it added is the
     profile's ``noise``: by how much the median step is longer, or how long a thread waited for a
     processor (on Linux); ``others`` is what other programs used of the machine's processors (on
-    Linux). A profile with much of either is a warning, and is not cached. For the gradient, it
+    Linux). On a CUDA device the median counts, and ``noise`` is 0. A profile with much of either is a warning, and is not cached. For the gradient, it
     records the buckets of PyTorch's DDP (1 MiB, then 25 MiB, in reverse order of the parameters)
     and the share of the backward pass after which each bucket is complete. Hooks measure that share
     in separate steps, so they do not affect the times. Measuring stops at the batch size that does
@@ -143,7 +143,12 @@ def profile_step(
 class _Measured:
     """Measurements of one batch size.
 
+    What else a processor does only adds to a time, so the least is the step's own. The times of a
+    GPU's clock have no such floor: most of a small step is launches by Python, which take a third
+    longer as a rule than when all goes well, on an idle machine, too. There, the median counts.
+
     Attributes:
+        on_gpu: Whether the times are those of a GPU's clock.
         batch: A batch of this size, in the host's memory.
         input_s: Seconds to make such a batch.
         phases: Seconds of forward pass, backward pass and optimiser, for each timed step.
@@ -151,6 +156,7 @@ class _Measured:
         peak_bytes: Peak memory of a step.
     """
 
+    on_gpu: bool = False
     batch: Any = None
     input_s: list[float] = field(default_factory=list)
     phases: list[tuple[float, float, float]] = field(default_factory=list)
@@ -158,19 +164,22 @@ class _Measured:
     peak_bytes: float = 0.0
 
     def phase(self, at: int) -> float:
-        """Return the least seconds of a phase; what else the machine does only adds to them."""
-        return min(each[at] for each in self.phases)
+        """Return the seconds of a phase."""
+        return self._one_of([each[at] for each in self.phases])
 
     @property
     def step_s(self) -> float:
-        """The least seconds of a step."""
-        return min(map(sum, self.phases))
+        """The seconds of a step."""
+        return self._one_of([sum(each) for each in self.phases])
 
     @property
     def noise(self) -> float:
-        """By how much, relative to it, the median step is longer than the fastest."""
+        """By how much, relative to it, the median step is longer than what counts."""
         more = median(map(sum, self.phases)) - self.step_s
         return more / max(self.step_s, _TINY_S)
+
+    def _one_of(self, seconds: Sequence[float]) -> float:
+        return median(seconds) if self.on_gpu else min(seconds)
 
 
 class _Queues:
@@ -329,7 +338,7 @@ def _fitting(
 
 def _first(rehearsal: Rehearsal, size: int, make: Make) -> _Measured:
     """Run warm-up steps, then steps with hooks for the gradient's timing, then one timed step."""
-    clock, out = rehearsal.clock, _Measured()
+    clock, out = rehearsal.clock, _Measured(on_gpu=rehearsal.device.type == "cuda")
     for _ in range(_LEAST):
         began = clock.monotonic()
         out.batch = make(size)

@@ -346,6 +346,8 @@ def _gradient_differences(
     packed: StepTaken, alone: StepTaken, *, num_terms: int, tf32: bool
 ) -> Iterator[Difference]:
     largest = 0.0
+    # NaN times a weight of zero is NaN in one kernel and skipped in another
+    diverged = not (math.isfinite(float(packed.loss)) or math.isfinite(float(alone.loss)))
     for name in dict.fromkeys((*alone.gradients, *packed.gradients)):
         mine, own = packed.gradients.get(name), alone.gradients.get(name)
         if mine is None and own is None:
@@ -373,7 +375,7 @@ def _gradient_differences(
         # a gradient that cancels out (a bias before a normalization) consists only of rounding
         # errors of the others
         allowed = tolerance * max(_largest(own), SHARE_OF_LARGEST * largest) + SMALLEST
-        found = _distance(mine, own)
+        found = _distance(mine, own, one_may_be_finite=diverged)
         if not found <= allowed:
             yield Difference(
                 what=f"the gradient of {name!r}", found=found, allowed=allowed, gradient_of=name
@@ -492,8 +494,13 @@ def _largest(tensor: torch.Tensor) -> float:
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the largest difference of two tensors; infinite if only one is finite somewhere."""
+def _distance(
+    one: torch.Tensor, other: torch.Tensor, *, one_may_be_finite: bool = False
+) -> float:
+    """Return the largest difference of two tensors; infinite if only one is finite somewhere.
+
+    With ``one_may_be_finite``, only places where both are finite count.
+    """
     if one.shape != other.shape:
         return math.inf
     if not _is_inexact(other):
@@ -503,7 +510,9 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
     if math.isfinite(largest):
         return largest
     # Whether a sum that overflows is infinite or NaN depends on its order.
-    same = (one == other) | ~(torch.isfinite(one) | torch.isfinite(other))
+    finite = torch.isfinite(one), torch.isfinite(other)
+    both_lost = ~(finite[0] & finite[1]) if one_may_be_finite else ~(finite[0] | finite[1])
+    same = (one == other) | both_lost
     difference = torch.where(same, torch.zeros_like(difference), difference)
     return float(torch.nan_to_num(difference, nan=math.inf).max())
 
