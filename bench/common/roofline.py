@@ -40,9 +40,7 @@ class _Moved(TorchDispatchMode):
         self.moved = 0.0
         self.calls = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not func.is_view and "empty" not in str(func) and "detach" not in str(func):
             picks = func.overloadpacket.__name__ in PICKING

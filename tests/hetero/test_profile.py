@@ -580,3 +580,17 @@ def test_events_measure_where_the_host_runs_ahead(monkeypatch):
 def test_the_name_of_a_gpu_is_what_torch_calls_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"A GPU {device.index}")
     assert device_name(torch.device("cuda", 1)) == "A GPU 1"
+
+
+def test_the_usual_time_counts_on_a_gpu_and_the_least_on_a_processor():
+    """A small step on a GPU is launches by Python, whose least time is no step's time."""
+    phases = [(1.0, 2.0, 0.5), (1.5, 2.5, 0.6), (9.0, 3.0, 0.7)]
+    on_processor, on_gpu = (
+        _profile._Measured(phases=phases),
+        _profile._Measured(phases=phases, on_gpu=True),
+    )
+    assert [on_processor.phase(at) for at in range(3)] == [1.0, 2.0, 0.5]
+    assert [on_gpu.phase(at) for at in range(3)] == [1.5, 2.5, 0.6]
+    assert (on_processor.step_s, on_gpu.step_s) == (3.5, 4.6)
+    assert on_processor.noise == pytest.approx(1.1 / 3.5)
+    assert on_gpu.noise == 0

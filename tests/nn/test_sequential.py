@@ -310,3 +310,27 @@ def test_bad_options():
     own = {"num_features": 4, "group_size": 2, "subnetworks": 4, "concurrent": 2, "total_steps": 9}
     with pytest.raises(LayerError, match="several schedules"):
         GyroSequential(BlockGyroDropout(**own), nn.Linear(4, 4), BlockGyroDropout(**own))
+
+
+def test_a_batch_that_no_layer_slices_is_not_split_again(monkeypatch):
+    """Splitting costs time, too, above all on a GPU, where a step is launches."""
+    schedule = GyroSchedule(subnetworks=4, concurrent=2, total_steps=100)
+    model = GyroSequential(*mlp(schedule), costs=SlicingCosts(margin=1e9))
+    split = []
+    whole = _sequential.Parts.of
+    monkeypatch.setattr(
+        _sequential.Parts, "of", lambda *args, **kw: split.append(args) or whole(*args, **kw)
+    )
+    x = torch.randn(8, 5)
+    first = model(x)
+    assert len(split) == 1
+    assert torch.equal(model(x), first)
+    assert len(split) == 1
+    model(torch.randn(6, 5))
+    assert len(split) == 2, "another batch may be worth it"
+    model.costs = SlicingCosts(margin=1e-9)
+    model(x)
+    model(x)
+    assert len(split) == 4, "and so may other costs"
+    found = copy.deepcopy(model)
+    assert found.state_dict().keys() == model.state_dict().keys()

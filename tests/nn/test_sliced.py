@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from thrifty.core import LayerError
 from thrifty.nn import KeptGroups, gyro_conv2d, gyro_linear
-from thrifty.nn._masks import Parts, put, take
+from thrifty.nn._masks import Parts, put, put_at_once, take, take_at_once
 
 
 pytestmark = pytest.mark.slow
@@ -89,3 +89,15 @@ def test_what_does_not_fit():
         gyro_linear(torch.ones(1, 4, 6), torch.ones(5, 6), inputs=some)
     with pytest.raises(LayerError, match="x has 6 channels, and 2 are kept"):
         gyro_conv2d(torch.ones(1, 4, 6, 3, 3), torch.ones(5, 6, 1, 1), inputs=some)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((2, 3, 12), 2), ((2, 3, 12, 4, 4), 2), ((2, 3, 5, 12), 3)]
+)
+def test_one_call_for_all_parts_gives_what_a_call_for_each_does(shape, dim):
+    """On a GPU, launches cost more than the copies."""
+    kept = KeptGroups(torch.tensor([[0, 3], [1, 2]]), 3, 4)
+    x = torch.randn(shape)
+    some = take(x, kept, dim=dim)
+    assert torch.equal(take_at_once(x, kept, dim=dim), some)
+    assert torch.equal(put_at_once(some, kept, dim=dim), put(some, kept, dim=dim))

@@ -531,6 +531,29 @@ def test_an_mlp_is_bit_identical_wherever_it_stands():
         assert_same([result], [by_itself], tolerance=tolerance)
 
 
+@pytest.mark.parametrize("toy", [Toy, Dropping])
+def test_steps_as_a_compiled_graph_are_those_of_plain_calls(toy, monkeypatch):
+    """The graph is run as it is: what a compiler makes of it is PyTorch's own affair."""
+    graphs = []
+
+    def kept_as_it_is(graph, **options):
+        graphs.append(graph)
+        assert options == {"fullgraph": True, "dynamic": False}
+        return graph
+
+    monkeypatch.setattr(torch, "compile", kept_as_it_is)
+    task = in_double(toy)
+    backend = FusedBackend(task, device=here(), block=BlockOptions(size=4, compile=True))
+    trials = [Trial(config={"lr": lr}, seed=k) for k, lr in enumerate([0.05, 0.01, 0.02])]
+    found, wanted = together(backend, trials), alone(task, trials)
+    assert graphs
+    for result in (*found, *wanted):
+        assert result.error is None
+        for metrics in result.metrics:
+            metrics.pop("train_loss")
+    assert_same(found, wanted, tolerance=DOUBLE)
+
+
 # -- errors and divergence -----------------------------------------------------------------
 
 

@@ -162,10 +162,9 @@ def take(x: Tensor, kept: KeptGroups, *, dim: int) -> Tensor:
         x: shape ``(parts, samples, ..., units, ...)``, with units at ``dim``.
         kept: the units that each part keeps.
     """
+    # One launch for all parts: on a CPU, this is slower.
     if x.is_cuda:
-        # One launch for all parts: on a CPU, this is slower.
-        whole = _in_groups(x, kept.group_size, dim=dim)
-        return whole.gather(dim, _index(kept, whole, dim=dim)).flatten(dim, dim + 1)
+        return take_at_once(x, kept, dim=dim)
     units = kept.units()
     return torch.stack([
         part.index_select(dim - 1, unit) for part, unit in zip(x, units, strict=True)
@@ -174,17 +173,31 @@ def take(x: Tensor, kept: KeptGroups, *, dim: int) -> Tensor:
 
 def put(x: Tensor, kept: KeptGroups, *, dim: int) -> Tensor:
     """Return all units, with zeros for those that were not kept."""
-    shape = list(x.shape)
-    shape[dim] = kept.num_groups * kept.group_size
     if x.is_cuda:
-        some = _in_groups(x, kept.group_size, dim=dim)
-        whole = _in_groups(x.new_zeros(shape), kept.group_size, dim=dim)
-        return whole.scatter(dim, _index(kept, some, dim=dim), some).flatten(dim, dim + 1)
+        return put_at_once(x, kept, dim=dim)
+    shape = _whole_shape(x, kept, dim=dim)[1:]
     units = kept.units()
     return torch.stack([
-        part.new_zeros(shape[1:]).index_copy(dim - 1, unit, part)
+        part.new_zeros(shape).index_copy(dim - 1, unit, part)
         for part, unit in zip(x, units, strict=True)
     ])
+
+
+def take_at_once(x: Tensor, kept: KeptGroups, *, dim: int) -> Tensor:
+    """Return the result of ``take`` by one call for all parts."""
+    whole = _in_groups(x, kept.group_size, dim=dim)
+    return whole.gather(dim, _index(kept, whole, dim=dim)).flatten(dim, dim + 1)
+
+
+def put_at_once(x: Tensor, kept: KeptGroups, *, dim: int) -> Tensor:
+    """Return the result of ``put`` by one call for all parts."""
+    some = _in_groups(x, kept.group_size, dim=dim)
+    whole = _in_groups(x.new_zeros(_whole_shape(x, kept, dim=dim)), kept.group_size, dim=dim)
+    return whole.scatter(dim, _index(kept, some, dim=dim), some).flatten(dim, dim + 1)
+
+
+def _whole_shape(x: Tensor, kept: KeptGroups, *, dim: int) -> list[int]:
+    return [*x.shape[:dim], kept.num_groups * kept.group_size, *x.shape[dim + 1 :]]
 
 
 def _in_groups(x: Tensor, group_size: int, *, dim: int) -> Tensor:

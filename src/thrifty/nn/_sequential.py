@@ -130,6 +130,7 @@ class GyroSequential(nn.Sequential):
             )
         self.execution = execution
         self.costs = costs
+        self._unsliced: set[Any] = set()
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layers with the result of ``nn.Sequential``."""
@@ -138,6 +139,11 @@ class GyroSequential(nn.Sequential):
         if self._is_masked(x, drops):
             return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
         active = drops[0].schedule.active()
+        # A split of which no layer makes use costs time, above all where launches do.
+        key = None if torch.compiler.is_compiling() else self._setting(x, drops)
+        if key in self._unsliced:
+            return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
+        is_sliced = False
         parts = Parts.of(len(x), num=len(active), device=x.device)
         now = _Split(parts.split(x), parts)
         kept_by: dict[BlockGyroDropout | None, KeptGroups] = {
@@ -152,7 +158,10 @@ class GyroSequential(nn.Sequential):
             ):
                 quick, end = partial(_as_whole, layers[position]), position + 1
             now = quick(now)
+            is_sliced = is_sliced or now.kept is not None
             position = end
+        if not is_sliced and key is not None:
+            self._unsliced.add(key)
         return now.whole()
 
     def __getitem__(self, index: Any) -> Any:
@@ -163,6 +172,11 @@ class GyroSequential(nn.Sequential):
         # A subclass may take other arguments.
         options: dict[str, Any] = {"execution": self.execution, "costs": self.costs}
         return GyroSequential(layers, **options)  # type: ignore[arg-type]
+
+    def _setting(self, x: Tensor, drops: Sequence[BlockGyroDropout]) -> tuple[Any, ...]:
+        """Return what decides whether slicing pays."""
+        active = tuple(drop.training for drop in drops), len(drops[0].schedule.active())
+        return (x.shape, x.dtype, x.device, active, self.execution, id(self.costs))
 
     def _is_masked(self, x: Tensor, drops: Sequence[BlockGyroDropout]) -> bool:
         """Return whether all layers run unchanged."""

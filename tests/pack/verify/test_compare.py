@@ -161,11 +161,11 @@ def test_a_loss_that_overflows_in_both_is_no_difference(both):
 
 def test_gradients_of_losses_that_overflow_may_be_finite_in_one_of_both():
     lost = replace(ALONE, loss=torch.tensor(math.nan))
-    holes = {"w": torch.tensor([math.nan, 0.5, math.inf, 0.5])}
+    holes = {**ALONE.gradients, "w": torch.tensor([math.nan, 0.5, math.inf, 0.5])}
     packed = replace(lost, gradients=holes)
     assert compare_step(packed, lost, before=BEFORE, num_terms=100) is None
     assert compare_step(lost, packed, before=BEFORE, num_terms=100) is None
-    wrong = replace(lost, gradients={"w": torch.tensor([math.nan, 0.7, math.inf, 0.5])})
+    wrong = replace(lost, gradients={**holes, "w": torch.tensor([math.nan, 0.7, math.inf, 0.5])})
     for one, other in ((wrong, packed), (replace(ALONE, gradients=holes), ALONE)):
         found = compare_step(one, other, before=BEFORE, num_terms=100)
         assert found is not None

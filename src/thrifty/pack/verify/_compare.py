@@ -494,9 +494,7 @@ def _largest(tensor: torch.Tensor) -> float:
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def _distance(
-    one: torch.Tensor, other: torch.Tensor, *, one_may_be_finite: bool = False
-) -> float:
+def _distance(one: torch.Tensor, other: torch.Tensor, *, one_may_be_finite: bool = False) -> float:
     """Return the largest difference of two tensors; infinite if only one is finite somewhere.
 
     With ``one_may_be_finite``, only places where both are finite count.

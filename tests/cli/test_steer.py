@@ -1,0 +1,100 @@
+"""What people ask of a study on the command line: stop, note, tag, branch, and what came of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import thrifty as th
+from tests.cli.documents import check
+from tests.cli.test_cli import STUDY, folder  # noqa: F401 (a fixture)
+from tests.study.test_steering import AfterEpochs, look_often  # noqa: F401 (a fixture)
+from thrifty.cli import _app
+from thrifty.cli._train import load_stored_study
+from thrifty.core import UsageError
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("folder")]
+
+DB = ("--storage", "sqlite:///t.db")
+
+
+def thrifty(*args, answer=None):
+    done = CliRunner().invoke(_app, args, input=answer, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture
+def line(folder):  # noqa: F811
+    """A study of two trials of four epochs, which has ended."""
+    assert "line" in STUDY
+    thrifty("run", "line_study.py", "--quiet")
+
+
+def test_notes_and_tags_and_what_was_asked(line):
+    assert thrifty("acts", "line", *DB) == "nothing was asked of line\n"
+    assert thrifty("note", "line", "the rate is too high", "--trial", "1", *DB) == "noted\n"
+    assert thrifty("tag", "line", "paper", *DB) == "tagged\n"
+    assert thrifty("tag", "line", "paper", "--remove", *DB) == "removed\n"
+    lines = asked()
+    assert [each.partition("  ")[2].partition("  ")[2] for each in lines] == [
+        "note trial 1: the rate is too high",
+        "tag: paper",
+        "untag: paper",
+    ]
+    document = json.loads(thrifty("acts", "line", *DB, "--json"))
+    check(document, "acts")
+    assert [each["kind"] for each in document["acts"]] == ["note", "tag", "untag"]
+
+
+@pytest.mark.parametrize("act", [("note", "line", "as a document"), ("tag", "line", "paper")])
+def test_each_of_them_as_a_document(line, act):
+    document = json.loads(thrifty(*act, *DB, "--json"))
+    assert (document["study"], document["act"]["kind"]) == ("line", act[0])
+    assert document["act"]["text"] == act[2]
+
+
+def run(after, act):
+    """Run the study, and do something after an epoch."""
+    study = load_stored_study("line", storage=DB[1], trust_file=True)
+    observer = AfterEpochs(after, act)
+    study.run(progress=False, observers=[observer], executor=th.Local(pack="solo"))
+    return [trial.state for trial in study.trials]
+
+
+def test_a_study_and_a_trial_are_stopped_while_they_train(folder):  # noqa: F811
+    thrifty("plan", "line_study.py")
+    thrifty("run", "line_study.py", "--quiet", "--stop-epochs", "1")
+    said = []
+    run(1, lambda: said.append(thrifty("stop", "line", *DB)))
+    states = run(1, lambda: said.append(thrifty("stop", "line", "--trial", "0", *DB)))
+    waits = "the process that runs it does so at the end of an epoch"
+    assert said == [f"asked to stop the study; {waits}\n", f"asked to stop trial 0; {waits}\n"]
+    assert states == ["stopped", "done"]
+    acts = [each.partition("  ")[2].partition("  ")[2] for each in asked()]
+    assert [each.partition("  ")[0] for each in acts] == ["stop", "stop trial 0"]
+    for args in (("stop", "line"), ("stop", "line", "--trial", "0")):
+        refused = CliRunner().invoke(_app, [*args, *DB])
+        assert isinstance(refused.exception, UsageError)
+
+
+def asked():
+    return thrifty("acts", "line", *DB).splitlines()
+
+
+def test_a_branch_shows_what_it_costs_and_asks(line):
+    branch = ("branch", "line", *DB, "--trial", "0", "--after", "2", "--scale", "lr=0.5")
+    refused = CliRunner().invoke(_app, branch, input="n\n")
+    assert refused.exit_code == 1
+    assert "enqueue it?" in refused.output
+    shown = json.loads(thrifty(*branch, "--json"))
+    check(shown, "branch")
+    assert not shown["enqueued"]
+    assert "enqueued; train it with: thrifty resume line --storage sqlite:///t.db" in thrifty(
+        *branch, answer="y\n"
+    )
+    thrifty("resume", "line", *DB, "--quiet", "--trust-file")
+    assert "3 (3 done" in thrifty("status", *DB)

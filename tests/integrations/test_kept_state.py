@@ -1,0 +1,114 @@
+"""What a training function gives to ``trial.epochs`` keeps its state, or is refused."""
+
+from __future__ import annotations
+
+import random
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from thrifty.core import TaskError
+from thrifty.integrations.functions._kept import Kept
+
+
+def everything(seed):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
+    return {
+        "model": model,
+        "optimizer": torch.optim.Adam(model.parameters()),
+        "torch": torch.Generator().manual_seed(seed),
+        "numpy": np.random.default_rng(seed),
+        "old numpy": np.random.RandomState(seed),
+        "python": random.Random(seed),
+        "tensor": torch.full((2,), float(seed)),
+        "array": np.full(2, float(seed)),
+        "list": [seed, (seed, "text")],
+        "dict": {"best": seed, "none": None},
+        "number": np.float64(seed),
+        "text": "same",
+    }
+
+
+def test_all_kinds_of_values_get_their_state_back_in_place():
+    one, other = everything(1), everything(2)
+    one["model"][0].weight.requires_grad_(False)
+    one["model"][1].eval()
+    kept, again = Kept(one), Kept(other)
+    plain = {name: other[name] for name in ("tensor", "array", "list", "dict")}
+    assert kept.marks() != again.marks()
+    again.load(kept.state())
+    assert kept.marks() == again.marks()
+    assert all(other[name] is value for name, value in plain.items())
+    assert not other["model"][0].weight.requires_grad
+    assert not other["model"][1].training
+    assert other["list"] == [1, (1, "text")]
+    assert other["number"] == 1.0
+    for name in ("numpy", "old numpy"):
+        assert one[name].uniform() == other[name].uniform()
+    assert one["python"].random() == other["python"].random()
+    assert torch.equal(
+        torch.rand(3, generator=one["torch"]), torch.rand(3, generator=other["torch"])
+    )
+
+
+def test_values_of_another_shape_are_replaced():
+    kept = Kept({"tensor": torch.ones(3), "array": np.ones(3), "number": 2})
+    given = {"tensor": torch.ones(2), "array": np.ones(2), "number": 1}
+    Kept(given).load(kept.state())
+    assert given["tensor"].shape == given["array"].shape == (3,)
+    assert given["number"] == 2
+
+
+def test_a_single_object_and_nothing():
+    model = torch.nn.Linear(1, 1)
+    assert Kept(model).model is model
+    assert Kept(None).model is None
+    assert Kept(None).state() == {}
+    assert Kept({"model": model, "teacher": torch.nn.Linear(1, 1)}).model is model
+    assert Kept({"a": model, "b": torch.nn.Linear(1, 1)}).model is None
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (3, "got an object of type int; give a dict"),
+        ({1: 2}, "the key 1 is no text"),
+        ({"file": object()}, "'file' is an object of type object, whose state cannot be kept"),
+        ({"deep": {"list": [object()]}}, "'deep' is an object of type dict"),
+    ],
+)
+def test_what_cannot_be_kept(given, told):
+    with pytest.raises(TaskError, match=told):
+        Kept(given)
+
+
+def test_the_dict_must_keep_its_keys_and_objects():
+    given = {"model": torch.nn.Linear(1, 1)}
+    kept = Kept(given)
+    given["more"] = 1
+    with pytest.raises(TaskError, match="had model, and has model, more now"):
+        kept.check()
+    del given["more"]
+    given["model"] = torch.nn.Linear(1, 1)
+    with pytest.raises(TaskError, match="'model' in the dict .* is another object now"):
+        kept.check()
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({}, "got model, and the kept state has nothing"),
+        (Kept({"model": torch.nn.Linear(2, 1)}).state(), "'model' does not take the state"),
+    ],
+)
+def test_a_state_of_something_else(state, told):
+    with pytest.raises(TaskError, match=told):
+        Kept({"model": torch.nn.Linear(1, 1)}).load(state)
+
+
+def test_a_value_in_a_mapping_that_cannot_change():
+    given = types.MappingProxyType({"number": 1})
+    with pytest.raises(TaskError, match="'number' is in a mapping that cannot change"):
+        Kept(given).load(Kept({"number": 2}).state())
