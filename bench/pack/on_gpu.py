@@ -120,7 +120,7 @@ def measure(model: str, *, device: str, limit_s: float, ks: Sequence[int]) -> No
     alone = _Alone(workload, device, compiles=False)
     alone.train(WARM_UP)
     flops_s, bytes_s = reached(device)
-    work = work_of(lambda: alone.train(1))
+    work = work_of(partial(alone.train, 1))
     say_result({"work": work._asdict(), "flops_s": flops_s, "bytes_s": bytes_s})
     del alone
     for method, k, make in methods(workload, device, ks):

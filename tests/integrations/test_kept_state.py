@@ -92,7 +92,7 @@ def test_the_dict_must_keep_its_keys_and_objects():
         kept.check()
     del given["more"]
     given["model"] = torch.nn.Linear(1, 1)
-    with pytest.raises(TaskError, match="'model' in the dict .* is another object now"):
+    with pytest.raises(TaskError, match=r"'model' in the dict .* is another object now"):
         kept.check()
 
 

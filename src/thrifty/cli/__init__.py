@@ -44,7 +44,7 @@ COMMANDS = {
         "Show the best trial of study NAME, or its Pareto front if it has several objectives.",
     ),
     "branch": _Command(
-        "_branch", "Enqueue a branch of a trial of study NAME, after showing what it costs."
+        "_steer", "Enqueue a branch of a trial of study NAME, after showing what it costs."
     ),
     "stop": _Command(
         "_steer", "Stop study NAME, or one of its trials, in the process that runs it."

@@ -29,7 +29,6 @@ from thrifty.space import Amount, Space, TimeUnit
 from thrifty.space._branching import branched
 from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
-from ._branching import Branch, cost_of
 from ._epoch_size import EpochSizes, unit_of
 from ._forecast import (
     Forecast,
@@ -61,7 +60,7 @@ from ._reader import KnownEpoch, Reader, Trials, known_epochs, overview
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, certainty_of, rows, savings, trial_result
 from ._session import say_if_all_failed, say_what_was_not_checked, say_where_from, train
-from ._steering_mixin import SteeringMixin
+from ._steering_mixin import Branch, SteeringMixin, cost_of
 from .simulation._simulate import simulate
 from .simulation._simulation_report import Simulation
 

@@ -18,12 +18,17 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from thrifty.core import ScheduleError, StoreWriteError, StudyNotFoundError, UsageError
+from thrifty.space import config_from_json, config_to_json
+from thrifty.space._branching import branched
 from thrifty.store import Store, StudyView, Views
 from thrifty.store._acts import Act
+from thrifty.store._records import nodes_of_replicas
 from thrifty.store._steering import ask, enqueue_branch
 
 from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, Responses, TrialNumber
-from .views import _branches as branches, _models as models
+from .views import _models as models
+from .views._columns import texts
+from .views._study_views import max_epochs
 
 
 CODE_S = 3600.0
@@ -192,7 +197,7 @@ def branch_cost(
 
     def made(views: Views, view: StudyView) -> models.Branch:
         row, config = _branch(views, view, query, trial=number)
-        return branches.cost_of(views, view, row, config=config, epoch=query.epoch)
+        return _branch_cost(views, view, row, config=config, epoch=query.epoch)
 
     return asked.answer(("branch", number, query.epoch, query.name, query.factor), made)
 
@@ -224,7 +229,7 @@ def _branch(
         raise HTTPException(404, f"study {view.name!r} has no trial {trial}")
     try:
         scale = {wanted.name: wanted.factor}
-        return row, branches.config_of(view, row, epoch=wanted.epoch, scale=scale)
+        return row, _branch_config(view, row, epoch=wanted.epoch, scale=scale)
     except (UsageError, ScheduleError) as error:
         raise HTTPException(409, str(error)) from None
 
@@ -256,3 +261,47 @@ def _allowed(request: Request) -> Steering:
     if request.method == "POST" and kind != "application/json":
         raise HTTPException(403, "acts are JSON")
     return steering
+
+
+def _branch_config(
+    view: StudyView, row: Any, *, epoch: int, scale: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return the hyper-parameters of a branch.
+
+    Raises:
+        UsageError: The trial cannot branch there, or has no such hyper-parameter.
+        ScheduleError: A factor does not fit.
+    """
+    if row.horizon is not None:
+        raise UsageError(
+            "the trials of a ladder end at horizons of their own, so they cannot branch"
+        )
+    config = config_from_json(row.config)
+    return branched(config, epoch=epoch, horizon=_horizon(view), scale=scale, change={})
+
+
+def _branch_cost(
+    views: Views, view: StudyView, row: Any, *, config: Mapping[str, Any], epoch: int
+) -> models.Branch:
+    """Return what a branch costs that has the first ``epoch`` epochs of a trial."""
+    nodes = (row.node, *nodes_of_replicas(row.replicas))
+    paths = views.plans.paths(view.plan, nodes)
+    kept = views.plans.kept(view.plan, list(paths.origins))
+    known = min(epoch, row.reached)
+    owners = [paths.owners(node, known) for node in nodes]
+    states = [e for e in range(1, known + 1) if all((owner[e], e) in kept for owner in owners)]
+    last = max(states, default=0)
+    return models.Branch(
+        config=texts(config_to_json(config)),
+        known_epochs=known,
+        kept_epoch=last,
+        epochs_again=known - last,
+        epochs_to_train=len(nodes) * (_horizon(view) - last),
+    )
+
+
+def _horizon(view: StudyView) -> int:
+    found = max_epochs(view)
+    if found is None:
+        raise UsageError("the study does not say how long its trials are, so they cannot branch")
+    return found

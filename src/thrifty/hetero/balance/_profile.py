@@ -76,11 +76,12 @@ def profile_step(
     rounds over all sizes: what else the machine does only adds to a time. How much it added is the
     profile's ``noise``: by how much the median step is longer, or how long a thread waited for a
     processor (on Linux); ``others`` is what other programs used of the machine's processors (on
-    Linux). On a CUDA device the median counts, and ``noise`` is 0. A profile with much of either is a warning, and is not cached. For the gradient, it
-    records the buckets of PyTorch's DDP (1 MiB, then 25 MiB, in reverse order of the parameters)
-    and the share of the backward pass after which each bucket is complete. Hooks measure that share
-    in separate steps, so they do not affect the times. Measuring stops at the batch size that does
-    not fit into memory, or that would exceed ``budget_s``.
+    Linux). On a CUDA device the median counts, and ``noise`` is 0. A profile with much of either is
+    a warning, and is not cached. For the gradient, it records the buckets of PyTorch's DDP (1 MiB,
+    then 25 MiB, in reverse order of the parameters) and the share of the backward pass after which
+    each bucket is complete. Hooks measure that share in separate steps, so they do not affect the
+    times. Measuring stops at the batch size that does not fit into memory, or that would exceed
+    ``budget_s``.
 
     On a CUDA device the peak memory is measured. On a CPU it is an estimate: parameters, gradients,
     buffers, the optimiser's state, the batch, and what autograd keeps for the backward pass. The

@@ -29,11 +29,16 @@ from thrifty.pack.verify import same, stand_in
 
 from ._data import Batch, DatasetPair, DatasetSource, Source, own_copy, to_device
 from ._epochs import epoch_batches, epoch_length
-from ._stream_kinds import (
+from ._token_file import TokenFile
+from ._trial_stream import (
+    CountedBatches,
+    Reader,
+    TrialStream,
     check_train,
     check_valid,
     copy_of,
     digest_of,
+    ended,
     is_function,
     is_map,
     is_stateful,
@@ -45,8 +50,6 @@ from ._stream_kinds import (
     pinned,
     yields_samples,
 )
-from ._token_file import TokenFile
-from ._trial_stream import CountedBatches, Reader, TrialStream, ended
 
 
 logger = plain_logger(__name__)
