@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
 from thrifty.core import LayerError
-from thrifty.nn import KeptGroups, gyro_conv2d, gyro_linear
+from thrifty.nn import KeptGroups, _block_kernels, gyro_conv2d, gyro_linear
 from thrifty.nn._masks import Parts, put, put_at_once, take, take_at_once
 
 
@@ -101,3 +101,63 @@ def test_one_call_for_all_parts_gives_what_a_call_for_each_does(shape, dim):
     some = take(x, kept, dim=dim)
     assert torch.equal(take_at_once(x, kept, dim=dim), some)
     assert torch.equal(put_at_once(some, kept, dim=dim), put(some, kept, dim=dim))
+
+
+# -- products by kernels, with dense ones in their place -------------------------------------
+
+
+def _dense_product(a, weight, bias, *, contracted, kept, size, transposed):
+    """Compute what the kernel does by a whole product."""
+    whole = a if contracted is None else put(a, contracted, dim=2)
+    out = F.linear(whole, weight.t() if transposed else weight, bias)
+    out = out if kept is None else take(out, kept, dim=2)
+    assert out.shape[2] == size
+    return out
+
+
+def _dense_weight_gradient(grad, a, weight, *, inputs, outputs, with_weight, with_bias):
+    grad = grad if outputs is None else put(grad, outputs, dim=2)
+    a = a if inputs is None else put(a, inputs, dim=2)
+    of_weight = torch.einsum("pro,pri->oi", grad, a).to(weight.dtype)
+    return of_weight if with_weight else None, grad.sum((0, 1)) if with_bias else None
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+@pytest.mark.parametrize("trained", ["all", "x", "weight", "bias"])
+@pytest.mark.parametrize("rows", [(3,), (2, 3)])
+@pytest.mark.parametrize("half", [False, True])
+def test_what_surrounds_the_kernels(monkeypatch, gathers, trained, rows, half):
+    """Shapes, dtypes under autocast, and gradients that nobody wants."""
+    monkeypatch.setattr(_block_kernels, "INTERPRETED", True)
+    monkeypatch.setattr(_block_kernels, "fits", lambda *args, **options: True)
+    monkeypatch.setattr(_block_kernels, "gathers", lambda x: gathers and not half)
+    monkeypatch.setattr(_block_kernels, "product", _dense_product)
+    monkeypatch.setattr(_block_kernels, "weight_gradient", _dense_weight_gradient)
+    generator = torch.Generator().manual_seed(0)
+    inputs = KeptGroups(torch.tensor([[0, 2], [1, 2]]), 2, 3)
+    outputs = KeptGroups(torch.tensor([[1], [0]]), 4, 2)
+    leaves = {
+        "x": torch.randn(2, *rows, 4, generator=generator),
+        "weight": torch.randn(8, 6, generator=generator),
+        "bias": torch.randn(8, generator=generator),
+    }
+    found = []
+    for masks in (False, True):
+        own = {
+            name: leaf.clone().requires_grad_(trained in {"all", name})
+            for name, leaf in leaves.items()
+        }
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            if masks:
+                whole = put(own["x"], inputs, dim=own["x"].dim() - 1)
+                out = F.linear(whole, own["weight"], own["bias"])
+                out = take(out, outputs, dim=out.dim() - 1)
+            else:
+                out = gyro_linear(**own, inputs=inputs, outputs=outputs)
+        wanted = [leaf for leaf in own.values() if leaf.requires_grad]
+        found.append([out, *torch.autograd.grad(out.sum(), wanted)])
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(
+            ours, theirs, rtol=0.05 if half else 1e-5, atol=0.05 if half else 1e-5
+        )

@@ -445,6 +445,29 @@ def test_a_study_is_steered_from_its_page(page, tmp_path, monkeypatch):
     assert {trial.state for trial in study.trials} > {"stopped"}
 
 
+def test_an_answer_that_breaks_off_is_said(page, address):
+    page.route("**/api/studies", lambda asked: asked.fulfill(status=200, body='{"studies": ['))
+    page.goto(f"{address}#/")
+    expect(page.get_by_role("alert")).to_contain_text("the dashboard's answer broke off")
+    page.unroute("**/api/studies")
+    page.reload()
+    expect(page.locator("td.name").first).to_be_visible()
+
+
+def test_a_page_that_is_left_while_an_answer_arrives_says_nothing(page, address):
+    page.add_init_script("""
+        const json = Response.prototype.json;
+        Response.prototype.json = function () {
+          if (!this.url.endsWith("/api/studies")) return json.call(this);
+          return Promise.reject(new DOMException("the page was left", "AbortError"));
+        };
+    """)
+    page.goto(f"{address}#/")
+    wait_until_settled(page)
+    assert page.get_by_role("alert").count() == 0
+    expect(page.locator(".empty")).to_have_text("Loading")
+
+
 def test_two_trials_are_compared(page, address):
     open_study(page, address, "compare")
     page.get_by_label("Numbers of trials").fill("0, 4")

@@ -23,19 +23,26 @@ async function ask(path, params, signal) {
     if (error.name === "AbortError") throw error;
     throw new Problem(0, "the dashboard does not answer; is it still running?");
   }
-  const body = await response.json().catch(() => ({}));
-  if (!response.ok) {
-    throw new Problem(
-      response.status,
-      typeof body.detail === "string" ? body.detail : `error ${response.status}`,
-    );
-  }
+  const body = await bodyOf(response);
   return {
     body,
     etag: response.headers.get("ETag"),
     revision: response.headers.get("X-Revision"),
     again: Number(response.headers.get("X-Ask-Again")),
   };
+}
+
+// What a response says; a Problem if it is an error, or if it broke off (its page was left meanwhile: an AbortError).
+async function bodyOf(response) {
+  let body;
+  try {
+    body = await response.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    if (response.ok) throw new Problem(0, "the dashboard's answer broke off; is it still running?");
+  }
+  if (response.ok) return body;
+  throw new Problem(response.status, typeof body?.detail === "string" ? body.detail : `error ${response.status}`);
 }
 
 // The present revision, and in how many seconds to ask again: the server lets many readers take turns.
@@ -62,14 +69,7 @@ export async function act(path, wanted, route = "acts") {
   } catch {
     throw new Problem(0, "the dashboard does not answer; is it still running?");
   }
-  const answer = await response.json().catch(() => ({}));
-  if (!response.ok) {
-    throw new Problem(
-      response.status,
-      typeof answer.detail === "string" ? answer.detail : `error ${response.status}`,
-    );
-  }
-  return answer;
+  return bodyOf(response);
 }
 
 export class Reader {
