@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from collections import deque
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -638,6 +639,113 @@ def iterates(trial, state):
         yield {"loss": next(batches)}
 
 
+def averages(trial, state):
+    recent = deque(maxlen=4)
+    for _epoch in trial.epochs(state):
+        recent.append(1.0)
+        yield {"loss": 0.1 if len(recent) == 4 else 1.0}
+
+
+class Patience:
+    seen = 0
+
+    def __init__(self):
+        self.losses = []
+
+    def add(self, loss):
+        self.losses.append(loss)
+
+
+def calls_a_method(trial, state):
+    add = Patience().add
+    for _epoch in trial.epochs(state):
+        add(1.0)
+        yield {"loss": 1.0}
+
+
+def made():
+    num = 0
+
+    def count():
+        nonlocal num
+        num += 1
+        return num
+
+    return count
+
+
+def calls_what_was_made(trial, state):
+    count = made()
+    for _epoch in trial.epochs(state):
+        yield {"loss": 0.1 if count() > 3 else 1.0}
+
+
+def calls_in_part(trial, state):
+    add = partial(list.append, [])
+    for _epoch in trial.epochs(state):
+        add(1.0)
+        yield {"loss": 1.0}
+
+
+def draws(trial, state, make):
+    stream = make()
+    for _epoch in trial.epochs(state):
+        if isinstance(stream, torch.Generator):
+            torch.rand(1, generator=stream)
+        else:
+            stream.random()
+        yield {"loss": 1.0}
+
+
+def counts_in_a_class(trial, state):
+    for _epoch in trial.epochs(state):
+        Patience.seen += 1
+        yield {"loss": 1.0}
+
+
+LOSSES: list[float] = []
+
+
+def appends_to_a_global(trial, state):
+    for _epoch in trial.epochs(state):
+        LOSSES.append(1.0)
+        yield {"loss": 1.0}
+
+
+def note_a_loss():
+    LOSSES.append(1.0)
+
+
+def calls_what_appends(trial, state):
+    for _epoch in trial.epochs(state):
+        note_a_loss()
+        yield {"loss": 1.0}
+
+
+def adds_an_attribute(trial, state):
+    model = torch.nn.Linear(1, 1)
+    for _epoch in trial.epochs({**state, "model": model}):
+        model.num_calls = getattr(model, "num_calls", 0) + 1
+        yield {"loss": 1.0}
+
+
+def adds_to_an_optimizer(trial, state):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.num_calls = 0
+    for _epoch in trial.epochs({**state, "model": model, "optimizer": optimizer}):
+        optimizer.num_calls += 1
+        yield {"loss": 1.0}
+
+
+def counts_in_a_hook(trial, state):
+    model, seen = torch.nn.Linear(1, 1), []
+    model.register_forward_hook(lambda *_: seen.append(1))
+    for _epoch in trial.epochs({**state, "model": model}):
+        model(torch.ones(1))
+        yield {"loss": 1.0}
+
+
 @pytest.mark.parametrize(
     ("function", "name"),
     [
@@ -649,11 +757,51 @@ def iterates(trial, state):
         (numbers, "x"),
         (encloses, "num"),
         (iterates, "batches"),
+        (averages, "recent"),
+        (calls_a_method, "add"),
+        (calls_what_was_made, "count"),
+        (calls_in_part, "add"),
+        (partial(draws, make=partial(np.random.default_rng, 0)), "stream"),
+        (partial(draws, make=partial(np.random.RandomState, 0)), "stream"),
+        (partial(draws, make=partial(random.Random, 0)), "stream"),
+        (partial(draws, make=torch.Generator), "stream"),
+        (counts_in_a_class, "Patience"),
+        (appends_to_a_global, "LOSSES"),
+        (calls_what_appends, "note_a_loss"),
+        (adds_an_attribute, "model"),
+        (adds_to_an_optimizer, "optimizer"),
+        (counts_in_a_hook, "model"),
     ],
 )
 def test_variables_that_would_be_lost_are_named(function, name):
     with pytest.raises(TaskError, match=f"'{name}'"):
         lost_by(function)
+
+
+def test_a_loop_in_an_inner_generator_is_refused():
+    def outer(trial, state):
+        def inner():
+            for _epoch in trial.epochs(state):
+                yield {"loss": 1.0}
+
+        yield from inner()
+
+    with pytest.raises(TaskError, match="write the loop in the function itself"):
+        lost_by(outer)
+
+
+@pytest.mark.parametrize("name", ["LOSSES", "model"])
+def test_what_is_meant_to_be_lost_is_ignored(name):
+    def counts_calls(trial, state):
+        model = torch.nn.Linear(1, 1)
+        for _epoch in trial.epochs({**state, "model": model}, ignore=[name]):
+            if name == "LOSSES":
+                LOSSES.append(1.0)
+            else:
+                model.num_calls = getattr(model, "num_calls", 0) + 1
+            yield {"loss": 1.0}
+
+    lost_by(counts_calls)
 
 
 def lost_by(function, *, epochs=3):

@@ -76,6 +76,7 @@ def test_branches_of_branches_are_stored():
     [
         (lambda: Branched(0.1, at=0), "at must"),
         (lambda: Branched(0.1, at=2, factor=math.nan), "finite"),
+        (lambda: Branched(0.1, at=2, factor=10**400), "finite"),
         (lambda: Branched(0.1, 0.2, at=2, factor=0.5), "multiplies what goes on"),
         (lambda: Branched("adam", at=2, factor=0.5).segments(4), "cannot be multiplied"),
         (lambda: Branched(True, at=2, factor=0.5).segments(4), "cannot be multiplied"),
@@ -162,6 +163,7 @@ def test_a_hyperparameter_that_is_read_once_cannot_change(tmp_path):
     [
         ({"trial": 99, "epoch": 2, "scale": {"lr": 0.5}}, "has no trial 99; it has 8"),
         ({"trial": True, "epoch": 2, "scale": {"lr": 0.5}}, "has no trial True"),
+        ({"trial": 1.0, "epoch": 2, "scale": {"lr": 0.5}}, "has no trial 1.0"),
         ({"trial": 0, "epoch": 6, "scale": {"lr": 0.5}}, "after 1 to 5"),
         ({"trial": 0, "epoch": 0, "scale": {"lr": 0.5}}, "after 1 to 5"),
         ({"trial": 0, "epoch": 1.5, "scale": {"lr": 0.5}}, "after 1 to 5"),

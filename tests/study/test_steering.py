@@ -192,3 +192,42 @@ def test_two_people_at_a_time(tmp_path):
 
     run(study, after=3, act=both, executor=th.Local(pack="solo"))
     assert states(study) == ["stopped", "stopped", "done"]
+
+
+@pytest.mark.parametrize("stopped", [(0,), (0, 2, 4), (1,), (5,)])
+@pytest.mark.parametrize("after", [2, 6, 9])
+def test_the_others_go_on_in_rounds_and_generations(tmp_path, after, stopped):
+    """A stopped trial waits for no decision, and nobody waits for it."""
+    algorithms = {
+        "rounds": th.SubSampling(max_epochs=8, num_trials=6),
+        "generations": th.PopulationBasedTraining(
+            max_epochs=8, population=6, interval=2, explore=("lr",)
+        ),
+    }
+    for name, algorithm in algorithms.items():
+        folder = tmp_path / name
+        folder.mkdir()
+
+        def study(folder=folder, algorithm=algorithm):
+            return th.Study(
+                LineTask(),
+                th.Space(lr=th.Float(0.01, 0.2)),
+                algorithm=algorithm,
+                metric="mse",
+                mode="min",
+                storage=f"sqlite:///{folder}/t.db",
+                name="line",
+            )
+
+        one = th.Local(pack="solo")
+        study().run(progress=False, executor=one, stop=th.StopWhen(epochs=after))
+        known = study()
+        for number in stopped:
+            known.stop(trial=number)
+        found = study().run(progress=False, executor=one)
+        assert all(found.trials[number].state == "stopped" for number in stopped)
+        done = [trial for trial in found.trials if trial.state == "done"]
+        assert {trial.epochs for trial in done} == {8}
+        assert len(done) >= (1 if name == "rounds" else 4)
+        again = study().run(progress=False, executor=one)
+        assert states(again) == states(found)

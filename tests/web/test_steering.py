@@ -10,6 +10,7 @@ from tests.web.conftest import opened
 from thrifty.core import StoreWriteError, UsageError
 from thrifty.store import Store
 from thrifty.web import create_app, serve
+from thrifty.web._app import LARGEST_BODY
 from thrifty.web._steering import CODE_S, MOST_CODES, Codes
 
 
@@ -268,3 +269,36 @@ def test_codes_end_and_do_not_pile_up():
     assert not codes.use(first, study=1)
     clock = itertools.count(int(2 * CODE_S))
     assert not codes.use(last, study=1)
+
+
+ODD = {
+    "no number": b'{"kind": "note", "text": NaN, "code": "x"}',
+    "half a character": b'{"kind": "\\ud800", "text": "x", "code": "x"}',
+    "a name that is no text": b'{"\\ud800": 1}',
+    "too large a number": b'{"kind": "note", "trial": 1e400, "code": "x"}',
+    "no text": b"\xff\xfe",
+    "deep": b"[" * 5000,
+}
+
+
+@pytest.mark.parametrize("steer", [True, False])
+@pytest.mark.parametrize("kind", ["application/json", "text/plain"])
+@pytest.mark.parametrize("body", ODD.values(), ids=ODD)
+def test_odd_bodies_are_refused_and_not_repeated(database, body, kind, steer):
+    with opened(database, token=TOKEN, steer=steer) as client:
+        client.get(f"/?token={TOKEN}")
+        said = client.post(ACTS, content=body, headers={**PAGE, "Content-Type": kind})
+        assert said.status_code in (400, 403, 422)
+        assert said.json()["detail"]
+        assert len(said.content) < 1000
+
+
+def test_large_bodies_are_not_read(steering, database):
+    large = b'{"kind": "note", "code": "x", "text": "' + b"x" * LARGEST_BODY + b'"}'
+    headers = {**PAGE, "Content-Type": "application/json"}
+    assert steering.post(ACTS, content=large, headers=headers).status_code == 413
+    assert steering.post(ACTS, content=iter([large]), headers=headers).status_code == 411
+    odd = {**headers, "Content-Length": "9" * 30}
+    assert steering.post(ACTS, content=b"{}", headers=odd).status_code == 413
+    assert note(steering, text="\U0001f600" * 2000).status_code == 201
+    assert len(written(database)) == 1

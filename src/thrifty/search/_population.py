@@ -95,11 +95,11 @@ class PopulationBasedTraining(Algorithm):
             num_alive = sum(board.num_alive for board in boards)
             if sum(map(len, boards)) < num_members or not num_alive:
                 return []
-            num_losers = max(self._num_exchanged(num_members), num_members - num_alive)
-            if len(history.in_group(born)) < num_losers or any(
+            ranking = _ranking(boards)
+            _, losers = self._select(history, ranking, epochs[born - 1])
+            if len(history.in_group(born)) < len(losers) or any(
                 history.waiting(epochs[born - 1], group=g) for g in range(born)
             ):
-                ranking = _ranking(boards)
                 return self._next(history, space, ranking, born=born, rng=rng)
         return []
 
@@ -118,7 +118,7 @@ class PopulationBasedTraining(Algorithm):
     ) -> list[Decision]:
         """Return the open decisions about a generation; none if the history has all of it."""
         here, target = self.generations()[born - 1 : born + 1]
-        donors, losers = self._select(ranking)
+        donors, losers = self._select(history, ranking, here)
         out: list[Decision] = []
         for _, number in ranking:
             if history[number].state == "waiting" and history[number].reached == here:
@@ -134,11 +134,17 @@ class PopulationBasedTraining(Algorithm):
             out.append(Proposal(target=target, config=config, group=born, parent=(donor, here)))
         return out
 
-    def _select(self, ranking: Ranking) -> tuple[list[int], set[int]]:
-        """Return donors and losers; failed members always lose and are never donors."""
+    def _select(self, history: History, ranking: Ranking, here: int) -> tuple[list[int], set[int]]:
+        """Return donors and losers of a generation that has reached an epoch.
+
+        Members that failed, and those that a person has stopped there, always lose and are never
+        donors.
+        """
         num = self._num_exchanged(len(ranking))
         failed = [number for score, number in ranking if score == -np.inf]
         losers = {*failed, *(number for _, number in ranking[len(ranking) - num :])}
+        trials = (history[number] for _, number in ranking)
+        losers |= {t.number for t in trials if t.state == "stopped" and t.target == here}
         donors = [number for _, number in ranking if number not in losers]
         return donors[: max(num, 1)], losers
 

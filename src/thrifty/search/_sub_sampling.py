@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count, repeat
 from typing import Literal
@@ -162,6 +162,7 @@ class Rounds:
 
     def _chosen(self, replay: _Replay, number: int) -> dict[int, int]:
         """Return the trials of round ``number`` (0 is the first) with their targets."""
+        replay = replay.able(self.rungs[min(number, len(self.rungs) - 1)])
         if not replay.scores:
             return {}
         first = self._leader(replay)
@@ -211,11 +212,16 @@ class _Replay:
             self.epochs[k] = target
             if trial.reached >= target:
                 self.scores[k] = trial.scores[:target]
-            elif trial.state == "failed":
+            elif trial.state in ("failed", "stopped"):
                 self.scores.pop(k, None)
             else:
                 return False
         return True
+
+    def able(self, target: int) -> _Replay:
+        """Return the group without the trials that a person has stopped before an epoch."""
+        gone = {k for k, t in self.trials.items() if t.state == "stopped" and t.reached < target}
+        return replace(self, scores={k: s for k, s in self.scores.items() if k not in gone})
 
     def standing(self, k: int) -> tuple[int, float, int]:
         """Return a sort key: more epochs rank first, then a better score, then an earlier trial."""

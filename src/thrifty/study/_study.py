@@ -447,7 +447,8 @@ class Study(PlotMixin, SteeringMixin):
                 "they cannot branch; give it another rate or shape"
             )
         ledger = self._current_ledger()
-        if isinstance(trial, bool) or trial not in range(len(ledger.history)):
+        is_number = isinstance(trial, int) and not isinstance(trial, bool)
+        if not is_number or trial not in range(len(ledger.history)):
             raise UsageError(
                 f"study {self.name!r} has no trial {trial!r}; it has {len(ledger.history)}"
             )

@@ -277,6 +277,7 @@ def application(
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.add_exception_handler(StoreError, _unreadable)
     app.add_exception_handler(SQLAlchemyError, _unreadable)
+    app.add_exception_handler(RequestValidationError, _invalid)
     app.add_middleware(SecurityMiddleware, token=token, local_only=local_only)
     return app
 
@@ -285,6 +286,17 @@ async def _unreadable(request: Request, error: Exception) -> JSONResponse:  # no
     said = str(error) if isinstance(error, StoreError) else type(error).__name__
     return JSONResponse({"detail": f"the database cannot be read now: {said}"}, 503)
 
+
+async def _invalid(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    """Say what is wrong with a request, without repeating what it has sent."""
+    assert isinstance(error, RequestValidationError)
+    found = [{key: each[key] for key in ("loc", "msg", "type")} for each in error.errors()]
+    # Escaped: what was sent may not even be text.
+    return Response(json.dumps({"detail": found}), 422, media_type="application/json")
+
+
+LARGEST_BODY = 16_384
+"""Bytes of a request: the longest note, each character of it escaped."""
 
 POLICY = "; ".join((
     "default-src 'self'",
@@ -333,7 +345,9 @@ class SecurityMiddleware:
 
         headers = Headers(scope=scope)
         if self._local_only and not is_here(_host(headers.get("host", ""))):
-            await _refuse(with_headers, 400, detail="this dashboard answers to localhost only")
+            await _refuse(with_headers, 400, "this dashboard answers to localhost only")
+        elif refused := _too_large(headers):
+            await _refuse(with_headers, *refused)
         elif self._token is None or self._known(scope, headers):
             await self._app(scope, receive, with_headers)
         elif self._introduced(scope):
@@ -342,9 +356,7 @@ class SecurityMiddleware:
             said = (
                 "the token is missing or wrong; open the address that `thrifty dashboard` printed"
             )
-            await _refuse(
-                with_headers, 401, detail=said, headers=[(b"www-authenticate", b"Bearer")]
-            )
+            await _refuse(with_headers, 401, said, headers=[(b"www-authenticate", b"Bearer")])
 
     def _known(self, scope: Scope, headers: Headers) -> bool:
         kind, _, given = headers.get("authorization", "").partition(" ")
@@ -403,8 +415,18 @@ async def _let_in(send: Send, name: str, token: str) -> None:
     )
 
 
+def _too_large(headers: Headers) -> tuple[int, str] | None:
+    """Return the status and the reason to refuse a request whose body is too large to be read."""
+    if "transfer-encoding" in headers:
+        return 411, "say the length of what you send"
+    length = headers.get("content-length", "0")
+    if length.isdecimal() and len(length) < 19 and int(length) <= LARGEST_BODY:
+        return None
+    return 413, f"no request needs more than {LARGEST_BODY:,} bytes"
+
+
 async def _refuse(
-    send: Send, status: int, *, detail: str, headers: Sequence[tuple[bytes, bytes]] = ()
+    send: Send, status: int, detail: str, *, headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:
     body = json.dumps({"detail": detail}).encode()
     kind = (b"content-type", b"application/json")

@@ -57,9 +57,11 @@ class Kept:
         self._names = set(given)
 
     @property
-    def values(self) -> Collection[Any]:
-        """All objects and values, and the dict that holds them."""
-        return [self._given, *self._given.values()]
+    def values(self) -> Mapping[str | None, Any]:
+        """All objects and values by their names, and under None the dict that holds them."""
+        found: dict[str | None, Any] = {None: self._given}
+        found.update(self._given)
+        return found
 
     @property
     def modules(self) -> list[torch.nn.Module]:

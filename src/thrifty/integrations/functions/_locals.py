@@ -1,18 +1,23 @@
-"""Local variables of a training function that would be lost when a trial is restored.
+"""What a training function changes that would be lost when a trial is restored.
 
 A restored trial runs the function anew up to its loop, so a variable that its loop changes and
 reads again in a later round has to be in the state. Which variables those are is known: the ones
 that are live at the ``yield`` (read on some path before they are written) and no longer have the
-value that they had when the loop began.
+value that they had when the loop began. Their values are followed to whatever they hold:
+containers, attributes, what functions have closed over, the objects of methods, random streams,
+classes of the user's own. So are the global variables that the function reads, and what users add
+to the networks and optimizers in the state, which no ``state_dict`` has.
 """
 
 from __future__ import annotations
 
 import dis
 import io
+import random
 import types
+from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -32,13 +37,18 @@ class Locals:
 
     Args:
         frame: The frame of the function.
-        kept: Objects whose state is kept.
+        kept: Objects whose state is kept, by their names; None for the dict that holds them.
     """
 
-    def __init__(self, frame: types.FrameType, *, kept: Collection[Any]) -> None:
-        self._kept = {id(each): each for each in kept}
+    def __init__(self, frame: types.FrameType, *, kept: Mapping[str | None, Any]) -> None:
+        self._kept = {id(each): each for each in kept.values()}
+        self._home = frame.f_globals.get("__name__", "")
         self._values = dict(frame.f_locals)  # kept, so that ids stay theirs
         self._marks = {name: self._mark(value) for name, value in self._values.items()}
+        self._read = {name: frame.f_globals[name] for name in _globals_of(frame.f_code, frame)}
+        self._read_marks = {name: self._mark(value) for name, value in self._read.items()}
+        self._named = {name: each for name, each in kept.items() if name is not None}
+        self._added = {name: self._mark_added(each) for name, each in self._named.items()}
 
     def lost(self, frame: types.FrameType, *, ignore: Collection[str] = ()) -> list[str]:
         """Return the variables that the next round reads and that a restored trial lacks.
@@ -49,6 +59,27 @@ class Locals:
         """
         now = frame.f_locals
         live = _live(frame.f_code).get(frame.f_lasti, frozenset(now))
+        found = self._lost_locals(now, live, ignore)
+        # What a function has closed over is better named by its own variable.
+        found.sort(key=lambda name: callable(now[name]))
+        found += [
+            name
+            for name, mark in self._read_marks.items()
+            if name not in ignore and self._mark(frame.f_globals.get(name)) != mark
+        ]
+        return found
+
+    def changed(self) -> list[str]:
+        """Return the names of kept objects whose plain attributes or hooks have changed."""
+        return [
+            name
+            for name, each in self._named.items()
+            if self._mark_added(each) != self._added[name]
+        ]
+
+    def _lost_locals(
+        self, now: Mapping[str, Any], live: Collection[str], ignore: Collection[str]
+    ) -> list[str]:
         return [
             name
             for name in now
@@ -70,15 +101,26 @@ class Locals:
         ]
 
     def _mark(self, value: Any) -> Hashable:
-        return tuple(_parts(value, kept=self._kept))
+        return tuple(_parts(value, kept=self._kept, home=self._home))
+
+    def _mark_added(self, value: Any) -> Hashable:
+        """Return a mark of what users add to a network or an optimizer."""
+        kept = {key: each for key, each in self._kept.items() if each is not value}
+        return tuple(_parts(list(_added(value)), kept=kept, home=self._home))
 
 
 def _is_iterator(value: Any) -> bool:
     return hasattr(value, "__next__") and not isinstance(value, io.IOBase)
 
 
-def _parts(value: Any, *, kept: Mapping[int, Any]) -> Iterator[Hashable]:
-    """Yield what changes when a value does: numbers, texts, and where tensors have their memory."""
+def _parts(value: Any, *, kept: Mapping[int, Any], home: str) -> Iterator[Hashable]:
+    """Yield what changes when a value does: numbers, texts, and where tensors have their memory.
+
+    Args:
+        value: The value.
+        kept: Objects whose state is kept, by their ``id``.
+        home: The module of the training function, whose functions and classes may hold state.
+    """
     seen: set[int] = set()
     open_values = [value]
     while open_values and len(seen) < _MAX_PARTS:
@@ -91,26 +133,125 @@ def _parts(value: Any, *, kept: Mapping[int, Any]) -> Iterator[Hashable]:
             yield kind, id(one)
             continue
         seen.add(id(one))
-        if isinstance(one, torch.Tensor):
-            yield one.data_ptr() if one.layout is torch.strided else id(one), one._version
-        elif isinstance(one, np.ndarray):
-            yield (id(one), one.tobytes() if one.nbytes <= _MAX_BYTES else one.ctypes.data)
-        elif isinstance(one, Mapping):
-            yield kind, len(one)
-            open_values += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple | set | frozenset):
-            yield kind, len(one)
-            open_values += one
-        elif isinstance(one, _FIXED):
-            yield kind, id(one)
-        else:
-            yield kind, id(one)
-            open_values += _attributes(one)
+        mark, inside = _looked_at(one, home=home)
+        yield mark
+        open_values += inside
+
+
+def _looked_at(one: Any, *, home: str) -> tuple[Hashable, Iterable[Any]]:
+    """Return a mark of a value, and the values within that it does not cover."""
+    kind = type(one)
+    if isinstance(one, torch.Tensor):
+        return (one.data_ptr() if one.layout is torch.strided else id(one), one._version), ()
+    if isinstance(one, np.ndarray):
+        return (id(one), one.tobytes() if one.nbytes <= _MAX_BYTES else one.ctypes.data), ()
+    if isinstance(one, _STREAMS):
+        return (id(one), _place_of(one)), ()
+    if isinstance(one, Mapping):
+        return (kind, len(one)), [*one.keys(), *one.values()]
+    if isinstance(one, list | tuple | set | frozenset | deque):
+        return (kind, len(one)), one
+    if isinstance(one, type | types.FunctionType | types.MethodType | partial):
+        return (kind, _identity(one)), _inside(one, home=home)
+    return (kind, id(one)), () if isinstance(one, _FIXED) else _attributes(one)
+
+
+def _identity(one: Any) -> Hashable:
+    """Return what stays the same: each access to a method makes a new object."""
+    return (id(one.__self__), id(one.__func__)) if isinstance(one, types.MethodType) else id(one)
+
+
+def _inside(one: Any, *, home: str) -> list[Any]:
+    """Return what a class, a function, a method or a partial call holds."""
+    if isinstance(one, types.MethodType):
+        return [one.__self__, one.__func__]
+    if isinstance(one, partial):
+        return [one.func, one.args, one.keywords]
+    if isinstance(one, type):
+        if one.__module__ != home:
+            return []
+        return [each for name, each in vars(one).items() if not name.startswith("__")]
+    cells = []
+    for cell in one.__closure__ or ():
+        try:
+            cells.append(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            cells.append(None)
+    found = [*cells, one.__defaults__, one.__kwdefaults__, vars(one)]
+    if one.__module__ == home:
+        code, space = one.__code__, one.__globals__
+        found += [space[name] for name in _names_of(code) if name in space]
+    return found
+
+
+@lru_cache(maxsize=256)
+def _names_of(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names that a function and those within it look up, sorted."""
+    names = set(code.co_names)
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            names |= set(_names_of(each))
+    return tuple(sorted(names))
+
+
+def _globals_of(code: types.CodeType, frame: types.FrameType) -> list[str]:
+    """Return the global variables of a module that a function reads."""
+    return [
+        name
+        for name in _names_of(code)
+        if name in frame.f_globals and not isinstance(frame.f_globals[name], types.ModuleType)
+    ]
+
+
+def _place_of(stream: Any) -> Hashable:
+    """Return where a random stream is."""
+    if isinstance(stream, torch.Generator):
+        return stream.get_state().numpy().tobytes()
+    if isinstance(stream, np.random.Generator):
+        return repr(stream.bit_generator.state)
+    if isinstance(stream, np.random.RandomState):
+        return repr(stream.get_state(legacy=False))
+    return stream.getstate()  # type: ignore[no-any-return]
+
+
+def _added(value: Any) -> Iterator[Any]:
+    """Yield what users add to a network or an optimizer: plain attributes, and hooks."""
+    if isinstance(value, torch.nn.Module):
+        for name, part in value.named_modules():
+            yield name
+            own = vars(part)
+            yield [(n, each) for n, each in own.items() if _is_plain_name(n, part)]
+            yield [list(own[hooks].values()) for hooks in _HOOKS if own.get(hooks)]
+    elif isinstance(value, torch.optim.Optimizer):
+        own = vars(value)
+        yield [(n, v) for n, v in own.items() if not n.startswith("_") and n not in _OPTIMIZER]
+
+
+def _is_plain_name(name: str, part: torch.nn.Module) -> bool:
+    if name.startswith("_") or name == "training":
+        return False
+    # PyTorch's own modules keep nothing else that changes, and a user may add to them.
+    return not isinstance(vars(part)[name], torch.nn.Module | torch.nn.Parameter)
+
+
+_HOOKS = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+)  # fmt: skip
+_OPTIMIZER = frozenset({
+    "state",
+    "param_groups",
+    "defaults",
+    "step",
+    "zero_grad",
+    "add_param_group",
+})
+"""What PyTorch's optimizers and schedulers set themselves."""
+_STREAMS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, range})
 _FIXED = (
-    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType),
+    *(types.ModuleType, types.BuiltinFunctionType, types.CodeType),
     *(Scheduled, LoopTrial),  # a restored trial has its own
 )
 

@@ -283,6 +283,20 @@ class _Run:
         frame = self._generator.gi_frame
         if self._locals is None or frame is None:
             return
+        if self._generator.gi_yieldfrom is not None:
+            raise TaskError(
+                f"{self._name} goes through trial.epochs() in an inner generator, whose variables "
+                "nothing can see; write the loop in the function itself"
+            )
+        for name in self._locals.changed():
+            if name not in self._ignored:
+                raise TaskError(
+                    f"{self._name} changes an attribute or a hook of {name!r} that is not in its "
+                    "state_dict, so a trial that goes on from there would not have it. Keep it in "
+                    "the dict that trial.epochs() gets, or in a buffer of the module; or, if "
+                    "nothing that is trained depends on it, say trial.epochs(state, "
+                    f"ignore=[{name!r}])"
+                )
         for name in self._locals.lost(frame, ignore=self._ignored):
             raise TaskError(
                 f"{self._name} changes the variable {name!r} in its loop and reads it in a later "

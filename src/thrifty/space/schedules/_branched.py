@@ -69,9 +69,16 @@ class Branched(Schedule):
     def validate(self) -> None:
         """Raise ScheduleError for invalid field values."""
         check_positive(self, at=self.at)
-        if not math.isfinite(self.factor):
+        if not _is_finite(self.factor):
             raise ScheduleError(f"{self!r}: factor must be a finite number")
         if self.after is not None and self.factor != 1.0:
             raise ScheduleError(
                 f"{self!r}: factor multiplies what goes on; multiply the values of after instead"
             )
+
+
+def _is_finite(number: Number) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer that is too large for a float
+        return False
