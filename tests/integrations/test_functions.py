@@ -778,6 +778,37 @@ def test_variables_that_would_be_lost_are_named(function, name):
         lost_by(function)
 
 
+def names_parts(trial, state):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model[0].register_forward_hook(lambda _module, _inputs, out: out + model[1].bias.sum())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parameters, last, mean = list(model.parameters()), model[1], model[1].running_mean
+    for _epoch in trial.epochs({**state, "model": model, "optimizer": optimizer}):
+        model(torch.randn(4, 2)).sum().backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        yield {"loss": (last.weight.detach() + mean).sum().item()}
+
+
+def test_other_names_of_what_is_restored_in_place():
+    lost_by(names_parts)
+
+
+def names_groups(trial, state):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    groups = optimizer.param_groups
+    for _epoch in trial.epochs({**state, "model": model, "optimizer": optimizer}):
+        groups[0]["lr"] /= 2
+        yield {"loss": 1.0}
+
+
+def test_what_a_restored_optimizer_replaces_is_refused():
+    """Its ``load_state_dict`` makes other groups, which the old name does not name."""
+    with pytest.raises(TaskError, match="'groups'"):
+        lost_by(names_groups)
+
+
 def test_a_loop_in_an_inner_generator_is_refused():
     def outer(trial, state):
         def inner():

@@ -41,7 +41,7 @@ class Locals:
     """
 
     def __init__(self, frame: types.FrameType, *, kept: Mapping[str | None, Any]) -> None:
-        self._kept = {id(each): each for each in kept.values()}
+        self._kept = {id(each): each for each in _restored(kept.values())}
         self._home = frame.f_globals.get("__name__", "")
         self._values = dict(frame.f_locals)  # kept, so that ids stay theirs
         self._marks = {name: self._mark(value) for name, value in self._values.items()}
@@ -105,8 +105,20 @@ class Locals:
 
     def _mark_added(self, value: Any) -> Hashable:
         """Return a mark of what users add to a network or an optimizer."""
-        kept = {key: each for key, each in self._kept.items() if each is not value}
-        return tuple(_parts(list(_added(value)), kept=kept, home=self._home))
+        return self._mark(list(_added(value)))
+
+
+def _restored(kept: Iterable[Any]) -> Iterator[Any]:
+    """Yield objects whose state is kept, and what of a network gets its state in place.
+
+    An optimizer gets other ``param_groups`` and another ``state``, so other names of these would
+    still name the old ones.
+    """
+    for each in kept:
+        yield each
+        if isinstance(each, torch.nn.Module):
+            yield from each.modules()
+            yield from each.state_dict(keep_vars=True).values()
 
 
 def _is_iterator(value: Any) -> bool:
