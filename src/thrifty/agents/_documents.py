@@ -355,14 +355,14 @@ class ActsDocument(Document):
     study: str
     """Name of the study."""
     acts: list[ActOfStudy]
-    """What was asked of it, the first act first."""
+    """All requests to it, the oldest first."""
 
 
 class ActOfStudy(TypedDict):
-    """What somebody has asked of a study."""
+    """A request to a study."""
 
     kind: Literal["stop", "stop trial", "branch", "note", "tag", "untag"]
-    """What was asked; "branch": a branch of a trial was enqueued."""
+    """Its kind; "branch": a branch of a trial was enqueued."""
     trial: int | None
     """Number of the trial that it is about; null for the whole study."""
     text: str
@@ -374,7 +374,7 @@ class ActOfStudy(TypedDict):
     queued: bool
     """Whether it waits for a process that runs the study."""
     answer: str
-    """What came of it, if that is not what was asked."""
+    """The reason if it could not be done, else empty."""
 
 
 class TriedDocument(Document):

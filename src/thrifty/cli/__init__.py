@@ -52,7 +52,7 @@ COMMANDS = {
     "note": _Command("_steer", "Keep the note TEXT about study NAME, or about one of its trials."),
     "tag": _Command("_steer", "Give study NAME, or one of its trials, the tag TAG."),
     "acts": _Command(
-        "_steer", "Show what was asked of study NAME, by whom and when, and what came of it."
+        "_steer", "Show the requests to study NAME: who made them, when, and their results."
     ),
     "delete": _Command(
         "_status", "Delete study NAME and its trials, so that you can use the name again."

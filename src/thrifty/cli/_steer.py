@@ -1,4 +1,4 @@
-"""Steering a study: stop it or a trial, note, tag, branch, and what was asked so far."""
+"""Steering a study: stop it or a trial, note, tag, branch, and list all requests."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def tag_command(
 @storage_option
 @json_option
 def acts_command(*, name: str, storage: str, as_json: bool) -> None:
-    """Show what was asked of study NAME, by whom and when, and what came of it."""
+    """Show the requests to study NAME: who made them, when, and their results."""
     with Store.open(storage, create=False) as store:
         if as_json:
             print_document(acts_document(store, name))
@@ -102,7 +102,7 @@ _WAITS = "the process that runs it does so at the end of an epoch"
 def _asked(
     name: str, kind: ActKind, *, trial: int | None, text: str, storage: str, as_json: bool
 ) -> Act:
-    """Write down what is asked, and print it as a document if that is wanted."""
+    """Record a request, and print it as a document with ``--json``."""
     with Store.open(storage, create=False) as store:
         act = ask(store, name, kind, trial=trial, text=text)
     if as_json:
@@ -111,7 +111,7 @@ def _asked(
 
 
 def _line(act: Act) -> str:
-    """Return an act in one line: when, who, what, and what came of it."""
+    """Return an act in one line: time, user, request and result."""
     when = datetime.fromtimestamp(act.at).astimezone().strftime("%Y-%m-%d %H:%M")
     where = "" if act.trial is None or act.kind == "stop trial" else f" trial {act.trial}"
     what = f"stop trial {act.trial}" if act.kind == "stop trial" else act.kind + where

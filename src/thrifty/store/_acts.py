@@ -35,7 +35,7 @@ class Act:
         who: The user and the machine.
         at: When, in seconds since the epoch of Unix.
         applied_at: When it was applied; None: it is queued.
-        answer: What came of it, if that is not what was asked.
+        answer: The reason if it could not be done, else empty.
     """
 
     id: int

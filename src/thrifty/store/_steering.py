@@ -15,12 +15,12 @@ from ._store import Store
 
 
 def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, text: str = "") -> Act:
-    """Write down what somebody asks of a study.
+    """Record a request to a study.
 
     Args:
         store: The database.
         name: The study.
-        kind: What is asked.
+        kind: The kind of the request.
         trial: Number of the trial that it is about; None: the whole study.
         text: The note or the tag.
 

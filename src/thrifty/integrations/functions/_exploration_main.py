@@ -15,7 +15,7 @@ from thrifty.core._child import parent_of
 from thrifty.pack._state import seed_everything
 
 from ._exploration import explore, first_value, mark_child
-from ._kept import Kept
+from ._function_state import Kept
 from ._loop_trial import LoopTrial, PrologueEndedError
 
 

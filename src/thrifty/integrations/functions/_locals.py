@@ -246,9 +246,7 @@ def _is_plain_name(name: str, part: torch.nn.Module) -> bool:
     return not isinstance(vars(part)[name], torch.nn.Module | torch.nn.Parameter)
 
 
-_HOOKS = (
-    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-)  # fmt: skip
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OPTIMIZER = frozenset({
     "state",
     "param_groups",

@@ -18,7 +18,7 @@ from thrifty.pack.task._metrics import as_number, check_metrics
 from thrifty.space import Space
 
 from ._exploration import explored
-from ._kept import Kept
+from ._function_state import Kept
 from ._locals import Locals
 from ._loop_trial import LoopTrial, PrologueEndedError, TrialAnswers
 
@@ -159,7 +159,7 @@ class TrainableFunction(SelfDescribing):
 
 
 _NUM_CHECKED = 3
-"""After so many epochs, variables are only checked when a state is kept."""
+"""The number of epochs after which variables are checked; later, only before a state is kept."""
 
 
 class _Run:

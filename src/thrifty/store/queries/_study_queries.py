@@ -148,7 +148,7 @@ class StudyViews:
         return blake2b(repr(known).encode(), digest_size=8).hexdigest()
 
     def acts(self, study: int) -> Sequence[Act]:
-        """Return what was asked of a study, in order."""
+        """Return all requests to a study, in order."""
         table = schema.acts
         query = select(table).where(table.c.study == study).order_by(table.c.id)
         return records_of(Act, fetch(self._engine, query))

@@ -347,7 +347,7 @@ class Act(Response):
     who: str
     at: float
     queued: bool = Field(description="whether it waits for a process that runs the study")
-    answer: str = Field(description="what came of it, if that is not what was asked")
+    answer: str = Field(description="the reason if it could not be done, else empty")
 
     @classmethod
     def of(cls, act: Any) -> Self:

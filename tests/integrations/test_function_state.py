@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from thrifty.core import TaskError
-from thrifty.integrations.functions._kept import Kept
+from thrifty.integrations.functions._function_state import Kept
 
 
 def everything(seed):
