@@ -64,12 +64,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_slow else None
 
 
+_LOOK_AT_ALL_OBJECTS = frozenset({
+    "_object_graphs.py", "test_lightning.py", "test_model_copies.py", "test_object_graphs.py",
+})  # fmt: skip
+"""Their tests go through all objects of the process: at its end, that takes seconds for each."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out most cases of tests marked ``sample``, and tests marked ``thorough``.
 
     ``make thorough`` and a command line that names a test run them all. With ``--device``, only
     tests that take a device are left.
     """
+    items.sort(key=lambda item: item.path.name not in _LOOK_AT_ALL_OBJECTS)
     if config.getoption("device") is not None:
         config.hook.pytest_deselected(items=[item for item in items if not takes_device(item)])
         items[:] = [item for item in items if takes_device(item)]

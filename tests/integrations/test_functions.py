@@ -193,7 +193,7 @@ def test_a_function_may_end_early(tmp_path):
     assert len(ends) > 2
     parts = tmp_path / "parts"
     parts.mkdir()
-    for limit in range(3, 90, 3):
+    for limit in range(8, 90, 8):
         again = study_of(impatient, parts, epochs=9)
         again.run(progress=False, executor=ONE, stop=th.StopWhen(epochs=limit))
     assert [trial.curve for trial in again.trials] == [trial.curve for trial in study.trials]

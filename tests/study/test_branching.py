@@ -93,7 +93,7 @@ def grid(folder, **options):
     return make_study(folder, algorithm=GridSearch(max_epochs=6), space=space, **options)
 
 
-@settings(max_examples=draws(12, 60), deadline=None)
+@settings(max_examples=draws(6, 60), deadline=None)
 @given(number=st.integers(0, 7), epoch=st.integers(1, 5), factor=st.sampled_from([0.3, 2.0, None]))
 def test_a_branch_is_as_if_trained_alone_and_its_prefix_is_free(
     tmp_path_factory, number, epoch, factor

@@ -86,13 +86,13 @@ def check(algorithm, space, seed, *, executor=SOLO, same=operator.eq) -> None:
 
 
 @given(st.sampled_from(ALGORITHMS), st.sampled_from(SPACES), st.integers(0, 1000))
-@settings(max_examples=draws(12, 25), deadline=None)
+@settings(max_examples=draws(8, 25), deadline=None)
 def test_shared_trials_equal_trials_alone_bit_for_bit(algorithm, space, seed):
     check(algorithm, space, seed)
 
 
 @given(st.integers(0, 1000))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=draws(3, 10), deadline=None)
 def test_branches_of_a_population_equal_trials_alone(seed):
     check(POPULATION, Space(lr=Float(0.01, 0.2, log=True), width=Choice([0, 3])), seed)
 
@@ -103,7 +103,7 @@ def test_branches_of_a_population_equal_trials_alone(seed):
     st.integers(0, 1000),
     st.sampled_from([2, 5]),
 )
-@settings(max_examples=draws(7, 15), deadline=None)
+@settings(max_examples=draws(4, 15), deadline=None)
 def test_concatenated_trials_equal_trials_alone_bit_for_bit(algorithm, space, seed, size):
     check(algorithm, space, seed, executor=Local(pack="concatenated", pack_size=size))
 
@@ -114,7 +114,7 @@ def test_concatenated_trials_equal_trials_alone_bit_for_bit(algorithm, space, se
     st.integers(0, 1000),
     st.sampled_from([1, 3, 7]),
 )
-@settings(max_examples=draws(7, 15), deadline=None)
+@settings(max_examples=draws(4, 15), deadline=None)
 def test_fused_trials_equal_trials_alone_up_to_rounding(algorithm, space, seed, size):
     check(algorithm, space, seed, executor=Local(pack="fused", pack_size=size), same=nearly)
 

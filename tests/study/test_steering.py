@@ -194,8 +194,9 @@ def test_two_people_at_a_time(tmp_path):
     assert states(study) == ["stopped", "stopped", "done"]
 
 
-@pytest.mark.parametrize("stopped", [(0,), (0, 2, 4), (1,), (5,)])
-@pytest.mark.parametrize("after", [2, 6, 9])
+@pytest.mark.parametrize(
+    ("after", "stopped"), [(2, (0, 2, 4)), (6, (1,)), (6, (5,)), (9, (0, 2, 4)), (9, (5,))]
+)
 def test_the_others_go_on_in_rounds_and_generations(tmp_path, after, stopped):
     """A stopped trial waits for no decision, and nobody waits for it."""
     algorithms = {

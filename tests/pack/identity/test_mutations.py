@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_every_edit_is_seen_and_none_that_means_nothing():
-    found = run(edits=draws(100, 200), seed=0)
+    found = run(edits=draws(60, 200), seed=0)
     assert found["wrong"] == []
     assert (found["false_reuse"], found["needless"]) == (0, 0)
     assert min(found[f"{kind} edits"] for kind in ("training", "evaluation", "neutral")) > 10
