@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         FineTune as FineTune,
         LoRA as LoRA,
         LRScheduler as LRScheduler,
+        optimize as optimize,
         optuna_storage as optuna_storage,
         pack_tokens as pack_tokens,
         trainable as trainable,
@@ -72,7 +73,13 @@ if TYPE_CHECKING:
         Trainable as Trainable,
         times as times,
     )
-    from thrifty.run import Faults as Faults, Local as Local, Ray as Ray
+    from thrifty.run import (
+        External as External,
+        Faults as Faults,
+        Local as Local,
+        Ray as Ray,
+        Slurm as Slurm,
+    )
     from thrifty.search import (
         ASHA as ASHA,
         BOHB as BOHB,
@@ -94,6 +101,7 @@ if TYPE_CHECKING:
         RandomSampler as RandomSampler,
         RandomSearch as RandomSearch,
         Sampler as Sampler,
+        StoppingASHA as StoppingASHA,
         SubSampling as SubSampling,
         SuccessiveHalving as SuccessiveHalving,
         TPESampler as TPESampler,
@@ -151,18 +159,18 @@ _HOMES = {
         "StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
         "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),
-    "integrations": "FineTune LRScheduler LoRA optuna_storage pack_tokens trainable",
+    "integrations": "FineTune LRScheduler LoRA optimize optuna_storage pack_tokens trainable",
     "pack": (
         "Adagrad Adam AdamW ArrayData DatasetPair EMA HyperParameters Optimizer Optimizers RMSprop "
         "SGD SWA StreamData Task TokenFile Trainable times"
     ),
-    "run": "Faults Local Ray",
+    "run": "External Faults Local Ray Slurm",
     "search": (
         "ASHA Algorithm AsyncSubSampling BOHB BOSS CMAESSampler Enqueued GPSampler GridSampler "
         "GridSearch QuantizedSampler "
         "Hyperband KDESampler MedianStopping NSGAIISampler PopulationBasedTraining "
         "RandomForestSampler RandomSampler "
-        "RandomSearch Sampler SubSampling SuccessiveHalving TPESampler"
+        "RandomSearch Sampler StoppingASHA SubSampling SuccessiveHalving TPESampler"
     ),
     "space": (
         "Amount Choice Constant Cosine CosineRestarts Cyclic Exponential Float Int Ladder Linear "

@@ -435,7 +435,7 @@ def fails(trial):
 @pytest.mark.parametrize(
     ("function", "error", "told"),
     [
-        (after_the_loop, SpaceError, "suggests nothing before trial.epochs()"),
+        (after_the_loop, SpaceError, "suggests nothing before it trains"),
         (in_two_ways, TaskError, "suggested twice with different values"),
         (ranges, SpaceError, "use one range"),
         (no_loop, TaskError, "does not go through trial.epochs()"),

@@ -18,11 +18,12 @@ from thrifty.search import (
     QuantizedSampler,
     RandomSampler,
     RandomSearch,
+    StoppingASHA,
     SubSampling,
     SuccessiveHalving,
     TPESampler,
 )
-from thrifty.testing import ALGORITHM_CHECKS, check_best_is_finished
+from thrifty.testing import ALGORITHM_CHECKS, FakeStudy, check_best_is_finished
 
 
 pytestmark = pytest.mark.slow
@@ -48,6 +49,8 @@ ALGORITHMS = [
     AsyncSubSampling(max_epochs=9, num_trials=2, eta=4, min_epochs=2, threshold=1),
     BOSS(max_epochs=27, sampler=RandomSampler()),
     BOSS(max_epochs=9, eta=2, num_trials=30, sampler=GridSampler(levels=2)),
+    StoppingASHA(max_epochs=27, num_trials=40),
+    StoppingASHA(max_epochs=10, num_trials=3, eta=2, min_epochs=2, sampler=GridSampler(levels=2)),
     MedianStopping(max_epochs=12, num_trials=12, grace_epochs=3, interval=2, min_trials=3),
     PopulationBasedTraining(max_epochs=14, population=8, interval=3, explore=("lr", "width")),
     PopulationBasedTraining(max_epochs=8, population=2, interval=2, quantile=0.5, explore=("lr",)),
@@ -55,10 +58,16 @@ ALGORITHMS = [
 
 
 @pytest.mark.sample(40)
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, Enqueued(max_epochs=4)], ids=repr)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.parametrize("check", ALGORITHM_CHECKS, ids=lambda check: check.__name__)
 def test_an_algorithm_conforms(algorithm, check):
     check(algorithm)
+
+
+def test_where_nothing_is_enqueued_nothing_is_trained():
+    study = FakeStudy(Enqueued(max_epochs=4))
+    study.run()
+    assert not study.log
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)

@@ -21,6 +21,7 @@ from thrifty.search import (
     RandomSampler,
     RandomSearch,
     Sampler,
+    StoppingASHA,
     SubSampling,
     SuccessiveHalving,
 )
@@ -98,6 +99,7 @@ def num_operations(algorithm, *, workers=3):
 ALGORITHMS = {
     "asha": lambda n: ASHA(max_epochs=9, num_trials=n),
     "sub-sampling without rounds": lambda n: AsyncSubSampling(max_epochs=9, num_trials=n),
+    "asha that stops": lambda n: StoppingASHA(max_epochs=9, num_trials=n),
     "median": lambda n: MedianStopping(max_epochs=5, num_trials=n),
     "halving": lambda n: SuccessiveHalving(max_epochs=9, num_trials=n),
     "hyperband": lambda n: Hyperband(max_epochs=9, num_trials=n),

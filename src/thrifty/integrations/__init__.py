@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ._tensorboard import TensorBoard as TensorBoard
     from ._wandb import WandB as WandB
     from .functions._loop_trial import LoopTrial as LoopTrial, Scheduled as Scheduled
+    from .functions._optimize import optimize as optimize
     from .functions._trainable import trainable as trainable
     from .optuna._storage import export_optuna as export_optuna, optuna_storage as optuna_storage
     from .sklearn._search import ThriftySearchCV as ThriftySearchCV
@@ -36,6 +37,7 @@ _HOMES = {
     "ThriftySearchCV": "sklearn._search",
     "WandB": "_wandb",
     "export_optuna": "optuna._storage",
+    "optimize": "functions._optimize",
     "optuna_storage": "optuna._storage",
     "pack_tokens": "_fine_tune",
     "trainable": "functions._trainable",

@@ -264,21 +264,43 @@ def _plain_key(key: Any) -> str | int:
     raise TaskError(f"the state has a key {key!r}; keys must be strings or integers")
 
 
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The positions of Python's, NumPy's and torch's global streams."""
+
+    python: Any
+    numpy: Any
+    torch_cpu: torch.Tensor
+    torch_cuda: list[torch.Tensor]
+
+    @classmethod
+    def now(cls) -> Streams:
+        """Return the present positions."""
+        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return cls(
+            python=random.getstate(),
+            numpy=np.random.get_state(),  # noqa: NPY002 (kept to be restored)
+            torch_cpu=torch.get_rng_state(),
+            torch_cuda=torch.cuda.get_rng_state_all() if in_use else [],
+        )
+
+    def restore(self) -> None:
+        """Bring the streams back to these positions."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+        torch.set_rng_state(self.torch_cpu)
+        if self.torch_cuda:
+            torch.cuda.set_rng_state_all(self.torch_cuda)
+
+
 @contextmanager
 def borrowed_streams() -> Iterator[None]:
     """Restore Python's, NumPy's and torch's global streams on exit."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (kept to be restored)
-    torch_cpu = torch.get_rng_state()
-    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    torch_cuda = torch.cuda.get_rng_state_all() if in_use else []
+    before = Streams.now()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        torch.set_rng_state(torch_cpu)
-        if torch_cuda:
-            torch.cuda.set_rng_state_all(torch_cuda)
+        before.restore()
 
 
 def seed_everything(seed: int) -> None:

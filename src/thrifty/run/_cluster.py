@@ -232,6 +232,10 @@ class ClusterExecutor(Executor):
         handle.rest()
         if turn.unwritable:
             self._unwritable = turn.unwritable
+        elif turn.is_last:
+            handle.end()
+            if handle.waiting:
+                handle.start()
         elif handle.load:
             handle.go(stop=self._stopping)
         return turn.reports

@@ -87,6 +87,14 @@ class Executor(ABC):
     reported as an event. If the store cannot write, ``poll`` raises StoreWriteError.
     """
 
+    may_be_asked: bool = False
+    """Whether it is free only when somebody asks it for work, as an executor for ``Study.ask`` is.
+
+    A study whose executor has nothing to do and is not free is not done then.
+    """
+    was_stopped: bool = False
+    """Whether those who give it work have ended the run."""
+
     @abstractmethod
     def num_free(self, *, pack_size: int = 1) -> int:
         """Return how many more assignments can start now, with ``pack_size`` for each worker."""
@@ -223,6 +231,8 @@ class WorkerSlot:
         self.name = name
         self.assignments: dict[int, Assignment] = {}
         self._last: dict[int, Event] = {}
+        self._ended: tuple[int, int] | None = None
+        """Node and epoch of the last stage that it has ended."""
         self._suspects = 0
         """Number of trials still to train alone after the worker crashed with several trials.
 
@@ -232,6 +242,11 @@ class WorkerSlot:
     def num_free(self, pack_size: int) -> int:
         """Return how many more assignments the worker can take."""
         return max(0, (1 if self._suspects else pack_size) - len(self.assignments))
+
+    def has_state_of(self, assignment: Assignment) -> bool:
+        """Return whether the worker has just trained what an assignment goes on from."""
+        resume = assignment.chain.resume
+        return resume is not None and self._ended == (resume.node, resume.epoch)
 
     def take(self, assignment: Assignment) -> None:
         """Add an assignment."""
@@ -246,6 +261,8 @@ class WorkerSlot:
                 self._suspects = max(0, self._suspects - 1)
             elif isinstance(report.event, StageStarted | EpochDone | StageDone):
                 self._last[report.assignment] = report.event
+                if isinstance(report.event, StageDone):
+                    self._ended = (report.event.node, report.event.stop)
 
     def vanish(self, why: str, *, evicted: bool = False) -> list[Report]:
         """Return reports that the worker is gone and its stages have failed; drop its assignments.

@@ -112,10 +112,18 @@ class ProcessExecutor(Executor):
         return sum(worker.slot.num_free(pack_size) for worker in self._workers)
 
     def submit(self, assignment: Assignment) -> None:
-        """Give an assignment to the worker with the least work, preferably one that is running."""
+        """Give an assignment to the worker with the least work.
+
+        Of several, that which has just trained what the assignment goes on from, or one that runs.
+        """
         worker = min(
             self._workers,
-            key=lambda w: (w.slot.num_free(1) <= 0, len(w.slot.assignments), not w.alive),
+            key=lambda w: (
+                w.slot.num_free(1) <= 0,
+                len(w.slot.assignments),
+                not w.slot.has_state_of(assignment),
+                not w.alive,
+            ),
         )
         worker.give(assignment, task=self._task)
 

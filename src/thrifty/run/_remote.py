@@ -73,10 +73,17 @@ TURN_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The result of one call of ``advance``; ``unwritable`` is the message of a StoreWriteError."""
+    """The result of one call of ``advance``.
+
+    Attributes:
+        reports: What has happened.
+        unwritable: The message of a StoreWriteError.
+        is_last: Whether the worker ends now, because its machine was told to.
+    """
 
     reports: Sequence[Report]
     unwritable: str = ""
+    is_last: bool = False
 
 
 class RemoteWorker:
@@ -88,6 +95,13 @@ class RemoteWorker:
     def __init__(self) -> None:
         self._worker: Worker | None = None
         self._stopping = False
+        self.is_leaving = False
+        """Whether it ends its assignments with their current epochs, whatever it is told."""
+
+    @property
+    def num_active(self) -> int:
+        """Number of assignments that the worker has."""
+        return 0 if self._worker is None else self._worker.num_active
 
     def prepare(self, spec: WorkerSpec, paths: Sequence[str], task: bytes) -> str:
         """Load the task; return the traceback if that fails, else an empty text.
@@ -99,7 +113,9 @@ class RemoteWorker:
         sys.path[:0] = [path for path in paths if path not in sys.path]
         try:
             loaded = pickle.loads(task)
-            self._worker = Worker(loaded, spec, should_stop=lambda: self._stopping)
+            self._worker = Worker(
+                loaded, spec, should_stop=lambda: self._stopping or self.is_leaving
+            )
         except BaseException as error:  # noqa: BLE001 (user code may raise SystemExit, too)
             return error_traceback(error)
         return ""
@@ -126,7 +142,7 @@ class RemoteWorker:
                     break
         except StoreWriteError as error:
             return Turn(reports=reports, unwritable=str(error))
-        return Turn(reports=reports)
+        return Turn(reports=reports, is_last=self.is_leaving and not worker.num_active)
 
 
 def user_paths() -> list[str]:

@@ -9,7 +9,7 @@ from ._algorithm import (
     next_decisions,
 )
 from ._async_sub_sampling import AsyncSubSampling
-from ._halving import ASHA, BOHB, Bracket, Hyperband, SuccessiveHalving
+from ._halving import ASHA, BOHB, Bracket, Hyperband, StoppingASHA, SuccessiveHalving
 from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState
 from ._population import PopulationBasedTraining
 from ._sub_sampling import BOSS, SubSampling
@@ -54,6 +54,7 @@ __all__ = [
     "RandomSearch",
     "Sampler",
     "Stop",
+    "StoppingASHA",
     "SubSampling",
     "SuccessiveHalving",
     "TPESampler",

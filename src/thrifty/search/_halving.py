@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -197,6 +198,51 @@ class ASHA(RungAlgorithm):
             for _, number in history.waiting(here)[:1]:
                 return [Proposal(target=there, trial=number)]
         return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppingASHA(RungAlgorithm):
+    """Asynchronous successive halving that never pauses a trial: it goes on, or stops for good.
+
+    At each rung, a trial goes on if it is in the top ``1 / eta`` of those that have come as far, so
+    the first one does. This is for training that cannot go on from a state, such as objectives of
+    ``thrifty.optimize``; where it can, ``ASHA`` may promote a trial later that did not belong to
+    the top when it came (the variant of Syne Tune, Salinas et al., AutoML 2022).
+
+    >>> from thrifty.search import History
+    >>> from thrifty.space import Float, Space
+    >>> space, rng = Space(lr=Float(0.1, 0.3)), np.random.default_rng(0)
+    >>> history, algorithm = History(), StoppingASHA(max_epochs=9, num_trials=20)
+    >>> for score in (0.5, 0.4):
+    ...     for decision in algorithm.ask(history, space, num=1, rng=rng):
+    ...         number = history.record_decision(decision)
+    ...         history.record_scores(number, [score] * decision.target)
+    >>> [trial.reached for trial in history]
+    [3]
+    """
+
+    can_grow: ClassVar[bool] = True
+
+    def ask(
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
+    ) -> Sequence[Decision]:
+        """Return a decision about each trial that waits, and new trials if workers are left."""
+        rungs = self.rungs()
+        out: list[Decision] = []
+        num_going_on = 0
+        for here, there in reversed(list(pairwise(rungs))):
+            board = history.leaderboard(here)
+            num_top = math.ceil(len(board) / self.eta)
+            for entry in history.waiting(here):
+                if board.rank(entry) < num_top:
+                    out.append(Proposal(target=there, trial=entry[1]))
+                    num_going_on += 1
+                else:
+                    out.append(Stop(trial=entry[1]))
+        num_new = min(num - num_going_on, self.num_trials - len(history))
+        starts = repeat((0, rungs[0]), max(num_new, 0))
+        out += draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
+        return out
 
 
 class Bracket(NamedTuple):

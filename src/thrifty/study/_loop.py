@@ -232,6 +232,8 @@ def run_loop(
             num_assigned += 1
         if chains:
             _drain_events(parts, chains, to_train)
+        elif not stopping and parts.executor.may_be_asked:
+            parts.executor.poll(GROUP_S)
         elif stopping or not (_others_train(parts) or upkeep.steer(chains)):
             _write(parts)
             return not stopping

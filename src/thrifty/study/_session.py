@@ -135,7 +135,7 @@ def train(
         try:
             done = run_loop(
                 parts,
-                stop_requested=lambda: asked.requested() or bool(reason()),
+                stop_requested=lambda: asked.requested() or workers.was_stopped or bool(reason()),
                 epochs_left=lambda: math.inf if stop is None else stop.epochs_left(ledger),
             )
         except StateError:

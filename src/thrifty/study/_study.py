@@ -24,11 +24,13 @@ from thrifty.pack import SelfDescribing, Task, Trainable
 from thrifty.plan import ForestStage
 from thrifty.run import ExecutorConfig, Faults, Local
 from thrifty.run._simulated import EpochSeconds
+from thrifty.run._told import check_trains
 from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Amount, Space, TimeUnit
 from thrifty.space._branching import branched
 from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
+from ._asking import AskingMixin
 from ._epoch_size import EpochSizes, unit_of
 from ._forecast import (
     Forecast,
@@ -71,7 +73,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Study(PlotMixin, SteeringMixin):
+class Study(PlotMixin, SteeringMixin, AskingMixin):
     """A study that tunes a task over a space, training every shared step once.
 
     Nothing is opened or trained before ``run``.
@@ -517,6 +519,7 @@ class Study(PlotMixin, SteeringMixin):
         >>> study.run(progress=False).trials[0].config
         {'lr': 0.05}
         """
+        self._check_enqueues()
         rng = np.random.default_rng(derive_seed(self.seed, "enqueue", len(self._enqueued)))
         if isinstance(config, Branch):
             self._enqueued.append(config.config)
@@ -564,6 +567,7 @@ class Study(PlotMixin, SteeringMixin):
             StoreWriteError: The disk is full, or the location is read-only.
         """
         check_run(executor, stop, observers)
+        check_trains(self.task, executor)
         if stop is not None:
             stop = stop.in_epochs(self._sizes.of(stop.amounts()))
         repository = self._repository()

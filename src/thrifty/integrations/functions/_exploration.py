@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from thrifty.core import SpaceError, TaskError, UsageError, plain_logger
+from thrifty.core import SpaceError, TaskError, UsageError, error_text, plain_logger
 from thrifty.core._child import Child, ChildEndedError, wait_for
 from thrifty.pack import SelfDescribing
 from thrifty.space import Choice, Condition, Domain, Float, Int, Schedule, Space, Timeline
@@ -26,9 +26,6 @@ from ._loop_trial import is_scheduled
 logger = plain_logger(__name__)
 
 _MAX_RUNS = 2_000
-_MAX_VALUES = 64
-"""The most values of a whole number that are all tried; of more, only some are."""
-_NUM_RANDOM = 64
 _MAX_S = 30.0
 _PATIENCE_S = 5.0
 """After this long, the log says what is waited for."""
@@ -47,17 +44,37 @@ class Suggestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How thoroughly suggestions are looked for; each try runs the function.
+
+    Attributes:
+        most_values: The most values of a choice or a whole number that are all tried; of more, only
+            some are, and no conditions on them are found.
+        num_random: How often all answers are drawn at random in the end.
+        tries_all: Whether also answers are changed that no condition can be on.
+    """
+
+    most_values: int = 64
+    num_random: int = 64
+    tries_all: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What a function suggests.
 
     Attributes:
         runs: The suggestions of each run, in order.
+        effort: How they were looked for.
         num_untried: The answers that were left when the time was over.
     """
 
     runs: tuple[tuple[Suggestion, ...], ...]
+    effort: Effort
     num_untried: int = 0
 
+
+_USUAL = Effort()
 
 Run = Callable[..., Sequence[tuple[str, Any, Any]]]
 """Takes answers by name, and a function that answers for a domain where there is none."""
@@ -85,7 +102,7 @@ def explored(task: SelfDescribing) -> Space:
             _MAX_S,
             found.num_untried,
         )
-    return space_of(found.runs, function=task.name)
+    return space_of(found.runs, function=task.name, effort=found.effort)
 
 
 def mark_child() -> None:
@@ -101,7 +118,7 @@ def _from_child(task: SelfDescribing) -> Found:
     child = Child(_CHILD, preload=["torch", "thrifty.integrations.functions._trainable"])
     try:
         child.send(sys.path)
-        child.send_bytes(cloudpickle.dumps(task))
+        child.send_bytes(_packed(task))
         is_said = False
         while True:
             if not wait_for([child], _PATIENCE_S) and not is_said:
@@ -113,17 +130,30 @@ def _from_child(task: SelfDescribing) -> Found:
                 raise TaskError(message)
     except ChildEndedError as error:
         raise TaskError(
-            f"{task.name} ended its process before trial.epochs() ({error}); run it by itself "
-            "to see why"
+            f"{task.name} ended its process before it trained ({error}); run it by itself to see "
+            "why"
         ) from None
     finally:
         child.end()
 
 
+def _packed(task: SelfDescribing) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(task))
+    except Exception as error:
+        raise TaskError(
+            f"{task.name} cannot be sent to the process that looks for what it suggests "
+            f"({error_text(error)}): it uses something that no other process can have. Make that "
+            "in the function, or give the study a space"
+        ) from error
+
+
 # -- in the other process ------------------------------------------------------------------
 
 
-def explore(run: Run, *, clock: Callable[[], float] = time.monotonic) -> Found:
+def explore(
+    run: Run, *, effort: Effort = _USUAL, clock: Callable[[], float] = time.monotonic
+) -> Found:
     """Run a function with different answers until no new suggestions are found.
 
     First, one answer is changed at a time, from the first answers on; where that brings new
@@ -133,6 +163,7 @@ def explore(run: Run, *, clock: Callable[[], float] = time.monotonic) -> Found:
     Args:
         run: Runs the function with the given answers, and returns its suggestions; names that have
             none get the first of their domain.
+        effort: How thoroughly it looks.
         clock: Returns seconds.
 
     Raises:
@@ -142,9 +173,9 @@ def explore(run: Run, *, clock: Callable[[], float] = time.monotonic) -> Found:
     first = _first(run)
     runs = {_key(first): first}
     known = {each.name for each in first}
-    queue = list(_changes(first, only=known))
+    queue = _changes(first, only=known, effort=effort)
     rng = np.random.default_rng(0)
-    num_random = _NUM_RANDOM if len(known) else 0
+    num_random = effort.num_random if known else 0
     num_runs = 1
     while (queue or num_random) and num_runs < _MAX_RUNS and clock() - began < _MAX_S:
         if queue:
@@ -162,8 +193,8 @@ def explore(run: Run, *, clock: Callable[[], float] = time.monotonic) -> Found:
         runs[_key(found)] = found
         fresh = {each.name for each in found} - known
         known |= fresh
-        queue += _changes(found, only=fresh)
-    return Found(runs=tuple(runs.values()), num_untried=len(queue))
+        queue += _changes(found, only=fresh, effort=effort)
+    return Found(runs=tuple(runs.values()), effort=effort, num_untried=len(queue))
 
 
 _NUM_FIRST = 20
@@ -195,14 +226,14 @@ def _key(run: Iterable[Suggestion]) -> Hashable:
     return tuple((each.name, repr(each.domain), repr(each.answer)) for each in run)
 
 
-def _changes(run: Sequence[Suggestion], *, only: set[str]) -> list[dict[str, Any]]:
+def _changes(run: Sequence[Suggestion], *, only: set[str], effort: Effort) -> list[dict[str, Any]]:
     """Return the answers of a run, with one of them changed at a time."""
     answers = {each.name: each.answer for each in run}
     return [
         {**answers, each.name: other}
         for each in run
-        if each.name in only
-        for other in _values(each.domain)
+        if each.name in only and (effort.tries_all or _decides(each.domain, effort))
+        for other in _values(each.domain, effort)
         if repr(other) != repr(each.answer)
     ]
 
@@ -216,7 +247,7 @@ def any_value(domain: Any, *, rng: np.random.Generator) -> Any:
     """Return a random answer; of a schedule, a value at epoch 0."""
     if isinstance(domain, Float | Int):
         return domain.sample(rng)
-    values = _values(domain)
+    values = domain.options if _is_plain(domain) else _values(domain)
     return values[int(rng.integers(len(values)))]
 
 
@@ -225,15 +256,22 @@ def first_value(domain: Any) -> Any:
     return _values(domain)[0]
 
 
-def _values(domain: Any) -> Sequence[Any]:
+def _is_plain(domain: Any) -> bool:
+    """Return whether a domain is a choice of values that are no schedules or domains."""
+    return isinstance(domain, Choice) and not is_scheduled(domain) and not _has_parts(domain)
+
+
+def _values(domain: Any, effort: Effort = _USUAL) -> Sequence[Any]:
     """Return the answers to try."""
     if is_scheduled(domain) or (isinstance(domain, Choice) and _has_parts(domain)):
         options = domain.options if isinstance(domain, Choice) else (domain,)
         return [_at_first(option) for option in options]
     if isinstance(domain, Choice):
-        return domain.options
+        options, most = domain.options, effort.most_values
+        return options if len(options) <= most else (options[0], options[len(options) // 2])
     if isinstance(domain, Int):
-        return domain.levels(_MAX_VALUES if domain.size() <= _MAX_VALUES else 5)
+        most = effort.most_values
+        return domain.levels(most if domain.size() <= most else 5)
     if isinstance(domain, Float):
         return domain.levels(3)
     return [_at_first(domain)]
@@ -255,7 +293,9 @@ def _at_first(value: Any) -> Any:
 # -- the space -----------------------------------------------------------------------------
 
 
-def space_of(runs: Sequence[Sequence[Suggestion]], *, function: str) -> Space:
+def space_of(
+    runs: Sequence[Sequence[Suggestion]], *, function: str, effort: Effort = _USUAL
+) -> Space:
     """Return the space of the suggestions of several runs.
 
     A hyper-parameter that is not suggested in each of them has the conditions under which it is: on
@@ -275,12 +315,12 @@ def space_of(runs: Sequence[Sequence[Suggestion]], *, function: str) -> Space:
                 )
     if not domains:
         raise SpaceError(
-            f"{function} suggests nothing before trial.epochs(); call trial.suggest_float(...) or "
+            f"{function} suggests nothing before it trains; call trial.suggest_float(...) or "
             "another one there"
         )
     answers = [{each.name: each.answer for each in run} for run in runs]
     return Space(**{
-        name: _with_conditions(domain, _conditions(name, answers, domains))
+        name: _with_conditions(domain, _conditions(name, answers, domains, effort=effort))
         for name, domain in domains.items()
     })
 
@@ -294,7 +334,7 @@ def _with_conditions(domain: Any, conditions: tuple[Condition, ...]) -> Any:
 
 
 def _conditions(
-    name: str, runs: Sequence[Mapping[str, Any]], domains: Mapping[str, Any]
+    name: str, runs: Sequence[Mapping[str, Any]], domains: Mapping[str, Any], *, effort: Effort
 ) -> tuple[Condition, ...]:
     """Return when a name is suggested; empty if always, or if that cannot be said."""
     with_it = [run for run in runs if name in run]
@@ -304,7 +344,9 @@ def _conditions(
     # Answers that came before decide; a dict keeps the order in which they were asked for.
     before = [list(run)[: list(run).index(name)] for run in with_it]
     parents = [
-        each for each in before[0] if all(each in b for b in before) and _decides(domains[each])
+        each
+        for each in before[0]
+        if all(each in b for b in before) and _decides(domains[each], effort)
     ]
     parents.reverse()  # the nearest one first
     for num in (1, 2):
@@ -313,18 +355,21 @@ def _conditions(
             if not any(_holds(values, run) for run in without):
                 return tuple(
                     Condition(
-                        parent, tuple(v for v in _values(domains[parent]) if _in(v, values[parent]))
+                        parent,
+                        tuple(
+                            v for v in _values(domains[parent], effort) if _in(v, values[parent])
+                        ),
                     )
                     for parent in chosen
                 )
     return ()
 
 
-def _decides(domain: Any) -> bool:
+def _decides(domain: Any, effort: Effort) -> bool:
     """Return whether all values of a domain are tried, so that conditions on it can be found."""
     if isinstance(domain, Choice):
-        return not is_scheduled(domain) and not _has_parts(domain)
-    return isinstance(domain, Int) and domain.size() <= _MAX_VALUES
+        return _is_plain(domain) and len(domain.options) <= effort.most_values
+    return isinstance(domain, Int) and domain.size() <= effort.most_values
 
 
 def _holds(values: Mapping[str, Sequence[Any]], run: Mapping[str, Any]) -> bool:

@@ -17,6 +17,8 @@ from thrifty.pack._state import seed_everything
 from ._exploration import explore, first_value, mark_child
 from ._function_state import Kept
 from ._loop_trial import LoopTrial, PrologueEndedError
+from ._objective import ObjectiveTask
+from ._objective_suggestions import OBJECTIVE_EFFORT, ObjectiveAsker, ObjectiveFailedError
 
 
 def main(arguments: list[str]) -> None:
@@ -27,9 +29,15 @@ def main(arguments: list[str]) -> None:
     code = connection.recv_bytes()
     try:
         task = pickle.loads(code)
-        connection.send(explore(partial(suggested, task.function)))
+        if isinstance(task, ObjectiveTask):
+            asker = ObjectiveAsker(task.function, name=task.name)
+            connection.send(explore(asker.suggested, effort=OBJECTIVE_EFFORT))
+        else:
+            connection.send(explore(partial(suggested, task.function)))
     except TaskError as error:
         connection.send(str(error))
+    except ObjectiveFailedError as error:
+        connection.send(f"{task.name} fails before it has reported or returned anything: {error}")
     except BaseException as error:  # noqa: BLE001 (user code may raise anything)
         connection.send(
             f"a training function fails before trial.epochs() with {error_text(error)}; mend it:\n"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,10 @@ class Kept:
     """What a function has given to ``trial.epochs``, with one state for all of it.
 
     Objects with ``state_dict`` and ``load_state_dict`` keep their state, as do generators of torch,
-    NumPy and Python. Of a network, that includes which parameters are trained and which parts are
-    in training mode. Anything else is a plain value (number, text, tensor, list or dict). Values
-    that can change get their state in place, others are replaced in the dict.
+    NumPy and Python, and estimators of scikit-learn. Of a network, that includes which parameters
+    are trained and which parts are in training mode. Anything else is a plain value (number, text,
+    tensor, list or dict). Values that can change get their state in place, others are replaced in
+    the dict.
 
     Args:
         given: One object, or a dict of objects and plain values; None for nothing.
@@ -49,8 +52,8 @@ class Kept:
             if not _is_object(value) and not _is_plain(value):
                 raise TaskError(
                     f"trial.epochs(): {name!r} is {_kind(value)}, whose state cannot be kept; give "
-                    "an object with state_dict and load_state_dict, a generator, or numbers, "
-                    "texts, tensors, lists and dicts"
+                    "an object with state_dict and load_state_dict, a generator, an estimator of "
+                    "scikit-learn, or numbers, texts, tensors, lists and dicts"
                 )
         self._given: Mapping[str, Any] = given
         self._objects = {name: value for name, value in given.items() if _is_object(value)}
@@ -132,9 +135,19 @@ class Kept:
 
 def _is_object(value: Any) -> bool:
     streams = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-    if isinstance(value, streams):
+    if isinstance(value, streams) or _is_estimator(value):
         return True
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _is_estimator(value: Any) -> bool:
+    sklearn = sys.modules.get("sklearn.base")  # an estimator has imported it
+    return sklearn is not None and isinstance(value, sklearn.BaseEstimator)
+
+
+def _codec(estimator: Any) -> Any:
+    state = import_module("thrifty.integrations.sklearn._estimator_state")
+    return state.EstimatorState(state.classes_in(estimator))
 
 
 def _is_plain(value: Any) -> bool:
@@ -170,6 +183,8 @@ def _state_of(value: Any) -> Any:
     if isinstance(value, random.Random):
         version, numbers, gauss = value.getstate()
         return [version, list(numbers), gauss]
+    if _is_estimator(value):
+        return _codec(value).write([value])
     return value.state_dict() if _is_object(value) else copy.deepcopy(value)
 
 
@@ -221,6 +236,10 @@ def _load_into(value: Any, state: Any) -> bool:
     elif isinstance(value, random.Random):
         version, numbers, gauss = state
         value.setstate((version, tuple(numbers), gauss))
+    elif _is_estimator(value):
+        (found,) = _codec(value).read(state)
+        vars(value).clear()
+        vars(value).update(vars(found))
     elif _is_object(value):
         value.load_state_dict(state)
     else:

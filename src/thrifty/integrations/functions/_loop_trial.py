@@ -221,7 +221,7 @@ class TrialAnswers:
                 "suggested, or give the study a space"
             )
         value = values_of(self._first, [name])[name]
-        if isinstance(domain, Domain) and not is_scheduled(domain) and not _is_in(domain, value):
+        if isinstance(domain, Domain) and not is_scheduled(domain) and not is_in(domain, value):
             raise TaskError(
                 f"{self._function} suggests {name!r} from {domain}, but this trial has {value!r}: "
                 "the range is another one than when the space was looked for. Let it depend on "
@@ -237,7 +237,8 @@ class TrialAnswers:
         return (self._first if self.present is None else self.present)[name]
 
 
-def _is_in(domain: Domain, value: Any) -> bool:
+def is_in(domain: Domain, value: Any) -> bool:
+    """Return whether a value is one of a domain."""
     if isinstance(domain, Choice):
         return any(type(value) is type(each) and value == each for each in domain.options)
     assert isinstance(domain, Float | Int)

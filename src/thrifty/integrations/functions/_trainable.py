@@ -377,7 +377,10 @@ def _name_of(function: Any) -> str:
 
 def _found(module: str, name: str) -> Any:
     """Return what a module has under a qualified name; None if it has nothing there."""
-    found: Any = import_module(module)
+    try:
+        found: Any = import_module(module)
+    except ImportError:  # a file that was loaded by its path
+        return None
     for part in name.split("."):
         found = getattr(found, part, None)
     return found

@@ -91,6 +91,20 @@ class EstimatorState:
             ) from error
 
 
+def classes_in(*estimators: Any) -> set[type]:
+    """Return the classes of estimators and of those within them, by their parameters."""
+    kinds: set[type] = set()
+    found = list(estimators)
+    while found:
+        one = found.pop()
+        if hasattr(one, "get_params") and not isinstance(one, type):
+            kinds.add(type(one))
+            found.extend(one.get_params(deep=True).values())
+        elif isinstance(one, list | tuple):
+            found.extend(one)
+    return kinds
+
+
 class _Writer:
     """Converts values to nodes.
 

@@ -24,7 +24,7 @@ from thrifty.core import CheckpointError, UsageError
 from thrifty.integrations._adapters import described
 from thrifty.pack import HyperParameters, Trainable
 
-from ._estimator_state import EstimatorState
+from ._estimator_state import EstimatorState, classes_in
 from ._param_space import ParamSpace, by_content
 
 
@@ -164,7 +164,9 @@ class EstimatorTask(Trainable):
         self._splits = splits
         self._scorer = scorer
         self.resource = resource
-        self._codec = EstimatorState(_kinds(estimator, space))
+        self._codec = EstimatorState(
+            classes_in(estimator, *(o for options in space.objects.values() for o in options))
+        )
         self._identity: dict[str, str] | None = None
         self.folds: list[Fold] = []
         """Folds of this trial."""
@@ -323,18 +325,3 @@ def _num_rows(value: Any) -> int | None:
     if shape is not None:
         return shape[0] if len(shape) else None
     return len(value) if isinstance(value, list | tuple) else None
-
-
-def _kinds(estimator: Any, space: ParamSpace) -> set[type]:
-    """Return the classes within an estimator, and within those that the space may put into it."""
-    kinds: set[type] = set()
-    found = [estimator, *(o for options in space.objects.values() for o in options)]
-    while found:
-        one = found.pop()
-        if hasattr(one, "get_params") and not isinstance(one, type) and type(one) not in kinds:
-            kinds.add(type(one))
-        if hasattr(one, "get_params") and not isinstance(one, type):
-            found.extend(one.get_params(deep=True).values())
-        elif isinstance(one, list | tuple):
-            found.extend(one)
-    return kinds

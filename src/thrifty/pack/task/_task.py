@@ -289,6 +289,8 @@ class SelfDescribing(Trainable):
     """What to do with state that is not kept."""
     internals: Collection[str]
     """Its own attributes that are no state of the user's code."""
+    can_resume: bool = True
+    """Whether another process can go on from its state; else a trial is trained from its start."""
 
     @abstractmethod
     def space(self) -> Any:

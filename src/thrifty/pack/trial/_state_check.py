@@ -115,7 +115,9 @@ class StateCheck:
         self._task = task
         self._device = device
         self.budget = CheckBudget()
-        self._keepers = [Keeper(training_places({"task": task}))]
+        # What cannot be restored cannot be compared with a restored one, and shares nothing.
+        self._is_off = isinstance(task, SelfDescribing) and not task.can_resume
+        self._keepers = [] if self._is_off else [Keeper(training_places({"task": task}))]
         self._num_calls = 0
         """How often cached functions have been called for a result that they did not have."""
         self._results: list[Keeper] = []
@@ -170,6 +172,8 @@ class StateCheck:
             is_first: Whether it has not been compared yet. Values that other trials have left in
                 variables may reach it, so each is compared once as soon as variables have changed.
         """
+        if self._is_off:
+            return False
         situation = _situation(trial, self._changed())
         if situation not in self._passed:
             return True

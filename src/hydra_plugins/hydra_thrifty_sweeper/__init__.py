@@ -1,0 +1,1 @@
+"""The sweeper of Hydra that asks thrifty what to run: ``hydra/sweeper: thrifty``."""

@@ -1,0 +1,152 @@
+"""One line for an Optuna objective: a study of it, with workers, a database and a dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.text import Text
+
+from thrifty.core import UsageError, plain_logger
+from thrifty.run import ExecutorConfig
+from thrifty.search import Algorithm, KDESampler, RandomSearch, Sampler, StoppingASHA
+from thrifty.space import Space
+from thrifty.study import Observer, StopWhen, Storage, Study, TrialResult
+
+from ._objective import UNFINISHED, VALUE, Objective, ObjectiveTask, end_waiting
+
+
+logger = plain_logger(__name__)
+
+Direction = Literal["minimize", "maximize"]
+_MODES: Mapping[str, Literal["min", "max"]] = {"minimize": "min", "maximize": "max"}
+
+
+def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
+    objective: Objective,
+    *,
+    n_trials: int,
+    direction: Direction = "minimize",
+    max_epochs: int = 1,
+    timeout: float | None = None,
+    catch: type[Exception] | tuple[type[Exception], ...] = Exception,
+    enqueue: Sequence[Mapping[str, Any]] = (),
+    sampler: Sampler | None = None,
+    prune: bool = True,
+    space: Space | None = None,
+    name: str | None = None,
+    storage: Storage | str = "sqlite:///thrifty.db",
+    seed: int = 0,
+    executor: ExecutorConfig | None = None,
+    progress: bool = True,
+    observers: Sequence[Observer] = (),
+) -> Study:
+    """Run an Optuna objective as it is: a function of a trial that returns a number.
+
+    The objective may use ``trial.suggest_*``, ``report``, ``should_prune``, ``params``, ``number``,
+    ``user_attrs`` and ``set_user_attr``, and raise ``optuna.TrialPruned``. Its hyper-parameters are
+    found by running it until it trains, once for each value that may decide what it suggests, in
+    processes that are then ended. Give a ``space`` if it must not be run more often than there are
+    trials.
+
+    The best trial is the best of those whose objective has returned a value. Workers, the database,
+    the dashboard and resuming work as for any study, and a configuration
+    that comes again is not trained again. But nothing else is shared: an objective cannot go on
+    from a state. A training function can, and needs few changes; see ``thrifty.trainable``.
+
+    Args:
+        objective: The function.
+        n_trials: How many trials there are in all; a study that has fewer goes on.
+        direction: Whether its value is to be small or large.
+        max_epochs: How often a trial reports. If it is 1, reports are not compared, and no trial is
+            pruned.
+        timeout: Stop after this many seconds, at the next reports.
+        catch: Errors that only make a trial fail; another one ends the study.
+        enqueue: Configurations that are tried first.
+        sampler: Where configurations come from (default: ``KDESampler()``).
+        prune: Whether trials are stopped that are not among the best third of those that have
+            reported as often, as ``StoppingASHA`` does.
+        space: The hyper-parameters, if they are not to be looked for.
+        name: The study's name (default: that of the objective).
+        storage: A database address, or a ``Storage``.
+        seed: The seed of sampling, and of all random streams before each trial.
+        executor: What trains it (default: ``thrifty.Local()``, this process).
+        progress: Whether to show progress.
+        observers: Observers of the run, such as loggers.
+
+    Returns:
+        The study; ``study.best_trial`` and everything else is there.
+
+    Raises:
+        UsageError: An argument is invalid.
+        TaskError: The objective fails before it suggests anything.
+        StateError: It has raised an error that ``catch`` does not have.
+
+    >>> import thrifty as th
+    >>> def objective(trial):
+    ...     x = trial.suggest_float("x", -1.0, 1.0)
+    ...     return (x - 0.3) ** 2
+    >>> study = th.optimize(objective, n_trials=20, storage="sqlite://", progress=False)
+    >>> study.best_trial.value < 0.1
+    True
+    """
+    if not callable(objective):
+        raise UsageError(f"optimize({objective!r}): give a function of a trial")
+    if direction not in _MODES:
+        raise UsageError(f'optimize(direction={direction!r}): it is "minimize" or "maximize"')
+    kinds = catch if isinstance(catch, tuple) else (catch,)
+    if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+        raise UsageError(f"optimize(catch={catch!r}): give an exception class, or several")
+    task = ObjectiveTask(objective, num_epochs=max_epochs, catch=kinds)
+    study = Study(
+        task,
+        space,
+        algorithm=_algorithm(
+            max_epochs, n_trials, sampler=KDESampler() if sampler is None else sampler, prune=prune
+        ),
+        metric=VALUE,
+        mode=_MODES[direction],
+        constraints=None if max_epochs == 1 else {UNFINISHED: 0.0},
+        storage=storage,
+        name=task.name.replace("<", "").replace(">", "") if name is None else name,
+        seed=seed,
+    )
+    for config in enqueue:
+        study.enqueue_trial(config)
+    try:
+        study.run(
+            executor=executor,
+            stop=None if timeout is None else StopWhen(seconds=timeout),
+            progress=progress,
+            observers=observers,
+        )
+    finally:
+        end_waiting()
+    text = what_would_be_shared(study.trials, max_epochs=max_epochs)
+    if progress:
+        Console(stderr=True).print(Text(text), soft_wrap=True)
+    else:
+        logger.info("%s", text)
+    return study
+
+
+def what_would_be_shared(trials: Sequence[TrialResult], *, max_epochs: int) -> str:
+    """Return what a training function would share that an objective cannot."""
+    stopped = [trial.epochs for trial in trials if 0 < trial.epochs < max_epochs]
+    lost = (
+        f"{len(stopped)} trials have stopped after {sum(stopped)} epochs, and cannot go on. "
+        if stopped
+        else ""
+    )
+    return (
+        f"{lost}An objective has no state, so its trials share nothing. As a training function "
+        "(@th.trainable, `for epoch in trial.epochs(state)`, and a yield instead of a report) they "
+        "could go on later, and equal beginnings would be trained once"
+    )
+
+
+def _algorithm(max_epochs: int, num_trials: int, *, sampler: Sampler, prune: bool) -> Algorithm:
+    if prune and max_epochs != 1:
+        return StoppingASHA(max_epochs=max_epochs, num_trials=num_trials, sampler=sampler)
+    return RandomSearch(max_epochs=max_epochs, num_trials=num_trials, sampler=sampler)
