@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import os
 import random
 import re
 import subprocess
@@ -18,7 +19,7 @@ import torch
 
 import thrifty as th
 from thrifty.core import StateError, TaskError, UsageError
-from thrifty.integrations.functions import _objective
+from thrifty.integrations.functions import _objective, _objective_suggestions
 from thrifty.integrations.functions._objective import ObjectiveRun, end_waiting
 from thrifty.integrations.functions._objective_suggestions import ObjectiveAsker
 from thrifty.search import History, Stop, StoppingASHA
@@ -512,6 +513,36 @@ def test_an_objective_is_asked_no_longer_than_it_suggests(tmp_path):
     assert [name for name, _, _ in asker.suggested({})] == ["x"]
     assert time.monotonic() - began < 30
     assert not mark.exists()
+
+
+def test_an_objective_that_suggests_nothing_in_time(monkeypatch):
+    monkeypatch.setattr(_objective_suggestions, "FIRST_S", 0.3)
+    with pytest.raises(TaskError, match="has suggested nothing in"):
+        ObjectiveAsker(lambda trial: time.sleep(60), name="late").suggested({})
+
+
+def test_how_a_run_that_looks_for_suggestions_ends():
+    def ended_by(what):
+        def objective(trial):
+            trial.suggest_float("x", 0, 1)
+            return what(trial)
+
+        return ObjectiveAsker(objective, name="ends").suggested({"x": 0.5})
+
+    def prunes(trial):
+        assert not trial.should_prune()
+        raise optuna.TrialPruned
+
+    def fails(trial):
+        raise ValueError
+
+    expected = [("x", th.Float(0, 1), 0.5)]
+    for what in (lambda trial: 1.0, lambda trial: trial.report(1.0, 0), prunes, fails, _exits):
+        assert repr(ended_by(what)) == repr(expected)
+
+
+def _exits(trial):
+    os._exit(3)
 
 
 def test_a_study_goes_on_where_it_was_stopped(tmp_path):

@@ -35,7 +35,7 @@ def score(config, epoch):
 
 
 def play(study, *, limit=math.inf):
-    """Answer all questions; return what was asked, as configuration, first and last epoch."""
+    """Train all trials of a study; return their configurations, first and last epochs."""
     asked = []
     while len(asked) < limit and (trial := study.ask()):
         asked.append((trial.config["skill"], trial.start, trial.stop))

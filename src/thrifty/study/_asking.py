@@ -114,7 +114,7 @@ class AskingMixin:
         >>> max(trial.epochs for trial in study.trials)
         9
         """
-        if self._asking is None or not isinstance(trial, AskedTrial):
+        if self._asking is None or not hasattr(trial, "resume"):
             raise UsageError(
                 f"tell({trial!r}, ...) without a trial; tell what ask() has returned, unless that "
                 "is None"

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -149,20 +149,20 @@ class ObjectiveTrial:
         return self.params[name]
 
 
-class Suggests:
+class Suggests(Protocol):
     """What is behind an ``ObjectiveTrial``."""
 
     def suggest(self, name: str, domain: Domain) -> Any:
         """Return the value of a hyper-parameter that is asked for the first time."""
-        raise NotImplementedError
+        ...
 
     def report(self, value: float, *, step: int) -> None:
         """Take an intermediate value."""
-        raise NotImplementedError
+        ...
 
     def should_prune(self) -> bool:
         """Return whether the trial was stopped."""
-        raise NotImplementedError
+        ...
 
 
 class ObjectiveTask(SelfDescribing):
@@ -299,7 +299,7 @@ def end_waiting() -> None:
         _WAITING.popitem()[1].stop()
 
 
-class ObjectiveRun(Suggests):
+class ObjectiveRun:
     """One call of an objective, in a thread that runs only while ``advance`` waits for it.
 
     The global random streams belong to the objective while it runs: they go on from one report to

@@ -14,13 +14,14 @@ from thrifty.pack._state import seed_everything
 from thrifty.space import Domain
 
 from ._exploration import Effort, first_value
-from ._objective import Objective, ObjectiveTrial, Suggests, TrialEndedError, is_pruned
+from ._objective import Objective, ObjectiveTrial, TrialEndedError, is_pruned
 
 
 FIRST_S = 30.0
 """Seconds in which an objective has to suggest something."""
 QUIET_S = 3.0
 """Seconds without a suggestion after which its first run is taken to train."""
+EXIT_S = 0.1
 LEAST_QUIET_S = 0.3
 """The same for later runs, unless the first one took longer between two suggestions."""
 
@@ -79,8 +80,7 @@ class ObjectiveAsker:
             return self._received(connection)
         finally:
             connection.close()
-            os.kill(pid, signal.SIGKILL)  # at the latest now; its process id is still its own
-            os.waitpid(pid, 0)
+            _end(pid)
 
     def _received(self, connection: Connection) -> list[tuple[str, Any, Any]]:
         found: list[tuple[str, Any, Any]] = []
@@ -115,6 +115,17 @@ class ObjectiveAsker:
         return max(LEAST_QUIET_S, 3.0 * self._longest)
 
 
+def _end(pid: int) -> None:
+    """End a process that still trains; one that does not has a moment to exit."""
+    until = time.monotonic() + EXIT_S
+    while time.monotonic() < until:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)  # not waited for yet, so the number is still its own
+    os.waitpid(pid, 0)
+
+
 def _run_and_exit(function: Objective, asked: _Asked) -> None:
     """Run the objective in this process, a copy of another one, and end the process."""
     connection = asked.connection
@@ -133,7 +144,7 @@ def _run_and_exit(function: Objective, asked: _Asked) -> None:
         os._exit(0)
 
 
-class _Asked(Suggests):
+class _Asked:
     """Answers, and sends what is asked to the other process."""
 
     def __init__(
