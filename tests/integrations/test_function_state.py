@@ -8,6 +8,8 @@ import types
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_iris
+from sklearn.linear_model import SGDClassifier
 
 from thrifty.core import TaskError
 from thrifty.integrations.functions._function_state import Kept
@@ -112,3 +114,15 @@ def test_a_value_in_a_mapping_that_cannot_change():
     given = types.MappingProxyType({"number": 1})
     with pytest.raises(TaskError, match="'number' is in a mapping that cannot change"):
         Kept(given).load(Kept({"number": 2}).state())
+
+
+def test_estimators_get_their_state_back_in_place():
+    one = SGDClassifier(random_state=0)
+    x, y = load_iris(return_X_y=True)
+    one.partial_fit(x[::2], y[::2], classes=range(3))
+    kept, other = Kept({"model": one}), SGDClassifier(random_state=1)
+    Kept({"model": other}).load(kept.state())
+    assert np.array_equal(one.coef_, other.coef_)
+    for model in (one, other):
+        model.partial_fit(x[1::2], y[1::2])
+    assert np.array_equal(one.coef_, other.coef_)

@@ -18,8 +18,19 @@ from thrifty.run import _told
 from thrifty.testing import LineTask
 
 
+MADE = []
+
+
+@pytest.fixture(autouse=True)
+def ended():
+    """End what a test has left open: its thread would look at the database for ever."""
+    yield
+    while MADE:
+        MADE.pop().end_asking()
+
+
 def make(storage="sqlite://", *, algorithm=None, space=None, name="game", **options):
-    return th.Study(
+    study = th.Study(
         th.External("a game"),
         space or th.Space(skill=th.Float(0.0, 1.0)),
         algorithm=algorithm or th.ASHA(max_epochs=9, num_trials=9),
@@ -28,6 +39,8 @@ def make(storage="sqlite://", *, algorithm=None, space=None, name="game", **opti
         name=name,
         **options,
     )
+    MADE.append(study)
+    return study
 
 
 def score(config, epoch):
@@ -250,6 +263,18 @@ def test_an_error_of_the_run_reaches_who_asks(tmp_path):
     first.ask()
     with pytest.raises(th.StoreBusyError):
         make(url).ask()
+
+
+def test_a_study_is_handed_over(tmp_path):
+    url = f"sqlite:///{tmp_path}/t.db"
+    first, second = make(url), make(url)
+    first.end_asking()  # nothing has begun
+    play(first, limit=2)
+    first.end_asking()
+    told = sum(trial.epochs for trial in second.trials)
+    asked = play(second)
+    assert told + sum(stop - start for _, start, stop in asked) == second.savings.unique_epochs
+    assert first.ask() is None
 
 
 def test_a_metric_that_is_missing(tmp_path):

@@ -208,8 +208,8 @@ class ClusterExecutor(Executor):
             return False
         if trouble:
             raise UsageError(
-                "the task cannot be loaded by a worker on the cluster; if its code is not "
-                "there, send it along with "
+                "the task cannot be loaded by a worker on the cluster; if its code is not there, "
+                "put it into a folder that all machines see, or send it along with "
                 f"Ray(runtime_env={{'working_dir': '.'}}). What the worker says:\n{trouble}"
             )
         self._failed_starts = 0

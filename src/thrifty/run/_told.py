@@ -51,7 +51,7 @@ class External(Trainable):
     ...     name="robot",
     ... )
     >>> while trial := study.ask():
-    ...     study.tell(trial, {"distance": 10 * trial.config["speed"]})
+    ...     _ = study.tell(trial, {"distance": 10 * trial.config["speed"]})
     >>> len(study.trials)
     3
     """
@@ -157,7 +157,9 @@ class ToldExecutor(Executor):
     def num_free(self, *, pack_size: int = 1) -> int:
         """Return how many ask and have no assignment yet."""
         with self._changed:
-            return 0 if self.is_ended else self._num_asking - len(self._handed)
+            # One who was interrupted leaves what was handed to him to the next.
+            free = self._num_asking - len(self._handed)
+            return 0 if self.is_ended else max(0, free)
 
     def submit(self, assignment: Assignment) -> None:
         """Hand an assignment to somebody who asks."""

@@ -66,6 +66,14 @@ class AskingMixin:
                 self._asking = asking = Asking(partial(self.run, progress=False))
         return asking.ask(wait=wait)
 
+    def end_asking(self) -> None:
+        """End the run that is asked, as the end of the process does; what was told is kept.
+
+        Then another process may ask the study, and a later ``ask`` goes on.
+        """
+        if self._asking is not None:
+            self._asking.end()
+
     def _check_enqueues(self) -> None:
         """Refuse to enqueue what the run that is asked would not find.
 

@@ -155,8 +155,8 @@ class LoopTrial:
 
         Args:
             state: All that training changes: an object with ``state_dict`` and ``load_state_dict``,
-                a generator of random numbers, or a dict of these and of plain values. They get the
-                state of earlier epochs here.
+                a generator of random numbers, an estimator of scikit-learn, or a dict of these and
+                of plain values. They get the state of earlier epochs here.
             ignore: Variables that the loop changes and that are meant not to be in ``state``, such
                 as a clock or a progress bar: nothing that is trained depends on them.
 

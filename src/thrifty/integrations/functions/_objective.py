@@ -248,6 +248,7 @@ class ObjectiveTask(SelfDescribing):
         """
         if self._run is None:
             return
+        _WAITING.pop(self._run.key, None)  # it goes on here, so nobody else may take it
         try:
             self._run.advance(to_end=epoch + 1 >= self.num_epochs)
         except (TaskError, DivergedError):
