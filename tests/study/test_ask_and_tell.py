@@ -18,7 +18,7 @@ from thrifty.run import _told
 from thrifty.testing import LineTask
 
 
-MADE = []
+MADE: list[th.Study] = []
 
 
 @pytest.fixture(autouse=True)
