@@ -158,7 +158,7 @@ def test_there_must_be_something_to_search(folder):
     config = folder / "conf" / "config.yaml"
     config.write_text(config.read_text().partition("    params:")[0])
     text, _ = sweep(folder, fails=True)
-    assert "nothing to search" in text
+    assert "no key to search" in text
 
 
 def test_a_job_that_returns_nothing_fails(folder):

@@ -231,7 +231,7 @@ def _parts(overrides: Sequence[Override]) -> tuple[dict[str, _Searched], dict[st
             fixed[key] = f"{key}={override.get_value_element_as_str()}"
     if not searched:
         raise UsageError(
-            "there is nothing to search; write what is searched into hydra.sweeper.params, or on "
+            "the sweep has no key to search; name one in hydra.sweeper.params, or on "
             "the command line: lr='interval(0.01, 1)'"
         )
     return searched, fixed

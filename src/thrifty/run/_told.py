@@ -92,8 +92,8 @@ class AskedTrial:
         start: The epoch after which it begins.
         stop: The epoch after which it ends, unless ``tell`` returns False before.
         resume: The name of the state from which it goes on; None: it begins from nothing.
-        state: The name under which to keep its state after the epoch that was told last; None:
-            nobody goes on from there.
+        state: The name under which to keep its state after the epoch that was told last; None: that
+            state is not needed.
     """
 
     def __init__(self, progress: ChainProgress) -> None:
@@ -207,7 +207,7 @@ class ToldExecutor(Executor):
     # -- for those who ask -----------------------------------------------------------------
 
     def ask(self, *, wait: bool = True) -> AskedTrial | None:
-        """Return what to train next; None if there is nothing more.
+        """Return the next trial to train; None if the study is done.
 
         Args:
             wait: Whether to wait until it is known; else None also stands for nothing now.

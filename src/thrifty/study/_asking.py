@@ -102,7 +102,7 @@ class AskingMixin:
             error: Why the trial has failed; it is then over.
 
         Returns:
-            Whether another epoch of the trial is to be trained. If not, ask for another trial.
+            Whether the trial goes on with another epoch. If not, ask for another trial.
 
         Raises:
             UsageError: The trial has ended, or the metrics are no numbers.
@@ -157,7 +157,7 @@ class Asking:
         return self._thread.is_alive()
 
     def ask(self, *, wait: bool) -> AskedTrial | None:
-        """Return what to train next; None if there is nothing more, or nothing now."""
+        """Return the next trial to train; None if the study is done, or has none now."""
         executor = self._executor()
         found = None if executor is None else executor.ask(wait=wait)
         if found is None:

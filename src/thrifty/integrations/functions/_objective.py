@@ -119,7 +119,7 @@ class ObjectiveTrial:
             step: Its step; a second report of a step is ignored.
 
         Raises:
-            TaskError: The value is no number.
+            TaskError: The value is not a number.
         """
         self._run.report(_number(value, what=f"trial.report({value!r}, ...)"), step=int(step))
 
