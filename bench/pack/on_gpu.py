@@ -87,19 +87,31 @@ class _Alone:
 
 
 def methods(workload: Workload, device: str, ks: Sequence[int]) -> Iterator[tuple[str, int, Any]]:
-    """Yield methods with a K and a function that makes what trains; important ones first."""
+    """Yield methods with a K and a function that makes what trains; important ones first.
+
+    ``None`` in its place: so many processes, each with a trial of its own.
+    """
     yield "solo, eager", 1, lambda: _Alone(workload, device, compiles=False).train
-    for k in reversed(ks):
-        graphs = partial(_fused, size=k, cuda_graphs=True)
-        yield "thrifty", k, partial(_packed, workload, k, device, graphs)
     most = ks[-1]
+    packed = [("thrifty", k, _graphs(workload, k, device)) for k in reversed(ks)]
+    yield packed[0]
+    yield "processes under MPS", 8, None
+    yield "processes", 8, None
     yield "vmap", most, lambda: _vmap(workload, most, device)
-    yield "vmap", ks[-2], lambda: _vmap(workload, ks[-2], device)
     yield "thrifty, chosen by itself", most, partial(_packed, workload, most, device, AutoBackend)
+    yield from packed[1:]
+    yield "solo, compiled", 1, lambda: _Alone(workload, device, compiles=True).train
+    for num in (4, 2):
+        yield "processes under MPS", num, None
+        yield "processes", num, None
+    yield "vmap", ks[-2], lambda: _vmap(workload, ks[-2], device)
     yield "concatenated", ks[-2], partial(_packed, workload, ks[-2], device, ConcatenatedBackend)
     eager = partial(_fused, size=most, cuda_graphs=False)
     yield "thrifty, no CUDA graphs", most, partial(_packed, workload, most, device, eager)
-    yield "solo, compiled", 1, lambda: _Alone(workload, device, compiles=True).train
+
+
+def _graphs(workload: Workload, k: int, device: str) -> Callable[[], Train]:
+    return partial(_packed, workload, k, device, partial(_fused, size=k, cuda_graphs=True))
 
 
 def _vmap(workload: Workload, k: int, device: str) -> Train:
@@ -124,7 +136,8 @@ def measure(model: str, *, device: str, limit_s: float, ks: Sequence[int]) -> No
     say_result({"work": work._asdict(), "flops_s": flops_s, "bytes_s": bytes_s})
     del alone
     for method, k, make in methods(workload, device, ks):
-        said: dict[str, Any] = {"method": method, "k": k}
+        name = method if make else f"{k} {method}"
+        said: dict[str, Any] = {"method": name, "k": k}
         if time.perf_counter() - began > limit_s:
             say_result({**said, "reason": "no time was left"})
             continue
@@ -132,6 +145,11 @@ def measure(model: str, *, device: str, limit_s: float, ks: Sequence[int]) -> No
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         try:
+            if make is None:
+                run = peers.mps if method.endswith("MPS") else peers.processes
+                found = run(workload, k, 300, device, k)
+                say_result({**said, "rate": found.rate, "reason": found.reason})
+                continue
             start = time.perf_counter()
             train = make()
             ready_s = time.perf_counter() - start
@@ -142,14 +160,6 @@ def measure(model: str, *, device: str, limit_s: float, ks: Sequence[int]) -> No
         except Exception as error:  # noqa: BLE001 (a method that fails is a result)
             said["reason"] = f"{type(error).__name__}: {error}".partition("\n")[0]
             say_result(said)
-    for num in (2, 4, 8):
-        for name, run in (("processes", peers.processes), ("processes under MPS", peers.mps)):
-            said = {"method": f"{num} {name}", "k": num}
-            if time.perf_counter() - began > limit_s:
-                say_result({**said, "reason": "no time was left"})
-                continue
-            found = run(workload, num, 300, device, num)
-            say_result({**said, "rate": found.rate, "reason": found.reason})
 
 
 def run(*, models: Sequence[str], device: str, quick: bool, limit_s: float) -> None:

@@ -1,4 +1,5 @@
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from thrifty.core import LayerError
-from thrifty.nn import BlockGyroDropout, GyroMLP, GyroSchedule, GyroSequential, _sequential
+from thrifty.nn import BlockGyroDropout, GyroMLP, GyroSchedule, GyroSequential, _sequential, _sliced
 from thrifty.perf import SlicingCosts
 
 
@@ -334,3 +335,41 @@ def test_a_batch_that_no_layer_slices_is_not_split_again(monkeypatch):
     assert len(split) == 4, "and so may other costs"
     found = copy.deepcopy(model)
     assert found.state_dict().keys() == model.state_dict().keys()
+
+
+def test_a_capture_replaces_only_what_has_been_compared(monkeypatch):
+    """Layers that differed at an earlier batch run unchanged in a graph, and so do new ones."""
+    calls = []
+    plain = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: calls.append(1) or plain(self, x))
+    x = torch.randn(8, 32)
+    for found, wanted in ((None, 0), ("outputs differ", 2), ("never compared", 2)):
+        schedule = GyroSchedule(subnetworks=4, concurrent=2, total_steps=10)
+        model = GyroMLP(32, [64], 3, schedule=schedule, group_size=16, execution="sliced")
+        with monkeypatch.context() as patch:
+            patch.setattr(_sliced, "_difference", lambda *_, found=found: found)
+            if found != "never compared":
+                model(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(_sliced, "is_captured", lambda _: True)
+            calls.clear()
+            model(x)
+        assert len(calls) == wanted
+
+
+def test_what_launches_cost_depends_on_the_batch(monkeypatch):
+    """On a GPU, the first batch of a kind slices what a graph would, so that it is compared."""
+    schedule = GyroSchedule(subnetworks=4, concurrent=2, total_steps=10)
+    model = GyroMLP(32, [64], 3, schedule=schedule, group_size=16)
+    on_gpu, known = SimpleNamespace(is_cuda=True), _sequential._Found()
+    for captures, wanted in (
+        (False, _sequential._CAPTURED_COSTS),
+        (False, _sequential._KERNEL_COSTS),
+        (True, _sequential._CAPTURED_COSTS),
+        (False, _sequential._KERNEL_COSTS),
+    ):
+        monkeypatch.setattr(_sequential, "is_captured", lambda _, captures=captures: captures)
+        assert model._costs_of(on_gpu, key="kind", known=known) is wanted
+    assert model._costs_of(torch.ones(1), key="kind", known=known) is _sequential._COSTS
+    model.costs = SlicingCosts()
+    assert model._costs_of(on_gpu, key="kind", known=known) is model.costs

@@ -39,12 +39,15 @@ def test_a_margin_wants_more():
 
 
 def test_kernels_slice_wide_layers_and_mask_small_nets():
-    costs = SlicingKernelCosts()
+    costs = SlicingKernelCosts(overhead=5e8)  # as in a CUDA graph
+    eager = SlicingKernelCosts()
     wide = {"inputs": 4096, "outputs": 4096, "inputs_kept": 2048, "outputs_kept": 2048}
     for parts in (1, 4, 8, 16):
         assert costs.pays(SlicedProduct(parts=parts, rows=256 // parts, **wide))
         # There, the launches that slicing adds take longer than what it saves.
-        assert not costs.pays(product(parts=parts, rows=256 // parts))
+        assert not eager.pays(SlicedProduct(parts=parts, rows=256 // parts, **wide))
+        assert not eager.pays(product(parts=parts, rows=256 // parts))
+    assert eager.pays(SlicedProduct(parts=8, rows=256, **wide))
     small = {"inputs": 256, "outputs": 256, "inputs_kept": 128, "outputs_kept": 128}
     assert not costs.pays(SlicedProduct(parts=4, rows=64, **small))
     # Tiles have 16 rows, so parts of a few rows pay less.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeGuard, cast, get_args
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from ._masks import GyroSchedule, KeptGroups, Parts, put, take
 from ._sliced import (
     gyro_conv2d,
     gyro_linear,
+    is_captured,
     is_plain,
     is_transformed,
     is_trusted,
@@ -52,6 +54,20 @@ _BY_CHANNEL = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxP
 
 _COSTS = SlicingCosts()
 _KERNEL_COSTS = SlicingKernelCosts()
+_CAPTURED_COSTS = SlicingKernelCosts(overhead=5e8)
+"""The same in a CUDA graph: kernels wait for each other, but not for Python."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What batches of one kind have shown: see ``GyroSequential._costs_of``."""
+
+    rehearsed: set[Any] = field(default_factory=set)
+    unsliced: set[Any] = field(default_factory=set)
+
+
+# Not an attribute: models that differ in it alone are equal, and copies do not contain it.
+_found: WeakKeyDictionary[GyroSequential, _Found] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +146,6 @@ class GyroSequential(nn.Sequential):
             )
         self.execution = execution
         self.costs = costs
-        self._unsliced: set[Any] = set()
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layers with the result of ``nn.Sequential``."""
@@ -141,8 +156,10 @@ class GyroSequential(nn.Sequential):
         active = drops[0].schedule.active()
         # A split of which no layer makes use costs time, above all where launches do.
         key = None if torch.compiler.is_compiling() else self._setting(x, drops)
-        if key in self._unsliced:
+        known = _Found() if key is None else _found.setdefault(self, _Found())
+        if key in known.unsliced:
             return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
+        costs = self._costs_of(x, key=key, known=known)
         is_sliced = False
         parts = Parts.of(len(x), num=len(active), device=x.device)
         now = _Split(parts.split(x), parts)
@@ -151,7 +168,7 @@ class GyroSequential(nn.Sequential):
         }
         position = 0
         while position < len(layers):
-            end, quick = self._quick(layers, position, now, kept_by=kept_by)
+            end, quick = self._quick(layers, position, now, kept_by=kept_by, costs=costs)
             group = layers[position:end]
             if quick is None or not is_trusted(
                 self, group, position=position, now=now, quick=quick
@@ -161,8 +178,25 @@ class GyroSequential(nn.Sequential):
             is_sliced = is_sliced or now.kept is not None
             position = end
         if not is_sliced and key is not None:
-            self._unsliced.add(key)
+            known.unsliced.add(key)
         return now.whole()
+
+    def _costs_of(self, x: Tensor, *, key: Any, known: _Found) -> SlicingCosts:
+        """Return the costs that decide what is sliced in this batch.
+
+        On a GPU, slicing may pay in a CUDA graph alone, where nothing can be compared. So the first
+        batch of a kind slices what a graph would: it is compared then.
+        """
+        if self.costs is not None:
+            return self.costs
+        if not x.is_cuda:
+            return _COSTS
+        if is_captured(x):
+            return _CAPTURED_COSTS
+        if key in known.rehearsed:
+            return _KERNEL_COSTS
+        known.rehearsed.add(key)
+        return _CAPTURED_COSTS
 
     def __getitem__(self, index: Any) -> Any:
         """Return a layer, or several layers in a row with the same options."""
@@ -176,7 +210,9 @@ class GyroSequential(nn.Sequential):
     def _setting(self, x: Tensor, drops: Sequence[BlockGyroDropout]) -> tuple[Any, ...]:
         """Return what decides whether slicing pays."""
         active = tuple(drop.training for drop in drops), len(drops[0].schedule.active())
-        return (x.shape, x.dtype, x.device, active, self.execution, id(self.costs))
+        half = torch.is_autocast_enabled(x.device.type)
+        options = self.execution, id(self.costs), is_captured(x), half
+        return (x.shape, x.dtype, x.device, active, *options)
 
     def _is_masked(self, x: Tensor, drops: Sequence[BlockGyroDropout]) -> bool:
         """Return whether all layers run unchanged."""
@@ -198,6 +234,7 @@ class GyroSequential(nn.Sequential):
         now: _Split,
         *,
         kept_by: Mapping[BlockGyroDropout | None, KeptGroups],
+        costs: SlicingCosts,
     ) -> tuple[int, Callable[[_Split], _Split] | None]:
         """Find how to compute a layer, or a product up to its dropout, without dropped units.
 
@@ -211,7 +248,7 @@ class GyroSequential(nn.Sequential):
         if _is_product(layer):
             end, drop = _dropout_after(layers, position, now.x)
             outputs = kept_by.get(drop)
-            if not self._pays(layer, now, outputs):
+            if not self._pays(layer, now, outputs, costs=costs):
                 return position, None
             if drop is None:
                 return position + 1, partial(_product, layer, outputs=None)
@@ -226,6 +263,7 @@ class GyroSequential(nn.Sequential):
                 replace(now, kept=kept),
                 # Slicing one side alone may not pay where slicing both does.
                 kept_by.get(_dropout_after(layers, after, now.x)[1]),
+                costs=costs,
             ):
                 return position + 1, partial(_taken, drop=layer, kept=kept)
             return position, None
@@ -235,7 +273,9 @@ class GyroSequential(nn.Sequential):
             return position + 1, _flattened
         return position, None
 
-    def _pays(self, layer: _Product, now: _Split, outputs: KeptGroups | None) -> bool:
+    def _pays(
+        self, layer: _Product, now: _Split, outputs: KeptGroups | None, *, costs: SlicingCosts
+    ) -> bool:
         """Return whether to slice the product."""
         inputs = now.kept
         if inputs is None and outputs is None:
@@ -254,18 +294,14 @@ class GyroSequential(nn.Sequential):
             inputs_kept=area * (num_in if inputs is None else inputs.num_units),
             outputs_kept=num_out if outputs is None else outputs.num_units,
         )
-        if self.costs is not None:
-            pays = self.costs.pays(product)
-        elif not now.x.is_cuda:
-            pays = _COSTS.pays(product)
-        else:
+        pays = costs.pays(product)
+        if pays and self.costs is None and now.x.is_cuda:
             # Gathering copies through a GPU's memory loses, and so do the launches of the kernels
             # where dense products are several times as fast: in half precision and TF32.
             pays = (
                 type(layer) is nn.Linear
                 and runs_in_place(now.x, layer.weight, layer.bias, inputs=inputs, outputs=outputs)
                 and multiplies_exactly(now.x)
-                and _KERNEL_COSTS.pays(product)
             )
         if not pays and not torch.compiler.is_compiling():
             _say_once(layer, now.parts)

@@ -377,7 +377,7 @@ def is_trusted(
         now: input of the layers.
         quick: computation that replaces them.
     """
-    if torch.compiler.is_compiling() or _is_captured(now.x):
+    if torch.compiler.is_compiling():
         return True
     known = _records.setdefault(owner, _Records()).known
     key = (
@@ -388,6 +388,8 @@ def is_trusted(
         torch.is_autocast_enabled(now.x.device.type),
     )
     record = known.get(key)
+    if is_captured(now.x):  # nothing can be compared now: replace what has been compared
+        return record is not None and record.is_of(group) and not record.differs
     if record is None or not record.is_of(group):
         record = known[key] = _Record(tuple(map(weakref.ref, group)), random.Random(position))
     if record.differs:
@@ -484,7 +486,8 @@ def _is_followed(parameter: nn.Parameter) -> bool:
     return parameter.requires_grad and not parameter._backward_hooks
 
 
-def _is_captured(x: Tensor) -> bool:
+def is_captured(x: Tensor) -> bool:
+    """Return whether a CUDA graph is being captured, in which nothing can be looked at."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from thrifty.core import plain_logger
 from thrifty.pack._state import cuda_generator
 
+from . import _mask_kernel
+from ._mask_kernel import PHILOX, Law, Mask, Place
 from ._member import FusedTrial
+
+
+logger = plain_logger(__name__)
 
 
 def draw_masks(
@@ -34,13 +40,13 @@ def draw_masks(
     for k in drawing:
         trials[k].seed_step()
     for draw in draws:
-        for k in drawing:
-            fill(
-                replace(draw, noise=draw.noise[k : k + 1]),
-                generators=[trials[k].generator],
-                rates=[trials[k].rates],
-                num_rows=None if num_rows is None else [num_rows[k]],
-            )
+        fill(
+            draw,
+            rows=drawing,
+            generators=[trials[k].generator for k in drawing],
+            rates=[trials[k].rates for k in drawing],
+            num_rows=None if num_rows is None else [num_rows[k] for k in drawing],
+        )
         for k, source in enumerate(same):
             if source != k:
                 draw.noise[k].copy_(draw.noise[source])
@@ -169,6 +175,7 @@ def fill(
     *,
     generators: Sequence[torch.Generator],
     rates: Sequence[Mapping[str, float]],
+    rows: Sequence[int] | None = None,
     num_rows: Sequence[int] | None = None,
 ) -> None:
     """Draw a mask for each trial, exactly as ``torch.nn.functional.dropout`` draws it alone.
@@ -177,22 +184,115 @@ def fill(
         draw: The mask to fill.
         generators: The generator of each trial.
         rates: Each trial's own rates by path.
+        rows: The row of each trial (default: the first rows).
         num_rows: Number of real rows of each trial's batch (default: all). The other rows keep
             their values, which must be finite: their results are multiplied by zero, and zero times
             NaN is NaN.
     """
+    own = [draw.p if draw.path is None else each.get(draw.path, draw.p) for each in rates]
+    rows = range(len(generators)) if rows is None else rows
     with torch.no_grad():
-        for k, generator in enumerate(generators):
-            p = draw.p if draw.path is None else rates[k].get(draw.path, draw.p)
-            mask = draw.noise[k]
+        if _fill_at_once(draw, own, rows=rows, generators=generators, num_rows=num_rows):
+            return
+        for number, (row, generator, p) in enumerate(zip(rows, generators, own, strict=True)):
+            mask = draw.noise[row]
             if num_rows is not None:
-                mask = mask[: num_rows[k]]
-            if p == 0.0:
-                mask.fill_(1.0)
-            elif p == 1.0:
-                mask.fill_(0.0)
-            else:
-                _draw(mask, p, generator=generator, drawn_by=draw.drawn_by)
+                mask = mask[: num_rows[number]]
+            _fill_one(mask, p, generator=generator, drawn_by=draw.drawn_by)
+
+
+def _fill_one(
+    mask: torch.Tensor, p: float, *, generator: torch.Generator, drawn_by: DrawnBy
+) -> None:
+    if p == 0.0:
+        mask.fill_(1.0)
+    elif p == 1.0:
+        mask.fill_(0.0)
+    else:
+        _draw(mask, p, generator=generator, drawn_by=drawn_by)
+
+
+def _fill_at_once(
+    draw: DropoutMask,
+    rates: Sequence[float],
+    *,
+    rows: Sequence[int],
+    generators: Sequence[torch.Generator],
+    num_rows: Sequence[int] | None,
+) -> bool:
+    """Fill the masks of all trials by one kernel, on a GPU; return whether that was possible."""
+    noise, law = draw.noise, draw.drawn_by
+    if law == "bernoulli" or not _mask_kernel.AVAILABLE:
+        return False
+    if num_rows is None:
+        sizes = [noise[0].numel()] * len(rows)
+    else:
+        sizes = [num * noise[0, 0].numel() for num in num_rows]
+    if not _mask_kernel.fits(noise, law, numel=None if num_rows is None else sizes):
+        return False
+    if not all(_kernel_draws(noise, law, numel=numel) for numel in set(sizes)):
+        return False
+    masks = [
+        Mask(row=row, place=_place(generator), rate=rate, numel=numel)
+        for row, generator, rate, numel in zip(rows, generators, rates, sizes, strict=True)
+    ]
+    _mask_kernel.write(noise, masks, law)
+    for generator, mask in zip(generators, masks, strict=True):
+        there = _mask_kernel.after(mask.place, mask, law, device=noise.device)
+        if there != mask.place:
+            generator.set_offset(there.offset)
+    return True
+
+
+_checked: dict[tuple[Any, ...], bool] = {}
+"""Whether the kernel draws what calls draw, by kind of mask."""
+_CHECKED_RATES = (0.1, 0.5, 0.9)
+
+
+def _kernel_draws(noise: torch.Tensor, law: Law, *, numel: int) -> bool:
+    """Return whether the kernel's masks are those of the calls, bit by bit.
+
+    They are compared when a kind of mask is drawn for the first time.
+    """
+    own = noise[0] if numel == noise[0].numel() else noise[0][: numel // noise[0, 0].numel()]
+    key = (noise.device, noise.dtype, law, own.shape, own.stride())
+    known = _checked.get(key)
+    if known is None:
+        known = _checked[key] = _compared(noise, own, law)
+        if not known:
+            logger.warning(
+                "the kernel for all trials' masks draws other masks than PyTorch %s by %s; "
+                "each trial's masks are drawn by calls, which is slower",
+                torch.__version__, law,
+            )  # fmt: skip
+    return known
+
+
+def _compared(noise: torch.Tensor, own: torch.Tensor, law: Law) -> bool:
+    generator = torch.Generator(device=noise.device)
+    many = torch.empty_strided(
+        (len(_CHECKED_RATES), *noise.shape[1:]),
+        noise.stride(),
+        dtype=noise.dtype,
+        device=noise.device,
+    )
+    masks, wanted, behind = [], [], []
+    for row, rate in enumerate(_CHECKED_RATES):
+        generator.manual_seed(2**62 + row)
+        generator.set_offset(PHILOX * row)
+        masks.append(Mask(row=row, place=_place(generator), rate=rate, numel=own.numel()))
+        wanted.append(torch.empty_like(own))
+        _draw(wanted[-1], rate, generator=generator, drawn_by=law)
+        behind.append(_place(generator))
+    try:
+        _mask_kernel.write(many, masks, law)
+    except _mask_kernel.FAILURES as error:
+        logger.warning("the kernel for all trials' masks cannot be compiled: %s", error)
+        return False
+    found = [many[mask.row][: len(own)] for mask in masks]
+    return all(map(torch.equal, found, wanted)) and behind == [
+        _mask_kernel.after(mask.place, mask, law, device=noise.device) for mask in masks
+    ]
 
 
 def _draw(mask: torch.Tensor, p: float, *, generator: torch.Generator, drawn_by: DrawnBy) -> None:
@@ -213,22 +313,17 @@ def _draw(mask: torch.Tensor, p: float, *, generator: torch.Generator, drawn_by:
         _go_to(own, before)
 
 
-def _place(generator: torch.Generator) -> tuple[int, int]:
-    """Return where a GPU's generator is in its stream: all that its state holds.
+def _place(generator: torch.Generator) -> Place:
+    """Return where a GPU's generator is in its stream.
 
     A step with dropout asks that for each layer and trial, and ``get_state`` makes a tensor.
     """
-    return generator.initial_seed(), generator.get_offset()
+    return Place(generator.initial_seed(), generator.get_offset())
 
 
-def _go_to(generator: torch.Generator, place: tuple[int, int]) -> None:
-    seed, offset = place
-    generator.manual_seed(seed)
-    generator.set_offset(offset)
-
-
-_PHILOX = 4
-"""Numbers that a GPU's generator makes at a time; its offset is a multiple of them."""
+def _go_to(generator: torch.Generator, place: Place) -> None:
+    generator.manual_seed(place.seed)
+    generator.set_offset(place.offset)
 
 
 def _attention_mask(
@@ -245,5 +340,5 @@ def _attention_mask(
     offset = generator.get_offset()
     uniform = torch.empty(shape, device=device)
     torch.ops.aten._fill_mem_eff_dropout_mask_(uniform, p, generator.initial_seed(), offset)
-    generator.set_offset(offset + -(-uniform.numel() // _PHILOX) * _PHILOX)
+    generator.set_offset(offset + -(-uniform.numel() // PHILOX) * PHILOX)
     return (uniform > p).to(uniform.dtype) / (1.0 - p)
