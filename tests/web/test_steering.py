@@ -11,7 +11,7 @@ from thrifty.core import StoreWriteError, UsageError
 from thrifty.store import Store
 from thrifty.web import create_app, serve
 from thrifty.web._app import LARGEST_BODY
-from thrifty.web._steering import CODE_S, MOST_CODES, Codes
+from thrifty.web._steering_routes import CODE_S, MOST_CODES, Codes
 
 
 pytestmark = pytest.mark.slow
@@ -247,7 +247,7 @@ def test_a_database_that_cannot_be_written(steering, monkeypatch):
     def full(*_, **__):
         raise StoreWriteError("the disk is full")
 
-    monkeypatch.setattr("thrifty.web._steering.ask", full)
+    monkeypatch.setattr("thrifty.web._steering_routes.ask", full)
     answer = note(steering)
     assert (answer.status_code, answer.json()["detail"]) == (503, "the disk is full")
 

@@ -12,7 +12,7 @@ from thrifty.agents import act_document, acts_document, branch_document, read_co
 from thrifty.core import UsageError, plain_text
 from thrifty.store import Store
 from thrifty.store._acts import Act, ActKind
-from thrifty.store._steering import ask
+from thrifty.store._steering_requests import ask
 
 from ._options import (
     Pair,

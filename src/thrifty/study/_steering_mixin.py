@@ -11,7 +11,7 @@ from thrifty.core import StudyNotFoundError, plain_text
 from thrifty.space import Branched, TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store._acts import Act, ActKind, tags_of
-from thrifty.store._steering import ask
+from thrifty.store._steering_requests import ask
 
 from ._reader import KnownEpoch
 from ._repository import StudyRepository

@@ -156,7 +156,7 @@ def create_app(
     app = _module("fastapi", "thrifty.web._app")
     views = import_module("thrifty.store").Views.open(url)
     cache = import_module("thrifty.web._responses").Cache(patience_s=patience_s)
-    acts = import_module("thrifty.web._steering").Steering(url) if steer else None
+    acts = import_module("thrifty.web._steering_routes").Steering(url) if steer else None
     made: FastAPI = app.application(
         views, token=token, local_only=local_only, cache=cache, steering=acts
     )

@@ -23,7 +23,7 @@ from thrifty.space._branching import branched
 from thrifty.store import Store, StudyView, Views
 from thrifty.store._acts import Act
 from thrifty.store._records import nodes_of_replicas
-from thrifty.store._steering import ask, enqueue_branch
+from thrifty.store._steering_requests import ask, enqueue_branch
 
 from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, Responses, TrialNumber
 from .views import _models as models
