@@ -112,12 +112,12 @@ def test_a_study_is_not_deleted_while_a_process_starts_to_run_it(store):
     info = store.studies.get("s")
     store.record([StudyMoved(study=info.id, state="stopped")])
     with store.lease(info), pytest.raises(StoreBusyError, match="stop that process first"):
-        store.studies.delete("s")
+        store.trash.put(store.studies.get("s"), who="me")
 
 
 def test_a_study_that_was_deleted_cannot_be_held(store):
     info = store.studies.get("s")
-    store.studies.delete("s")
+    store.trash.put(store.studies.get("s"), who="me")
     store.studies.create("s", plan=info.plan, spec={})  # it may get the id of the deleted one
     with pytest.raises(StudyNotFoundError, match="study 's' was deleted while"):
         store.lease(info)
@@ -127,7 +127,7 @@ def test_a_driver_whose_study_was_deleted_says_so(store):
     lease = store.lease(store.studies.get("s"))
     driver = store.drive(lease)
     lease.release()
-    store.studies.delete("s")
+    store.trash.put(store.studies.get("s"), who="me")
     for use in (
         lambda: driver.record(one_more_trial(0)),
         lease.heartbeat,
@@ -144,7 +144,7 @@ def test_a_driver_whose_study_another_one_drives_says_so(store, deleted):
     lease.release()
     if deleted:
         plan = store.studies.get("s").plan
-        store.studies.delete("s")
+        store.trash.put(store.studies.get("s"), who="me")
         store.studies.create("s", plan=plan, spec={})
     info = store.studies.get("s")
     other = store.drive(store.lease(info))
@@ -158,7 +158,7 @@ def test_a_driver_whose_study_another_one_drives_says_so(store, deleted):
 
 def test_a_deleted_study_is_neither_read_nor_added_to(store):
     info = store.studies.get("s")
-    store.studies.delete("s")
+    store.trash.put(store.studies.get("s"), who="me")
     for use in (
         lambda: store.studies.snapshot(info),
         lambda: store.studies.enqueue(info, lambda known: [{"lr": 1}]),

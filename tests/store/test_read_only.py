@@ -104,7 +104,7 @@ def test_a_study_that_is_done_is_only_read_by_run(folder, url):
 
 def write_to(url: str) -> None:
     with Store.open(url, create=False) as store:
-        store.studies.delete("s")
+        store.trash.put(store.studies.get("s"), who="me")
 
 
 def test_writing_is_refused_in_words(url):

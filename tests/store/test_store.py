@@ -306,7 +306,7 @@ def test_a_name_is_given_once(store, study):
 
 def test_a_deleted_study_leaves_its_plan(store, study):
     store.record([asked(study, 0), epoch(0, 1, loss=1.0)])
-    store.studies.delete("s")
+    store.trash.put(store.studies.get("s"), who="me")
     assert store.studies.list() == []
     assert len(store.plans.load(1).epochs) == 1
 
@@ -316,8 +316,8 @@ def test_a_study_that_a_process_runs_is_not_deleted(store, study):
         store.lease(store.studies.get("s")),
         pytest.raises(StoreBusyError, match="stop that process first"),
     ):
-        store.studies.delete("s")
-    store.studies.delete("s")
+        store.trash.put(store.studies.get("s"), who="me")
+    store.trash.put(store.studies.get("s"), who="me")
     assert store.studies.find("s") is None
 
 
@@ -601,7 +601,7 @@ def test_a_study_is_made_with_all_it_knows_or_not_at_all(store, study):
     with pytest.raises(StatementError, match="serializable"):
         store.studies.create("u", plan=1, spec={}, enqueued=[{"lr": object()}], priors=[prior])
     assert store.studies.find("u") is None
-    store.studies.delete("t")
+    store.trash.put(store.studies.get("t"), who="me")
     assert store.studies.priors(made.id) == store.studies.enqueued(made.id) == []
 
 
@@ -628,7 +628,7 @@ def test_an_epoch_outlives_the_study_that_trained_it(store, study):
     )
     store.record([record])
     assert store.plans.load(1).epochs == [record]
-    store.studies.delete("s")
+    store.trash.put(store.studies.get("s"), who="me")
     assert [e.study for e in store.plans.load(1).epochs] == [None]
 
 

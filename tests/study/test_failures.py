@@ -152,7 +152,7 @@ def test_a_corrected_task_gets_the_name_of_a_study_without_results(tmp_path):
         with pytest.raises(StudyMismatchError, match="which has no results, delete it first: "):
             use(study_of(tmp_path))
     with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
-        store.studies.delete("s")
+        store.trash.put(store.studies.get("s"), who="me")
     assert study_of(tmp_path).run(progress=False, executor=SOLO).best_trial.number == 0
 
 
@@ -166,7 +166,7 @@ def test_a_deleted_study_is_tried_again_without_a_change(tmp_path):
     """A cause outside of the task, such as a missing file, needs no other name."""
     study_of(tmp_path).run(progress=False, executor=SOLO)
     with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
-        store.studies.delete("s")
+        store.trash.put(store.studies.get("s"), who="me")
     again = study_of(tmp_path).run(progress=False, executor=SOLO)
     assert [trial.state for trial in again.trials] == ["done", *["failed"] * 5]
     assert again.savings.unique_epochs == 2

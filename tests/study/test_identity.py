@@ -316,7 +316,7 @@ def test_epochs_of_a_study_that_was_deleted(project, caplog):
     study = project()
     run(study)
     with Store.open(study.storage.url) as store:
-        store.studies.delete("a")
+        store.trash.put(store.studies.get("a"), who="me")
     run(project(name="b"))
     assert said(caplog) == (
         "study 'b': 12 of 12 epochs known from a study that was deleted; nothing to train"

@@ -123,7 +123,7 @@ def test_a_shared_plan_is_read_anew_after_a_run(tmp_path, reads):
 def test_another_study_of_the_same_name_is_seen(tmp_path):
     study = run(some(tmp_path))
     with Store.open(study.storage.url) as store:
-        store.studies.delete("s")
+        store.trash.put(store.studies.get("s"), who="me")
     with pytest.raises(StudyNotFoundError, match="study 's' is not in "):
         study.trials  # noqa: B018
     run(some(tmp_path, algorithm=RandomSearch(max_epochs=4, num_trials=2)))
@@ -172,7 +172,7 @@ def test_a_run_whose_study_is_deleted_meanwhile_ends_with_one_error(tmp_path, mo
         with Store.open(f"sqlite:///{tmp_path}/t.db") as other:
             if step == "drive":
                 held.release()
-            other.studies.delete("s")
+            other.trash.put(other.studies.get("s"), who="me")
         return original(store, held, **options)
 
     monkeypatch.setattr(Store, step, after_deletion)

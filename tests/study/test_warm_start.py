@@ -73,7 +73,7 @@ def test_a_resumed_study_sees_the_same_whatever_became_of_the_earlier_one(tmp_pa
     study = later(tmp_path / "cut", seed=1)
     study.run(progress=False, executor=SOLO, observers=[StopAfter(8)])
     with Store.open(study.storage.url) as store:
-        store.studies.delete("earlier")
+        store.trash.put(store.studies.get("earlier"), who="me")
     earlier(tmp_path / "cut", algorithm=RandomSearch(max_epochs=6, num_trials=3))
     resumed = later(tmp_path / "cut", seed=1).run(progress=False, executor=SOLO)
     assert prior(resumed) == prior(whole)

@@ -165,6 +165,47 @@ class DeleteDocument(Document):
 
     deleted: str
     """Name of the study."""
+    num_trials: int
+    """How many trials it has."""
+
+
+class DeletedStudy(TypedDict):
+    """A deleted study that can be restored."""
+
+    name: str
+    """Its name."""
+    num_trials: int
+    """How many trials it has."""
+    who: str
+    """The user and the machine that deleted it."""
+    at: float
+    """When, in seconds since the epoch of Unix."""
+
+
+class RestoreDocument(Document):
+    """Printed by ``thrifty restore``."""
+
+    restored: str | None
+    """Name that the study has now; null if no name was given."""
+    deleted: list[DeletedStudy]
+    """The deleted studies that can be restored now, the oldest first."""
+
+
+class GcDocument(Document):
+    """Printed by ``thrifty gc``."""
+
+    dry_run: bool
+    """Whether nothing was removed."""
+    studies: list[DeletedStudy]
+    """The deleted studies that cannot be restored any more."""
+    num_states: int
+    """States of trials that were removed, because no study needs them."""
+    num_bytes: int
+    """Bytes of all files that were removed."""
+    num_elsewhere: int
+    """States that no study needs, but whose files are in another folder."""
+    num_busy: int
+    """Plans that were left alone, because a process trains them."""
 
 
 # -- studies in a file ------------------------------------------------------------------------
@@ -644,6 +685,8 @@ DOCUMENTS: Mapping[str, type] = {
     "tag": ActDocument,
     "acts": ActsDocument,
     "delete": DeleteDocument,
+    "restore": RestoreDocument,
+    "gc": GcDocument,
     "explain": ExplainDocument,
     "importance": ImportanceDocument,
     "plot": WrittenDocument,

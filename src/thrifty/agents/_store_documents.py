@@ -20,6 +20,7 @@ from thrifty.store import (
     redact_url,
 )
 from thrifty.store._acts import Act
+from thrifty.store._garbage import Garbage
 from thrifty.store._reports import (
     compare,
     failure_lines,
@@ -27,6 +28,7 @@ from thrifty.store._reports import (
     standard_deviation,
     stored_unit,
 )
+from thrifty.store._trash import Deleted
 
 from ._documents import (
     SCHEMA_VERSION,
@@ -35,8 +37,12 @@ from ._documents import (
     ActsDocument,
     Amounts,
     BestDocument,
+    DeleteDocument,
+    DeletedStudy,
     ExplainDocument,
     FailureDocument,
+    GcDocument,
+    RestoreDocument,
     StatusDocument,
     StudyStatus,
     TrialDocument,
@@ -324,6 +330,37 @@ def acts_document(store: Store, name: str) -> ActsDocument:
     """
     acts = store.acts.of(store.studies.get(name).id)
     return {"schema_version": SCHEMA_VERSION, "study": name, "acts": [_act(act) for act in acts]}
+
+
+def deleted_document(study: Deleted) -> DeleteDocument:
+    """Return what was deleted."""
+    return {"schema_version": SCHEMA_VERSION, "deleted": study.name, "num_trials": study.num_trials}
+
+
+def restore_document(restored: str | None, deleted: Sequence[Deleted]) -> RestoreDocument:
+    """Return the study that was restored, if one was, and those that can be."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "restored": restored,
+        "deleted": [_deleted(each) for each in deleted],
+    }
+
+
+def gc_document(garbage: Garbage, *, dry_run: bool) -> GcDocument:
+    """Return what was removed."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "dry_run": dry_run,
+        "studies": [_deleted(each) for each in garbage.studies],
+        "num_states": garbage.num_states,
+        "num_bytes": garbage.num_bytes,
+        "num_elsewhere": garbage.num_elsewhere,
+        "num_busy": garbage.num_busy,
+    }
+
+
+def _deleted(study: Deleted) -> DeletedStudy:
+    return {"name": study.name, "num_trials": study.num_trials, "who": study.who, "at": study.at}
 
 
 def _act(act: Act) -> ActOfStudy:

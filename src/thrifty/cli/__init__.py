@@ -55,7 +55,13 @@ COMMANDS = {
         "_steer", "Show the requests to study NAME: who made them, when, and their results."
     ),
     "delete": _Command(
-        "_status", "Delete study NAME and its trials, so that you can use the name again."
+        "_trash", "Delete study NAME and its trials; ``thrifty restore`` brings them back."
+    ),
+    "restore": _Command(
+        "_trash", "Restore the deleted study NAME; without NAME, list those that can be restored."
+    ),
+    "gc": _Command(
+        "_trash", "Free disk space: remove old deleted studies and the states nobody needs."
     ),
     "explain": _Command(
         "_status", "Explain why studies NAME and OTHER do or do not share training."

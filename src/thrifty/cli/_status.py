@@ -1,4 +1,4 @@
-"""The commands ``status``, ``best``, ``explain`` and ``delete``."""
+"""The commands ``status``, ``best`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from thrifty.agents import SCHEMA_VERSION, best_document, explain_document, status_document
+from thrifty.agents import best_document, explain_document, status_document
 from thrifty.agents._store_documents import (
     best_certainty,
     best_of,
@@ -16,7 +16,7 @@ from thrifty.agents._store_documents import (
     trials_by_state,
     two_studies,
 )
-from thrifty.core import UsageError, plain_text
+from thrifty.core import plain_text
 from thrifty.store import FailureGroup, Store, StudySummary, redact_url
 from thrifty.store._reports import compare, failure_lines, interval, standard_deviation, stored_unit
 
@@ -141,32 +141,6 @@ def _of_seeds(values: Sequence[float] | None, *, certainty: float | None = None)
     )
     if certainty is not None:
         yield f"the best trial with a probability of {certainty:.0%}"
-
-
-@click.command("delete")
-@click.argument("name", shell_complete=complete_study)
-@storage_option
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option
-def delete_command(*, name: str, storage: str, yes: bool, as_json: bool) -> None:
-    """Delete study NAME and its trials, so that you can use the name again.
-
-    What it trained stays in the database: a study of the same task and seed does not train it
-    again. A study that a process runs is not deleted.
-    """
-    if as_json and not yes:
-        raise UsageError("--json asks no questions; add --yes to delete the study")
-    with Store.open(storage, create=False) as store:
-        summary = store.studies.summary(name)
-        if not yes:
-            num_trials = sum(summary.num_trials.values())
-            shown = f"{plain_text(name)} with its {num_trials:,} trials"
-            click.confirm(f"delete study {shown}?", abort=True)
-        store.studies.delete(name)
-    if as_json:
-        print_document({"schema_version": SCHEMA_VERSION, "deleted": name})
-        return
-    say(f"deleted study {plain_text(name)}")
 
 
 @click.command("explain")

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from thrifty.core import CheckpointError, CheckpointRef, StoreWriteError, UsageE
 from . import _schema as schema
 from ._address import redact, redact_root
 from ._engine import fetch
-from .coordination._leases import Lease, is_tag_of_dead, process_tag
+from .coordination._leases import is_tag_of_dead, process_tag
 
 
 logger = plain_logger(__name__)
@@ -402,7 +402,13 @@ def survey(engine: Engine, checkpoints: CheckpointFolder) -> Survey:
 
 
 def remove_leftovers(
-    engine: Engine, checkpoints: CheckpointFolder, lease: Lease, *, folder: str, now: float
+    engine: Engine,
+    checkpoints: CheckpointFolder,
+    *,
+    plan: int,
+    is_alone: Callable[[], bool],
+    folder: str,
+    now: float,
 ) -> Leftovers:
     """Delete leftovers of killed runs from one plan's folder.
 
@@ -412,12 +418,12 @@ def remove_leftovers(
     """
     try:
         found = checkpoints.files(folder)
-        ours = _claim_folder(engine, checkpoints, folder, plan=lease.study.plan, found=found)
+        ours = _claim_folder(engine, checkpoints, folder, plan=plan, found=found)
     except OSError as error:
         logger.debug("leftovers are not looked for: %s", error)
         return Leftovers()
     # Ask for other processes first: one that ends after that has recorded its checkpoints.
-    may_go = ours and lease.is_alone()
+    may_go = ours and is_alone()
     known = known_paths(engine, folder)
     removed: list[FoundFile] = []
     left: list[FoundFile] = []

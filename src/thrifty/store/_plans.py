@@ -23,6 +23,7 @@ from ._records import (
     nodes_of_replicas,
     records_of,
 )
+from ._trash import ends_in_trash
 from ._writer import write
 
 
@@ -150,7 +151,7 @@ class Plans:
     def ends(self, plan: int, *, but: int) -> set[tuple[int, int]]:
         """Return the positions ``(node, epoch)`` of all trials of other studies, in any state.
 
-        Trials that have trained no epoch are left out.
+        Trials that have trained no epoch are left out. Deleted studies that can be restored count.
 
         Args:
             plan: The plan of the studies.
@@ -162,11 +163,13 @@ class Plans:
             .join(studies, studies.c.id == trials.c.study)
             .where(studies.c.plan == plan, studies.c.id != but, trials.c.reached > 0)
         )
-        return {
-            (node, epoch)
-            for first, epoch, others in fetch(self._engine, query)
-            for node in (first, *nodes_of_replicas(others))
-        }
+        with user_errors(self._engine), self._engine.connect() as connection:
+            found = {
+                (node, epoch)
+                for first, epoch, others in connection.execute(query)
+                for node in (first, *nodes_of_replicas(others))
+            }
+            return found | {each for each in ends_in_trash(connection, plan) if each[1]}
 
 
 def threads_of(connection: Connection, plan: int) -> int | None:

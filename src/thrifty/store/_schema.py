@@ -11,6 +11,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -18,7 +19,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0010"
+VERSION = "0011"
 
 metadata = MetaData()
 
@@ -232,6 +233,22 @@ acts = Table(
     # NULL while it is queued.
     Column("applied_at", Float),
     Column("answer", Text, nullable=False, server_default=""),
+)
+
+# Studies that were deleted: all their rows in one value, so that nothing else finds them.
+trash = Table(
+    "trash",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("plan", ForeignKey("plans.id"), nullable=False, index=True),
+    Column("num_trials", Integer, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    # Node and epoch of each trial, whose states stay as long as the study can be restored.
+    Column("nodes", JSON, nullable=False),
+    # JSON, compressed by zlib; see ``_trash``.
+    Column("rows", LargeBinary, nullable=False),
 )
 
 # Trials of earlier studies that a study learned from when it was made. They are copied, so that a

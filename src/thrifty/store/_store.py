@@ -20,9 +20,11 @@ from ._acts import Act, Acts, queued
 from ._address import read_address
 from ._checkpoints import CheckpointFolder, Leftovers, remove_leftovers
 from ._engine import fetch, open_engine, user_errors
+from ._garbage import Garbage, collect
 from ._plans import Plans, news_of
 from ._records import Changes, NodeRecord, Record, StudyInfo
 from ._studies import Studies, enqueued_since
+from ._trash import KEPT_S, Trash
 from ._writer import keep_last, write
 from .coordination._claims import (
     claim,
@@ -98,6 +100,7 @@ class Store:
         self.studies = Studies(engine, clock)
         self.curves = Curves(engine, clock)
         self.acts = Acts(engine, clock)
+        self.trash = Trash(engine, clock)
         self.checkpoints = CheckpointFolder(checkpoints)
 
     @classmethod
@@ -172,7 +175,26 @@ class Store:
             folder: The plan's folder within the checkpoint folder.
         """
         return remove_leftovers(
-            self._engine, self.checkpoints, lease, folder=folder, now=self._clock.now()
+            self._engine,
+            self.checkpoints,
+            plan=lease.study.plan,
+            is_alone=lease.is_alone,
+            folder=folder,
+            now=self._clock.now(),
+        )
+
+    def collect_garbage(self, *, older_than_s: float = KEPT_S, dry_run: bool = False) -> Garbage:
+        """Remove deleted studies for good, and the states that no study needs any more.
+
+        Args:
+            older_than_s: Seconds since its deletion, after which a study cannot be restored.
+            dry_run: Whether to remove nothing, and only to say what would be removed.
+
+        Raises:
+            StoreWriteError: The disk is full, or the place is read-only.
+        """
+        return collect(
+            self._engine, self.checkpoints, self._clock, older_than_s=older_than_s, dry_run=dry_run
         )
 
     def close(self) -> None:

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, Select, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, Select, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from thrifty.core import Clock, StoreBusyError, StudyMismatchError, StudyNotFoundError, plain_text
+from thrifty.core import Clock, StudyMismatchError, StudyNotFoundError, plain_text
 from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
@@ -33,7 +33,7 @@ from ._records import (
 from ._reports import stored_unit
 from ._writer import write
 from .coordination._claims import lock_plan
-from .coordination._leases import check_exists, held_studies, standing
+from .coordination._leases import check_exists, standing
 
 
 _NEVER = 2**31 - 1
@@ -123,30 +123,6 @@ class Studies:
         )
         rows = fetch(self._engine, query)
         return tuple(rows[0]) if rows else None
-
-    def delete(self, name: str) -> None:
-        """Delete a study. What it trained stays in its plan, for other studies.
-
-        Raises:
-            StudyNotFoundError: There is no such study.
-            StoreBusyError: A process runs the study.
-        """
-        info = self.get(name)
-        study = info.id
-        with user_errors(self._engine), self._engine.begin() as connection:
-            lock_plan(connection, info.plan)  # no process can take a lease before the commit
-            check_exists(connection, info)
-            if study in held_studies(connection, clock=self._clock):
-                raise StoreBusyError(
-                    f"study {name!r} cannot be deleted while a process runs it; stop that process "
-                    "first (Ctrl-C)"
-                )
-            for table in (schema.log, schema.acts, schema.trials, schema.priors, schema.leases):
-                connection.execute(delete(table).where(table.c.study == study))
-            # The next study may get this study's id, so clear the references to it.
-            trained = update(schema.epochs).where(schema.epochs.c.study == study)
-            connection.execute(trained.values(study=None))
-            connection.execute(delete(schema.studies).where(schema.studies.c.id == study))
 
     def extend(self, study: StudyInfo, algorithm: str) -> StudyInfo:
         """Let a study go on with a larger algorithm of the same kind, given as text.

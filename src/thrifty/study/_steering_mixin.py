@@ -11,7 +11,8 @@ from thrifty.core import StudyNotFoundError, plain_text
 from thrifty.space import Branched, TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store._acts import Act, ActKind, tags_of
-from thrifty.store._steering_requests import ask
+from thrifty.store._steering_requests import ask, this_user
+from thrifty.store._trash import Deleted
 
 from ._reader import KnownEpoch
 from ._repository import StudyRepository
@@ -104,6 +105,47 @@ class SteeringMixin:
             UsageError: There is no such tag.
         """
         return self._ask("untag", trial, tag)
+
+    def delete(self) -> Deleted:
+        """Delete the study from its database; ``restore`` undoes it.
+
+        What it has trained stays there: a study of the same task and seed does not train it again.
+        After a month, ``thrifty gc`` removes the study for good, and states that no study needs.
+
+        Raises:
+            StudyNotFoundError: The study does not exist.
+            StoreBusyError: A process runs it.
+
+        >>> import tempfile
+        >>> import thrifty as th
+        >>> from thrifty.testing import LineTask
+        >>> study = th.Study(
+        ...     LineTask(),
+        ...     th.Space(lr=th.Choice([0.1, 0.2])),
+        ...     metric="mse",
+        ...     mode="min",
+        ...     name="line",
+        ...     algorithm=th.GridSearch(max_epochs=2),
+        ...     storage=f"sqlite:///{tempfile.mkdtemp()}/t.db",
+        ... ).run(progress=False)
+        >>> study.delete().num_trials
+        2
+        >>> study.restore()
+        >>> len(study.trials)
+        2
+        """
+        with self._repository().open(create=False) as store:
+            return store.trash.put(store.studies.get(self.name), who=this_user())
+
+    def restore(self) -> None:
+        """Restore the study of this name that was deleted last.
+
+        Raises:
+            StudyNotFoundError: No deleted study of this name can be restored.
+            StudyMismatchError: There is a study of this name again.
+        """
+        with self._repository().open(create=False) as store:
+            store.trash.restore(store.trash.find(self.name))
 
     def _ask(self, kind: ActKind, trial: int | None, text: str = "") -> Act:
         with self._repository().open(create=False) as store:

@@ -37,6 +37,7 @@ from ._responses import (
     TrialNumber,
 )
 from ._steering_routes import Steering, router as acts_router
+from ._trash_routes import router as trash_router
 from .views import (
     _charts as charts,
     _forest_view as forests,
@@ -269,6 +270,7 @@ def application(
     app.state.steering = steering
     app.include_router(router)
     app.include_router(acts_router)
+    app.include_router(trash_router)
 
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:

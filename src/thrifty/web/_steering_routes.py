@@ -17,13 +17,21 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from thrifty.core import ScheduleError, StoreWriteError, StudyNotFoundError, UsageError
+from thrifty.core import (
+    ScheduleError,
+    StoreBusyError,
+    StoreWriteError,
+    StudyMismatchError,
+    StudyNotFoundError,
+    UsageError,
+)
 from thrifty.space import config_from_json, config_to_json
 from thrifty.space._branching import branched
 from thrifty.store import Store, StudyView, Views
 from thrifty.store._acts import Act
 from thrifty.store._records import nodes_of_replicas
-from thrifty.store._steering_requests import ask, enqueue_branch
+from thrifty.store._steering_requests import ask, enqueue_branch, this_user
+from thrifty.store._trash import Deleted
 
 from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, Responses, TrialNumber
 from .views import _models as models
@@ -39,6 +47,8 @@ MOST_CODES = 1000
 
 class Codes:
     """Codes that pages get to act with: each for one study and one use.
+
+    A deleted study has the negative of its number.
 
     >>> codes = Codes()
     >>> code = codes.issue(1)
@@ -100,6 +110,27 @@ class Steering:
             text = f"after epoch {wanted.epoch}: {wanted.name} times {wanted.factor:g}"
             return enqueue_branch(store, view.name, config, trial=wanted.trial, text=text)
 
+    def delete(self, view: StudyView) -> Deleted:
+        """Delete a study, so that it can be restored.
+
+        Raises:
+            HTTPException: A process runs it, or it cannot be written.
+        """
+        with self._store() as store:
+            return store.trash.put(store.studies.get(view.name), who=this_user())
+
+    def restore(self, number: int) -> str:
+        """Restore a deleted study, and return its name.
+
+        Raises:
+            HTTPException: It is gone, its name is in use, or it cannot be written.
+        """
+        with self._store() as store:
+            found = next((each for each in store.trash.list() if each.id == number), None)
+            if found is None:
+                raise HTTPException(404, f"there is no deleted study number {number}")
+            return store.trash.restore(found)
+
     @contextmanager
     def _store(self) -> Iterator[Store]:
         try:
@@ -107,7 +138,7 @@ class Steering:
                 yield store
         except StudyNotFoundError as error:
             raise HTTPException(404, str(error)) from None
-        except UsageError as error:
+        except (UsageError, StoreBusyError, StudyMismatchError) as error:
             raise HTTPException(409, str(error)) from None
         except StoreWriteError as error:
             raise HTTPException(503, str(error)) from None
@@ -124,7 +155,7 @@ class Wanted(BaseModel):
     code: Annotated[str, Field(max_length=100, description="from the last answer of acts")]
 
 
-_REFUSED: Responses = {
+REFUSED: Responses = {
     400: {"model": models.ErrorResponse, "description": "This is no JSON"},
     403: {"model": models.ErrorResponse, "description": "Not from a page of this dashboard"},
     409: {"model": models.ErrorResponse, "description": "This cannot be asked now"},
@@ -165,31 +196,31 @@ def acts(asked: AboutStudy) -> Response:
 
     def made(views: Views, view: StudyView) -> models.Acts:
         found = [models.Act.of(act) for act in views.studies.acts(view.id)]
-        return models.Acts(acts=found, can_act=_steering(asked.request) is not None)
+        return models.Acts(acts=found, can_act=steering_of(asked.request) is not None)
 
     return asked.answer(("acts",), made)
 
 
-@router.get("/code", response_model=models.Code, responses=_REFUSED)
+@router.get("/code", response_model=models.Code, responses=REFUSED)
 def code(asked: AboutStudy, response: Response) -> models.Code:
     """Return a code for one act on the study."""
-    steering = _allowed(asked.request)
+    steering = allowed(asked.request)
     asked.desk.study(asked.study)
     response.headers["Cache-Control"] = "no-store"
     return models.Code(code=steering.codes.issue(asked.study))
 
 
-@router.post("/acts", status_code=201, response_model=models.Act, responses=_REFUSED)
+@router.post("/acts", status_code=201, response_model=models.Act, responses=REFUSED)
 def act(asked: AboutStudy, wanted: Wanted) -> models.Act:
     """Ask something of the study; the process that runs it applies it."""
-    steering = _allowed(asked.request)
+    steering = allowed(asked.request)
     view = asked.desk.study(asked.study)
     if not steering.codes.use(wanted.code, study=asked.study):
-        raise HTTPException(403, _OLD)
+        raise HTTPException(403, OLD)
     return models.Act.of(steering.act(view, wanted))
 
 
-@router.get("/trials/{number}/branch", response_model=models.Branch, responses=_REFUSED)
+@router.get("/trials/{number}/branch", response_model=models.Branch, responses=REFUSED)
 def branch_cost(
     asked: AboutStudy, number: TrialNumber, query: Annotated[BranchQuery, Query()]
 ) -> Response:
@@ -202,18 +233,18 @@ def branch_cost(
     return asked.answer(("branch", number, query.epoch, query.name, query.factor), made)
 
 
-@router.post("/branches", status_code=201, response_model=models.Act, responses=_REFUSED)
+@router.post("/branches", status_code=201, response_model=models.Act, responses=REFUSED)
 def branch(asked: AboutStudy, wanted: WantedBranch) -> models.Act:
     """Enqueue a branch of a trial; the process that runs the study, or the next one, trains it."""
-    steering = _allowed(asked.request)
+    steering = allowed(asked.request)
     view = asked.desk.study(asked.study)
     _, config = _branch(asked.desk.views, view, wanted, trial=wanted.trial)
     if not steering.codes.use(wanted.code, study=asked.study):
-        raise HTTPException(403, _OLD)
+        raise HTTPException(403, OLD)
     return models.Act.of(steering.branch(view, wanted, config))
 
 
-_OLD = "the page is old; reload it, and try again"
+OLD = "the page is old; reload it, and try again"
 
 
 def _branch(
@@ -234,18 +265,19 @@ def _branch(
         raise HTTPException(409, str(error)) from None
 
 
-def _steering(request: Request) -> Steering | None:
+def steering_of(request: Request) -> Steering | None:
+    """Return what writes acts; None if the dashboard only shows."""
     found: Steering | None = request.app.state.steering
     return found
 
 
-def _allowed(request: Request) -> Steering:
+def allowed(request: Request) -> Steering:
     """Return what writes acts, if the request comes from a page of this dashboard or a program.
 
     Raises:
         HTTPException: It does not, or the dashboard only shows.
     """
-    steering = _steering(request)
+    steering = steering_of(request)
     if steering is None:
         raise HTTPException(403, "this dashboard only shows; start it with --steer")
     headers = request.headers

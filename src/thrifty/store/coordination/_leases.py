@@ -140,6 +140,13 @@ def held_studies(connection: Connection, *, clock: Clock) -> set[int]:
     return {lease.study for lease in leases if is_alive(lease, now=now)}
 
 
+def is_held(connection: Connection, plan: int, *, clock: Clock) -> bool:
+    """Return whether a live process runs a study of a plan now."""
+    now = time_of(connection, clock)
+    leases = connection.execute(select(schema.leases).where(schema.leases.c.plan == plan))
+    return any(is_alive(lease, now=now) for lease in leases)
+
+
 def check_exists(connection: Connection, study: StudyInfo) -> None:
     """Check that a study has not been deleted; a later study may have got its id and its name.
 

@@ -17,6 +17,7 @@ from thrifty.store._acts import Act
 from thrifty.store._address import redact_url
 from thrifty.store._engine import fetch, forbid_writing, open_engine, user_errors
 from thrifty.store._records import records_of
+from thrifty.store._trash import Deleted, Trash
 from thrifty.store.coordination._leases import standing
 
 from ._trial_queries import TrialSamples, TrialViews, counting
@@ -130,6 +131,7 @@ class StudyViews:
         last = select(func.max(log.c.id))
         ended = select(func.max(stages.c.id))
         asked = select(func.count(acts.c.id), func.count(acts.c.applied_at))
+        in_trash = select(func.count(), func.max(schema.trash.c.id)).select_from(schema.trash)
         if study is not None:
             query, last = query.where(_s.c.id == study), last.where(log.c.study == study)
             asked = asked.where(acts.c.study == study)
@@ -144,7 +146,8 @@ class StudyViews:
             states = standing(connection, {row.id: row.state for row in rows}, clock=_CLOCK)
             of_studies = [(row.id, row.plan, row.revision, states[row.id]) for row in rows]
             of_acts = tuple(connection.execute(asked).one())
-            known = of_studies, tuple(connection.execute(counts).one()), of_acts
+            deleted = tuple(connection.execute(in_trash).one()) if study is None else ()
+            known = of_studies, tuple(connection.execute(counts).one()), of_acts, deleted
         return blake2b(repr(known).encode(), digest_size=8).hexdigest()
 
     def acts(self, study: int) -> Sequence[Act]:
@@ -152,6 +155,10 @@ class StudyViews:
         table = schema.acts
         query = select(table).where(table.c.study == study).order_by(table.c.id)
         return records_of(Act, fetch(self._engine, query))
+
+    def deleted(self) -> Sequence[Deleted]:
+        """Return all deleted studies that can be restored, in the order of their deletion."""
+        return Trash(self._engine, _CLOCK).list()
 
     def list(self) -> Sequence[StudyView]:
         """Return all studies, oldest first."""

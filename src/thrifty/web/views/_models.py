@@ -379,6 +379,35 @@ class Code(Response):
     code: str
 
 
+class Deleted(Response):
+    """A deleted study that can be restored."""
+
+    id: int = Field(description="its number among the deleted studies")
+    name: str
+    num_trials: int
+    who: str = Field(description="the user and the machine that deleted it")
+    at: float
+
+    @classmethod
+    def of(cls, study: Any) -> Self:
+        """Return the response of a deleted study of the store."""
+        names = ("id", "name", "num_trials", "who", "at")
+        return cls(**{name: getattr(study, name) for name in names})
+
+
+class DeletedStudies(Response):
+    """The deleted studies that can be restored, the oldest first."""
+
+    studies: list[Deleted]
+    can_act: bool = Field(description="whether readers of this dashboard may restore them")
+
+
+class Restored(Response):
+    """A study that is there again."""
+
+    name: str
+
+
 def finite(value: Any) -> Number:
     """Return a number that JSON can represent, or None.
 

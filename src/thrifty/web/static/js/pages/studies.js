@@ -1,7 +1,8 @@
 // All studies: sorted and filtered here, for there are few of them beside trials.
 
+import { act } from "../api.js";
 import { badge, empty, figure, fill, h, sortable } from "../dom.js";
-import { ago, count, factor, seconds, trained } from "../format.js";
+import { ago, count, factor, moment, seconds, trained } from "../format.js";
 
 const KEYS = {
   name: (s) => s.name.toLowerCase(),
@@ -42,6 +43,30 @@ export function studiesPage({ root, reader, crumbs }) {
   const said = h("p", { class: "note", role: "status" });
   const table = h("table", {});
   const tools = h("div", { class: "tools" }, search, only, said);
+
+  const trash = h("section", { class: "card", "aria-label": "Deleted studies" });
+
+  // studies that were deleted and can be restored; nothing if there are none
+  function drawTrash({ studies: deleted, can_act: canAct }) {
+    const problem = h("p", { class: "note", role: "status" });
+    const restore = async (each, button) => {
+      button.disabled = true;
+      try {
+        await act(`/deleted/${each.id}`, {}, "restore");
+        await page.update();
+      } catch (error) {
+        fill(problem, error.message);
+        button.disabled = false;
+      }
+    };
+    const line = (each) => {
+      const button = h("button", { type: "button", onclick: () => restore(each, button) }, `Restore ${each.name}`);
+      const said = `${each.name}, ${count(each.num_trials)} trials, deleted by ${each.who} ${moment(each.at)} `;
+      return h("li", {}, said, canAct && button);
+    };
+    fill(trash, deleted.length > 0 && [h("h2", {}, "Deleted studies"), h("ul", { class: "acts" }, deleted.map(line)), problem]);
+    trash.hidden = deleted.length === 0;
+  }
 
   function passes(s) {
     const where = `${s.name} ${s.task} ${s.metrics.join(" ")}`.toLowerCase();
@@ -127,16 +152,21 @@ export function studiesPage({ root, reader, crumbs }) {
     );
   }
 
-  return {
+  const page = {
     async update() {
-      const { body, changed } = await reader.get("studies", "/studies");
-      if (!changed) return;
-      studies = body.studies;
+      const [listed, deleted] = await Promise.all([
+        reader.get("studies", "/studies"),
+        reader.get("deleted", "/deleted"),
+      ]);
+      if (deleted.changed) drawTrash(deleted.body);
+      if (!listed.changed) return;
+      studies = listed.body.studies;
       if (!studies.length) {
         fill(
           root,
           h("h1", {}, "Studies"),
           empty("No studies yet", "They appear here as soon as the first one runs."),
+          trash,
         );
         return;
       }
@@ -147,9 +177,11 @@ export function studiesPage({ root, reader, crumbs }) {
           h("p", { class: "sub" }, "Everything trained in this database."),
           tools,
           h("section", { class: "card", "aria-label": "Studies" }, h("div", { class: "scroll" }, table)),
+          trash,
         );
       }
       rows();
     },
   };
+  return page;
 }

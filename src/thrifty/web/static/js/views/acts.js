@@ -24,7 +24,8 @@ export class Acts {
   }
 
   // state is that of the study, or of the trial; names of hyper-parameters and horizon are the trial's
-  draw({ acts, can_act: canAct }, state, { names = [], horizon = 0 } = {}) {
+  // and name is that of the study, if it may be deleted here
+  draw({ acts, can_act: canAct }, state, { names = [], horizon = 0, name = "" } = {}) {
     const mine = acts.filter((each) => each.trial === this.#trial || this.#trial === null);
     if (!canAct && !mine.length) {
       fill(this.element);
@@ -47,7 +48,8 @@ export class Acts {
         ),
     );
     const stops = this.#trial === null ? state === "running" : STOPPABLE.includes(state);
-    const key = `${canAct} ${stops} ${horizon} ${names}`;
+    const deletes = name && state !== "running";
+    const key = `${canAct} ${stops} ${deletes} ${horizon} ${names}`;
     if (key !== this.#drawn) {
       this.#drawn = key; // what somebody is writing stays
       fill(
@@ -57,6 +59,7 @@ export class Acts {
           this.#form("note"),
           this.#form("tag"),
           names.length > 0 && horizon > 1 && this.#branchForm(names, horizon),
+          deletes && this.#deleteForm(name),
         ],
       );
     }
@@ -124,6 +127,32 @@ export class Acts {
       what,
     );
     return button;
+  }
+
+  // what goes, though it can be restored, is named by who deletes it
+  #deleteForm(name) {
+    const field = h("input", { type: "text", "aria-label": "the name of the study", placeholder: name });
+    const button = h("button", { type: "submit", disabled: true }, "Delete the study");
+    field.addEventListener("input", () => {
+      button.disabled = field.value !== name;
+    });
+    return h(
+      "form",
+      {
+        onsubmit: async (event) => {
+          event.preventDefault();
+          button.disabled = true;
+          try {
+            await act(this.#path, { name: field.value }, "delete");
+            window.location.hash = "#/";
+          } catch (problem) {
+            fill(this.#said, problem.message);
+          }
+        },
+      },
+      field,
+      button,
+    );
   }
 
   #form(kind) {
