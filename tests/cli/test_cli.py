@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from thrifty.cli import COMMANDS, _app, main
+from thrifty.store import Store
 
 
 pytestmark = pytest.mark.slow
@@ -189,13 +190,40 @@ def test_a_deleted_study_frees_its_name(folder, monkeypatch, capsys):
     thrifty("run", "mended.py", "--quiet", monkeypatch=monkeypatch, fails=True)
     assert "thrifty delete line --storage sqlite:///t.db" in capsys.readouterr().err
     thrifty("delete", "line", *STORAGE, "--yes", monkeypatch=monkeypatch)
-    assert "deleted study line" in capsys.readouterr().out
+    undo = "thrifty restore --storage sqlite:///t.db -- line"
+    assert f"deleted study line; undo it with: {undo}" in capsys.readouterr().out
     thrifty("run", "mended.py", "--quiet", monkeypatch=monkeypatch)
     assert "best of 7 trials" in capsys.readouterr().out
+    thrifty(*shlex.split(undo)[1:], monkeypatch=monkeypatch, fails=True)
+    assert "under another name" in capsys.readouterr().err
+    thrifty("restore", *STORAGE, monkeypatch=monkeypatch)
+    assert "line (" in capsys.readouterr().out
+    thrifty("restore", "line", "--as", "failed", *STORAGE, monkeypatch=monkeypatch)
+    assert "restored study failed" in capsys.readouterr().out
+    thrifty("restore", *STORAGE, monkeypatch=monkeypatch)
+    assert "no deleted study can be restored" in capsys.readouterr().out
+
+
+def test_what_nobody_needs_is_removed(folder, monkeypatch, capsys):
+    thrifty("run", "line_study.py", "--quiet", monkeypatch=monkeypatch)
+    thrifty("delete", "line", *STORAGE, "--yes", monkeypatch=monkeypatch)
+    capsys.readouterr()
+    for more, said in (
+        ([], "removed 0 deleted studies and 0 states: 0.0 MB"),
+        (["--older-than", "0", "--dry-run"], "would remove 1 deleted studies and "),
+        (["--older-than", "0", "--checkpoints", "elsewhere"], "name it with --checkpoints"),
+        (["--older-than", "0"], "removed 0 deleted studies and "),
+    ):
+        thrifty("gc", *more, *STORAGE, monkeypatch=monkeypatch)
+        assert said in capsys.readouterr().out
+    assert not list(Path("t-checkpoints").glob("*/*.safetensors"))
+    thrifty("run", "line_study.py", "--quiet", monkeypatch=monkeypatch)
+    with Store.open("sqlite:///t.db") as store, store.lease(store.studies.get("line")):
+        thrifty("gc", *STORAGE, monkeypatch=monkeypatch)
+    assert "a process trains there: 1 plans" in capsys.readouterr().out
 
 
 def test_the_command_to_delete_a_study_works_for_a_name_that_begins_with_a_dash(folder):
-    from thrifty.store import Store  # noqa: PLC0415
     from thrifty.store._address import shell_command  # noqa: PLC0415
 
     with Store.open("sqlite:///t.db") as store:
@@ -207,8 +235,6 @@ def test_the_command_to_delete_a_study_works_for_a_name_that_begins_with_a_dash(
 
 @pytest.mark.parametrize(("answer", "is_deleted"), [("y\n", True), ("n\n", False), ("", False)])
 def test_a_study_is_deleted_after_a_question(folder, monkeypatch, capsys, answer, is_deleted):
-    from thrifty.store import Store  # noqa: PLC0415
-
     with Store.open("sqlite:///t.db") as store:
         store.studies.create("s", plan=store.plans.open("x", task="T").id, spec={})
     result = CliRunner().invoke(_app, ["delete", "s", *STORAGE], input=answer)
@@ -239,8 +265,6 @@ def test_a_study_is_deleted_after_a_question(folder, monkeypatch, capsys, answer
     ],
 )
 def test_errors_are_one_message(folder, monkeypatch, capsys, args, message):
-    from thrifty.store import Store  # noqa: PLC0415
-
     Path("empty.py").write_text("")
     Path("notes.txt").write_text("")
     Path("bracket.py").write_text("x = (")
@@ -271,16 +295,12 @@ def test_the_exit_code_is_the_command_s(folder, monkeypatch, capsys):
 
 
 def test_status_of_an_empty_database(folder, monkeypatch, capsys):
-    from thrifty.store import Store  # noqa: PLC0415
-
     Store.open("sqlite:///t.db").close()
     thrifty("status", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
     assert "no studies yet" in capsys.readouterr().out
 
 
 def test_status_of_a_study_that_was_killed(folder, monkeypatch, capsys):
-    from thrifty.store import Store  # noqa: PLC0415
-
     with Store.open("sqlite:///t.db") as store:
         plan = store.plans.open("plan", task="T").id
         store.studies.create("s", plan=plan, spec={"metric": "loss", "mode": "min"})

@@ -99,6 +99,20 @@ def test_documents_of_a_study(folder, capsys):
             assert Path(file).stat().st_size
     assert checked(capsys, "delete", "line", "--yes")["deleted"] == "line"
     assert checked(capsys, "status")["studies"] == []
+    found = checked(capsys, "restore")
+    assert (found["restored"], [s["name"] for s in found["deleted"]]) == (None, ["line"])
+    looked = checked(capsys, "gc", "--older-than", "0", "--dry-run")
+    assert looked["dry_run"]
+    assert [each["num_trials"] for each in looked["studies"]] == [11]
+    found = checked(capsys, "restore", "line", "--as", "again")
+    assert (found["restored"], found["deleted"]) == ("again", [])
+    assert checked(capsys, "best", "again")["trials"] == best["trials"]
+    checked(capsys, "delete", "again", "--yes")
+    assert checked(capsys, "gc")["studies"] == []
+    found = checked(capsys, "gc", "--older-than", "0")
+    assert found == {**looked, "dry_run": False, "studies": found["studies"]}
+    assert found["num_states"] > 0
+    assert checked(capsys, "restore")["deleted"] == []
 
 
 def test_documents_of_acts(folder, capsys):

@@ -445,6 +445,42 @@ def test_a_study_is_steered_from_its_page(page, tmp_path, monkeypatch):
     assert {trial.state for trial in study.trials} > {"stopped"}
 
 
+def test_a_study_is_deleted_and_restored_from_its_page(page, database):
+    with serving(database, steer=True) as found:
+        page.goto(found)
+        home = found.partition("?")[0]
+        page.goto(f"{home}#/studies/1/overview")
+        button = page.get_by_role("button", name="Delete the study")
+        expect(button).to_be_disabled()
+        page.get_by_label("the name of the study").fill("lin")
+        expect(button).to_be_disabled()
+        page.get_by_label("the name of the study").fill("line")
+        button.click()
+        trash = page.get_by_role("region", name="Deleted studies")
+        expect(trash).to_contain_text("line, ")
+        expect(page.get_by_role("link", name="line", exact=True)).to_have_count(0)
+        page.reload()
+        trash.get_by_role("button", name="Restore line").click()
+        expect(page.get_by_role("link", name="line", exact=True)).to_be_visible()
+        expect(trash).to_be_hidden()
+        assert page.evaluate("window.hurt") is None
+        page.goto("about:blank")
+
+
+def test_hostile_names_of_deleted_studies_are_text(page, database):
+    with Store.open(f"sqlite:///{database}") as store:
+        for study in store.studies.list():
+            store.trash.put(store.studies.get(study.name), who=SCRIPT)
+    with serving(database) as found:
+        page.goto(found)
+        expect(page.get_by_text("No studies yet")).to_be_visible()
+        trash = page.get_by_role("region", name="Deleted studies")
+        expect(trash).to_contain_text(SCRIPT)
+        expect(trash.get_by_role("button")).to_have_count(0)
+        assert page.evaluate("window.hurt") is None
+        page.goto("about:blank")
+
+
 def test_an_answer_that_breaks_off_is_said(page, address):
     page.route("**/api/studies", lambda asked: asked.fulfill(status=200, body='{"studies": ['))
     page.goto(f"{address}#/")

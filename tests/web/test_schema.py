@@ -48,8 +48,15 @@ PATHS = [
     "/api/studies/{study}/acts",
     "/api/studies/{study}/code",
     "/api/studies/{study}/trials/{number}/branch",
+    "/api/deleted",
+    "/api/deleted/{number}/code",
 ]
-POSTS = ["/api/studies/{study}/acts", "/api/studies/{study}/branches"]
+POSTS = [
+    "/api/studies/{study}/acts",
+    "/api/studies/{study}/branches",
+    "/api/studies/{study}/delete",
+    "/api/deleted/{number}/restore",
+]
 OPERATIONS = [*((path, "GET") for path in PATHS), *((path, "POST") for path in POSTS)]
 
 

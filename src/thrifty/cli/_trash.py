@@ -60,6 +60,8 @@ def restore_command(*, name: str | None, new_name: str | None, storage: str, as_
     """
     if name is None and new_name is not None:
         raise UsageError("--as needs the NAME of the study to restore")
+    if new_name is not None and not new_name.strip():
+        raise UsageError(f"--as is {new_name!r}; give the study a name such as 'digits'")
     with Store.open(storage, create=False) as store:
         restored = None
         if name is not None:

@@ -12,7 +12,14 @@ from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, Exists, exists, func, select, update
 
-from thrifty.core import Clock, StoreBusyError, StoreUnreachableError, SystemClock, plain_logger
+from thrifty.core import (
+    Clock,
+    StoreBusyError,
+    StoreUnreachableError,
+    SystemClock,
+    UsageError,
+    plain_logger,
+)
 from thrifty.plan import Stage
 
 from . import _schema as schema
@@ -118,18 +125,19 @@ class Store:
         file.
 
         Raises:
-            UsageError: ``url`` is not a database address.
+            UsageError: ``url`` is not a database address, or ``checkpoints`` no folder.
             StudyNotFoundError: There is no such file and ``create`` is False.
             StoreVersionError: A newer thrifty wrote the database.
             StoreWriteError: The database cannot be created or migrated.
             StoreUnreachableError: The database server does not answer.
         """
         engine = open_engine(url, create=create)
-        return cls(
-            engine,
-            checkpoints=checkpoints or default_checkpoints(url),
-            clock=clock or SystemClock(),
-        )
+        place = checkpoints or default_checkpoints(url)
+        try:
+            return cls(engine, checkpoints=place, clock=clock or SystemClock())
+        except UsageError:
+            engine.dispose()
+            raise
 
     def record(self, records: Sequence[Record]) -> None:
         """Write a batch of records durably: all of them or none.
