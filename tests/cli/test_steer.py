@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -79,6 +81,34 @@ def test_a_study_and_a_trial_are_stopped_while_they_train(folder):  # noqa: F811
     for args in (("stop", "line"), ("stop", "line", "--trial", "0")):
         refused = CliRunner().invoke(_app, [*args, *DB])
         assert isinstance(refused.exception, UsageError)
+
+
+def test_a_study_waits_and_goes_on(folder):  # noqa: F811
+    thrifty("plan", "line_study.py")
+    thrifty("run", "line_study.py", "--quiet", "--stop-epochs", "1")
+    said = []
+
+    def go_on():
+        while "paused" not in thrifty("status", *DB):
+            time.sleep(0.01)
+        said.append(thrifty("resume", "line", *DB, "--json"))
+
+    other = threading.Thread(target=go_on)
+
+    def pause():
+        said.append(thrifty("pause", "line", *DB))
+        other.start()
+
+    states = run(1, pause)
+    other.join()
+    waits = "the process that runs it does so at the end of an epoch"
+    assert said[0] == f"asked to pause the study; {waits}\n"
+    document = json.loads(said[1])
+    check(document, "pause")
+    assert (document["act"]["kind"], document["act"]["queued"]) == ("resume", True)
+    assert states == ["done", "done"]
+    refused = CliRunner().invoke(_app, ["pause", "line", *DB])
+    assert isinstance(refused.exception, UsageError)
 
 
 def asked():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 import thrifty as th
-from thrifty.core import EpochDone, StudyNotFoundError, UsageError
-from thrifty.store import Store
+from thrifty.core import EpochDone, StoreBusyError, StudyNotFoundError, UsageError
+from thrifty.store import Store, StudyMoved
 from thrifty.testing import LineTask
 
 
@@ -232,3 +233,88 @@ def test_the_others_go_on_in_rounds_and_generations(tmp_path, after, stopped):
         assert len(done) >= (1 if name == "rounds" else 4)
         again = study().run(progress=False, executor=one)
         assert states(again) == states(found)
+
+
+# -- pauses ----------------------------------------------------------------------------------
+
+
+def waiting_for(found):
+    """Return once something holds that another thread brings about."""
+    while not found():
+        time.sleep(0.01)
+
+
+def state_of(folder):
+    with Store.open(f"sqlite:///{folder}/t.db") as store:
+        return store.studies.summary("line").state
+
+
+@pytest.mark.parametrize("executor", [th.Local(pack="solo"), th.Local(workers=2, pack="solo")])
+def test_a_study_that_is_paused_trains_nothing_until_it_goes_on(tmp_path, executor):
+    study, other = (study_of(tmp_path, algorithm=th.GridSearch(max_epochs=40)) for _ in range(2))
+    counted = AfterEpochs(5, other.pause)
+    running = threading.Thread(
+        target=study.run, kwargs={"progress": False, "observers": [counted], "executor": executor}
+    )
+    running.start()
+    waiting_for(lambda: counted.num >= 5 and state_of(tmp_path) == "paused")
+    at_rest = counted.num
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        plan = store.studies.get("line").plan
+        before = len(store.plans.load(plan).epochs)
+        with pytest.raises(UsageError, match="paused already"):
+            other.pause()
+        other.tag("seen")  # what comes next is read, too
+        waiting_for(lambda: not any(act.is_queued for act in other.acts))
+        assert len(store.plans.load(plan).epochs) == before
+        with pytest.raises(StoreBusyError, match="stop that process"):
+            other.delete()
+    assert at_rest == counted.num < 120
+    assert other.resume().is_queued
+    running.join()
+    assert states(study) == ["done"] * 3
+    assert counted.num == study.savings.unique_epochs == 120
+    assert [act.kind for act in other.acts] == ["pause", "tag", "resume"]
+    with pytest.raises(UsageError, match="no process waits"):
+        other.resume()
+    with pytest.raises(UsageError, match="no process runs it"):
+        other.pause()
+
+
+def test_a_paused_study_can_be_stopped(tmp_path):
+    study, other = study_of(tmp_path), study_of(tmp_path)
+    counted = AfterEpochs(2, other.pause)
+    running = threading.Thread(
+        target=study.run,
+        kwargs={"progress": False, "observers": [counted], "executor": th.Local(pack="solo")},
+    )
+    running.start()
+    waiting_for(lambda: counted.num >= 2 and state_of(tmp_path) == "paused")
+    other.stop()
+    running.join()
+    assert state_of(tmp_path) == "stopped"
+    assert states(study.run(progress=False)) == ["done"] * 3, "the pause was that run's"
+    assert study.savings.unique_epochs == 12
+
+
+def test_a_paused_study_whose_process_is_gone_is_interrupted(tmp_path):
+    study = study_of(tmp_path)
+    run(study, after=2, act=study.stop, executor=th.Local(pack="solo"))
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        info = store.studies.get("line")
+        store.record([StudyMoved(study=info.id, state="paused")])
+        with store.lease(info):
+            assert store.studies.summary("line").state == "paused"
+        assert store.studies.summary("line").state == "interrupted"
+    with pytest.raises(UsageError, match="no process waits"):
+        study.resume()
+
+
+def test_a_pause_that_came_too_late_is_not_of_the_next_run(tmp_path):
+    study = study_of(tmp_path)
+    run(study, after=2, act=study.stop, executor=th.Local(pack="solo"))
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        info = store.studies.get("line")
+        store.acts.add(info, "pause", trial=None, text="", who="me")
+    assert states(study.run(progress=False)) == ["done"] * 3
+    assert study.acts[-1].answer == "the run had ended"

@@ -399,6 +399,8 @@ def steer_a_trial(page, home):
 def stop_a_study(page, home):
     page.goto(f"{home}#/studies/1/overview")
     expect(page.locator(".acts")).to_contain_text("trial 1: ")
+    page.get_by_role("button", name="Pause the study").click()
+    expect(page.locator(".acts")).to_contain_text("pause the study")
     page.get_by_role("button", name="Stop the study").click()
     page.get_by_role("button", name="click again to confirm").click()
     expect(page.get_by_text("asked; it is done at the end of an epoch")).to_be_visible()

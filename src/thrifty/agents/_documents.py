@@ -77,7 +77,7 @@ class StudyStatus(TypedDict):
     name: str
     """Name of the study."""
     state: str
-    """One of "running", "stopped", "done" and "interrupted" (its process is gone)."""
+    """One of "running", "paused", "stopped", "done" and "interrupted" (its process is gone)."""
     metric: str
     """The metric that is optimised; the first of several."""
     num_trials: int
@@ -382,7 +382,10 @@ class BranchDocument(Document):
 
 
 class ActDocument(Document):
-    """Printed by ``thrifty stop``, ``thrifty note`` and ``thrifty tag``: what was asked."""
+    """What was asked, printed by ``thrifty stop``, ``pause``, ``note`` and ``tag``.
+
+    ``thrifty resume`` prints it for a study that a process has paused.
+    """
 
     study: str
     """Name of the study."""
@@ -402,7 +405,7 @@ class ActsDocument(Document):
 class ActOfStudy(TypedDict):
     """A request to a study."""
 
-    kind: Literal["stop", "stop trial", "branch", "note", "tag", "untag"]
+    kind: Literal["stop", "stop trial", "pause", "resume", "branch", "note", "tag", "untag"]
     """Its kind; "branch": a branch of a trial was enqueued."""
     trial: int | None
     """Number of the trial that it is about; null for the whole study."""
@@ -681,6 +684,7 @@ DOCUMENTS: Mapping[str, type] = {
     "best": BestDocument,
     "branch": BranchDocument,
     "stop": ActDocument,
+    "pause": ActDocument,
     "note": ActDocument,
     "tag": ActDocument,
     "acts": ActsDocument,

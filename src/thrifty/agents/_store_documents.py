@@ -106,7 +106,7 @@ def failures_of(store: Store, found: StudySummary) -> list[FailureGroup]:
 
 def stopped_in_training(store: Store, found: StudySummary) -> list[int]:
     """Return the last epoch of each trial whose training was stopped, in ascending order."""
-    if found.state == "running":
+    if found.state in ("running", "paused"):
         return []
     return sorted(store.studies.trained_to(found.id, state="running").values())
 

@@ -49,6 +49,9 @@ COMMANDS = {
     "stop": _Command(
         "_steer", "Stop study NAME, or one of its trials, in the process that runs it."
     ),
+    "pause": _Command(
+        "_steer", "Let the process that runs study NAME wait, until ``thrifty resume NAME``."
+    ),
     "note": _Command("_steer", "Keep the note TEXT about study NAME, or about one of its trials."),
     "tag": _Command("_steer", "Give study NAME, or one of its trials, the tag TAG."),
     "acts": _Command(
@@ -68,7 +71,9 @@ COMMANDS = {
     ),
     "importance": _Command("_outputs", "Show which hyper-parameters of study NAME matter."),
     "plot": _Command("_outputs", "Draw a plot of study NAME."),
-    "resume": _Command("_train", "Resume study NAME, from the file that defined it."),
+    "resume": _Command(
+        "_train", "Resume study NAME, from the file that defined it, or where it is paused."
+    ),
     "export": _Command(
         "_outputs", "Export study NAME: trials as a table, the study for Optuna, or an adapter."
     ),

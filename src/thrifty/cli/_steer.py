@@ -49,6 +49,21 @@ def stop_command(*, name: str, trial: int | None, storage: str, as_json: bool) -
         say(f"asked to stop {what}; {_WAITS if act.is_queued else 'done'}")
 
 
+@click.command("pause")
+@click.argument("name", shell_complete=complete_study)
+@storage_option
+@json_option
+def pause_command(*, name: str, storage: str, as_json: bool) -> None:
+    """Let the process that runs study NAME wait, until ``thrifty resume NAME``.
+
+    It finishes its running epochs, keeps their states, and begins no others. Its workers stay, with
+    their memory; ``thrifty stop`` frees that.
+    """
+    _asked(name, "pause", trial=None, text="", storage=storage, as_json=as_json)
+    if not as_json:
+        say(f"asked to pause the study; {_WAITS}")
+
+
 @click.command("note")
 @click.argument("name", shell_complete=complete_study)
 @click.argument("text")

@@ -22,11 +22,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from thrifty.agents import error_document, plan_document, result_document
+from thrifty.agents import act_document, error_document, plan_document, result_document
 from thrifty.core import Event, ThriftyError, UsageError, error_text, is_from_user, plain_text
 from thrifty.run import ExecutorConfig, Local
 from thrifty.store import Store
 from thrifty.store._address import shell_command
+from thrifty.store._steering_requests import ask
 from thrifty.study import StopWhen, Study, StudyEnded, TrialEvent, TrialResult
 
 from ._options import (
@@ -378,8 +379,17 @@ def run_command(*, file: Path, name: str | None, **training: Any) -> None:
 @training_options
 @json_option
 def resume_command(*, name: str, storage: str, trust_file: bool, **training: Any) -> None:
-    """Resume study NAME, from the file that defined it.
+    """Resume study NAME, from the file that defined it, or where it is paused.
 
-    The exit code is 2 if all trials have failed, or if none keeps the constraints.
+    If a process has paused the study, it goes on there, and this command ends at once. The exit
+    code is 2 if all trials have failed, or if none keeps the constraints.
     """
+    with Store.open(storage, create=False) as store:
+        if store.studies.summary(name).state == "paused":
+            act = ask(store, name, "resume")
+            if training["as_json"]:
+                print_document(act_document(name, act))
+            else:
+                say("asked the process that has paused the study to go on")
+            return
     train(load_stored_study(name, storage=storage, trust_file=trust_file), **training)

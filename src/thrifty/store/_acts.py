@@ -16,9 +16,9 @@ from ._records import ActApplied, StudyInfo, records_of
 from .coordination._leases import check_exists
 
 
-ActKind = Literal["stop", "stop trial", "branch", "note", "tag", "untag"]
+ActKind = Literal["stop", "stop trial", "pause", "resume", "branch", "note", "tag", "untag"]
 """``stop`` ends a run of a study cleanly, ``branch`` has enqueued a branch of a trial."""
-NEEDS_RUN: frozenset[ActKind] = frozenset({"stop", "stop trial"})
+NEEDS_RUN: frozenset[ActKind] = frozenset({"stop", "stop trial", "pause", "resume"})
 """Wishes: a process that runs the study has to apply them. The others are done when written."""
 
 

@@ -195,7 +195,7 @@ class TrialFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyMoved:
-    """A study changed its state to "running", "stopped" or "done"."""
+    """A study changed its state to "running", "paused", "stopped" or "done"."""
 
     study: int
     state: str
@@ -274,7 +274,8 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyInfo:
-    """A study; ``spec`` is its specification, ``state`` is "running", "stopped" or "done"."""
+    """A study; ``spec`` is its specification, ``state`` is "running", "paused",
+    "stopped" or "done"."""
 
     id: int
     name: str

@@ -38,8 +38,12 @@ def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, tex
             raise UsageError(
                 f"study {shown!r} has {num_trials} trials, counted from 0, and no trial {trial!r}"
             )
-    if kind == "stop" and summary.state != "running":
+    if kind in ("stop", "pause") and summary.state not in ("running", "paused"):
         raise UsageError(f"study {shown!r} is {summary.state}: no process runs it")
+    if kind == "pause" and summary.state == "paused":
+        raise UsageError(f"study {shown!r} is paused already")
+    if kind == "resume" and summary.state != "paused":
+        raise UsageError(f"study {shown!r} is {summary.state}: no process waits to go on with it")
     if kind == "stop trial" and summary.state == "done":
         raise UsageError(f"study {shown!r} is done: there is nothing to stop")
     if kind in ("note", "tag", "untag"):

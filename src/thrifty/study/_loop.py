@@ -221,7 +221,8 @@ def run_loop(
     upkeep = _Upkeep(parts)
     upkeep.steer(chains)  # what was asked while no process ran the study
     while True:
-        while not stopping and (not chains or sum(to_train.values()) < epochs_left()):
+        may_begin = not (stopping or parts.steering.is_paused)
+        while may_begin and (not chains or sum(to_train.values()) < epochs_left()):
             size = parts.packing.size(parts.ledger.plan, chains.values())
             num_free = parts.executor.num_free(pack_size=size)
             chain = _next_chain(parts, num_free) if num_free else None
@@ -232,6 +233,8 @@ def run_loop(
             num_assigned += 1
         if chains:
             _drain_events(parts, chains, to_train)
+        elif parts.steering.is_paused and not stopping:
+            time.sleep(GROUP_S)
         elif not stopping and parts.executor.may_be_asked:
             parts.executor.poll(GROUP_S)
         elif stopping or not (_others_train(parts) or upkeep.steer(chains)):
@@ -303,7 +306,7 @@ class _Upkeep:
         tell_news(self._parts.observers, ledger)
         if found:
             for number, chain in chains.items():
-                if not ledger.plan.is_wanted(chain):
+                if self._parts.steering.is_paused or not ledger.plan.is_wanted(chain):
                     self._parts.executor.cut(number)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from thrifty.store import Driver
+from thrifty.store import Driver, StudyMoved
 from thrifty.store._acts import Act
 from thrifty.store._records import ActApplied
 
@@ -16,10 +16,12 @@ class Steering:
 
     Attributes:
         stopped_by: Who has asked that the run ends; empty if nobody has.
+        is_paused: Whether the run waits until somebody asks that it goes on.
     """
 
     def __init__(self) -> None:
         self.stopped_by = ""
+        self.is_paused = False
         self._known: set[int] = set()
         """Acts that are applied already and whose records may not be written yet."""
 
@@ -31,7 +33,7 @@ class Steering:
         """Answer wishes that earlier runs end: they are not meant for this one."""
         acts, _ = driver.wishes(num_enqueued=ledger.history.num_ever_enqueued)
         for act in acts:
-            if act.kind == "stop":
+            if act.kind != "stop trial":
                 self._note(act, "the run had ended", ledger)
 
     def apply(self, ledger: Ledger, driver: Driver) -> bool:
@@ -47,6 +49,11 @@ class Steering:
     def _apply(self, act: Act, ledger: Ledger) -> str:
         if act.kind == "stop":
             self.stopped_by = act.who
+            return ""
+        if act.kind in ("pause", "resume"):
+            self.is_paused = act.kind == "pause"
+            state = "paused" if self.is_paused else "running"
+            ledger.outbox.append(StudyMoved(study=ledger.study_id, state=state))
             return ""
         assert act.trial is not None
         return ledger.stop_trial(act.trial)

@@ -63,6 +63,27 @@ class SteeringMixin:
         """
         return self._ask("stop" if trial is None else "stop trial", trial)
 
+    def pause(self) -> Act:
+        """Ask the process that runs the study to wait, until somebody asks it to go on.
+
+        It finishes its running epochs, keeps their states, and begins no others. Its workers stay,
+        with their memory; ``stop`` frees that.
+
+        Raises:
+            StudyNotFoundError: The study does not exist yet.
+            UsageError: No process runs the study, or it is paused already.
+        """
+        return self._ask("pause", None)
+
+    def resume(self) -> Act:
+        """Ask the process that waits since ``pause`` to go on.
+
+        Raises:
+            StudyNotFoundError: The study does not exist yet.
+            UsageError: No process waits; ``run`` goes on with a study that was stopped.
+        """
+        return self._ask("resume", None)
+
     def note(self, text: str, *, trial: int | None = None) -> Act:
         """Keep a note about the study, or about one of its trials, in the database.
 

@@ -149,7 +149,7 @@ class Wanted(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    kind: Literal["stop", "stop trial", "note", "tag", "untag"]
+    kind: Literal["stop", "stop trial", "pause", "resume", "note", "tag", "untag"]
     trial: Annotated[int | None, Field(ge=0, le=LARGEST)] = None
     text: Annotated[str, Field(max_length=2000)] = ""
     code: Annotated[str, Field(max_length=100, description="from the last answer of acts")]

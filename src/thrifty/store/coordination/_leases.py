@@ -114,18 +114,22 @@ def time_of(connection: Connection, clock: Clock) -> float:
     return float(connection.execute(select(extract("epoch", func.clock_timestamp()))).scalar_one())
 
 
+ALIVE = frozenset({"running", "paused"})
+"""States of a study that a process holds."""
+
+
 def standing(connection: Connection, written: Mapping[int, str], *, clock: Clock) -> dict[int, str]:
-    """Return the states of studies, by study id, with dead "running" studies as "interrupted".
+    """Return the states of studies, by study id; those whose process is gone are "interrupted".
 
     ``written`` are the recorded states. A process that is killed cannot record that its study has
     ended.
     """
     states = dict(written)
-    if "running" not in states.values():
+    if not ALIVE & set(states.values()):
         return states
     held = held_studies(connection, clock=clock)
     return {
-        study: "interrupted" if state == "running" and study not in held else state
+        study: "interrupted" if state in ALIVE and study not in held else state
         for study, state in states.items()
     }
 

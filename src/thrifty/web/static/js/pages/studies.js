@@ -38,7 +38,7 @@ export function studiesPage({ root, reader, crumbs }) {
       },
     },
     h("option", { value: "" }, "Any state"),
-    ["running", "done", "stopped", "interrupted"].map((s) => h("option", { value: s }, s)),
+    ["running", "paused", "done", "stopped", "interrupted"].map((s) => h("option", { value: s }, s)),
   );
   const said = h("p", { class: "note", role: "status" });
   const table = h("table", {});

@@ -47,15 +47,17 @@ export class Acts {
           ),
         ),
     );
-    const stops = this.#trial === null ? state === "running" : STOPPABLE.includes(state);
-    const deletes = name && state !== "running";
-    const key = `${canAct} ${stops} ${deletes} ${horizon} ${names}`;
+    const stops = STOPPABLE.includes(state);
+    const deletes = name && !stops;
+    const pauses = stops && this.#trial === null && (state === "paused" ? "resume" : "pause");
+    const key = `${canAct} ${stops} ${pauses} ${deletes} ${horizon} ${names}`;
     if (key !== this.#drawn) {
       this.#drawn = key; // what somebody is writing stays
       fill(
         this.#controls,
         canAct && [
           stops && this.#stopButton(),
+          pauses && this.#pauseButton(pauses),
           this.#form("note"),
           this.#form("tag"),
           names.length > 0 && horizon > 1 && this.#branchForm(names, horizon),
@@ -103,7 +105,17 @@ export class Acts {
     const where = each.trial === null || this.#trial !== null ? "" : `trial ${each.trial}: `;
     if (each.kind === "note") return [where, each.text];
     if (each.kind === "branch") return `branch of trial ${each.trial} ${each.text}`;
-    return each.kind === "stop" ? "stop the study" : `stop trial ${each.trial}`;
+    return each.kind === "stop trial" ? `stop trial ${each.trial}` : `${each.kind} the study`;
+  }
+
+  #pauseButton(kind) {
+    const ask = () => {
+      button.disabled = true;
+      this.#ask({ kind });
+    };
+    const what = kind === "pause" ? "Pause the study" : "Go on";
+    const button = h("button", { type: "button", onclick: ask }, what);
+    return button;
   }
 
   #stopButton() {
