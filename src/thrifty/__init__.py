@@ -49,9 +49,11 @@ if TYPE_CHECKING:
         FineTune as FineTune,
         LoRA as LoRA,
         LRScheduler as LRScheduler,
+        RayFunction as RayFunction,
         optimize as optimize,
         optuna_storage as optuna_storage,
         pack_tokens as pack_tokens,
+        ray_space as ray_space,
         trainable as trainable,
     )
     from thrifty.pack import (
@@ -159,7 +161,10 @@ _HOMES = {
         "StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
         "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),
-    "integrations": "FineTune LRScheduler LoRA optimize optuna_storage pack_tokens trainable",
+    "integrations": (
+        "FineTune LRScheduler LoRA RayFunction optimize optuna_storage pack_tokens ray_space "
+        "trainable"
+    ),
     "pack": (
         "Adagrad Adam AdamW ArrayData DatasetPair EMA HyperParameters Optimizer Optimizers RMSprop "
         "SGD SWA StreamData Task TokenFile Trainable times"

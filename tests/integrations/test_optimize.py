@@ -19,7 +19,7 @@ import torch
 
 import thrifty as th
 from thrifty.core import StateError, TaskError, UsageError
-from thrifty.integrations.functions import _objective, _objective_suggestions
+from thrifty.integrations.functions import _objective, _objective_suggestions, _suspended
 from thrifty.integrations.functions._objective import ObjectiveRun, end_waiting
 from thrifty.integrations.functions._objective_suggestions import ObjectiveAsker
 from thrifty.search import History, Stop, StoppingASHA
@@ -280,10 +280,10 @@ def test_a_run_that_is_interrupted_ends_at_its_next_report(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run._paused, "wait", interrupted)
+    monkeypatch.setattr(run._call._paused, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.advance(to_end=True)
-    run._thread.join(30)
+    run._call._thread.join(30)
     assert run.has_ended
     assert len(steps) < 10**6
 
@@ -637,7 +637,7 @@ def test_runs_that_wait_are_few():
 
 
 def test_a_run_that_does_not_end_is_said(monkeypatch, caplog):
-    monkeypatch.setattr(_objective, "END_S", 0.01)
+    monkeypatch.setattr(_suspended, "END_S", 0.01)
     release = threading.Event()
 
     def busy(trial):
@@ -655,7 +655,7 @@ def test_a_run_that_does_not_end_is_said(monkeypatch, caplog):
     run.stop()
     assert "goes on in the background" in caplog.text
     release.set()
-    run._thread.join(10)
+    run._call._thread.join(10)
     assert run.has_ended
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ._wandb import WandB as WandB
     from .functions._loop_trial import LoopTrial as LoopTrial, Scheduled as Scheduled
     from .functions._optimize import optimize as optimize
+    from .functions._ray_function import RayFunction as RayFunction
+    from .functions._ray_space import ray_space as ray_space
     from .functions._trainable import trainable as trainable
     from .optuna._storage import export_optuna as export_optuna, optuna_storage as optuna_storage
     from .sklearn._search import ThriftySearchCV as ThriftySearchCV
@@ -32,6 +34,7 @@ _HOMES = {
     "LoRA": "_lora",
     "LoopTrial": "functions._loop_trial",
     "MLflow": "_mlflow",
+    "RayFunction": "functions._ray_function",
     "Scheduled": "functions._loop_trial",
     "TensorBoard": "_tensorboard",
     "ThriftySearchCV": "sklearn._search",
@@ -40,6 +43,7 @@ _HOMES = {
     "optimize": "functions._optimize",
     "optuna_storage": "optuna._storage",
     "pack_tokens": "_fine_tune",
+    "ray_space": "functions._ray_space",
     "trainable": "functions._trainable",
 }
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextvars
 import math
 import secrets
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +28,7 @@ from thrifty.space import Choice, Domain, Float, Int, Space
 
 from ._exploration import any_value, explored
 from ._loop_trial import is_in
+from ._suspended import SuspendedCall, TrialEndedError
 
 
 logger = plain_logger(__name__)
@@ -46,12 +44,6 @@ What it reports may be something else than what it returns, so the two are not c
 """
 MAX_LIVE = 4
 """Most runs of a process that wait for a decision; each has its network in memory."""
-END_S = 10.0
-"""Seconds that a run has to end after it was told to."""
-
-
-class TrialEndedError(BaseException):
-    """Ends an objective whose trial was stopped; no ``except Exception`` of it catches this."""
 
 
 class ObjectiveTrial:
@@ -309,7 +301,6 @@ class ObjectiveRun:
     Attributes:
         key: A name that no other run has.
         num_reports: How often it has reported.
-        has_ended: Whether it has returned or failed.
     """
 
     def __init__(
@@ -323,21 +314,23 @@ class ObjectiveRun:
     ) -> None:
         self.key = secrets.token_hex(8)
         self.num_reports = 0
-        self.has_ended = False
         self._function, self._name = function, name
         self._hp, self._names = hp, frozenset(unread(hp))
-        self._seed, self._device = seed, device
+        self._seed = seed
         number = int(fingerprint({each: repr(unread(hp)[each]) for each in self._names})[:6], 16)
         self._trial = ObjectiveTrial(self, number=number)
-        self._thread: threading.Thread | None = None
-        self._go, self._paused = threading.Event(), threading.Event()
+        self._call = SuspendedCall(self._run, name=name, device=device)
         self._streams: Streams | None = None
-        self._to_end = self._is_stopped = self._was_let_go = False
+        self._to_end = self._was_let_go = False
         self._value = math.nan
         self._steps: set[int] = set()
         self._drawn: dict[str, Any] = {}
         """Values of hyper-parameters that the space does not have."""
-        self._error: BaseException | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has returned or failed."""
+        return self._call.has_ended
 
     def advance(self, *, to_end: bool) -> None:
         """Let the objective run until it reports or ends.
@@ -349,44 +342,19 @@ class ObjectiveRun:
             Exception: The objective has raised it.
         """
         self._to_end = to_end
-        if self._thread is None:
+        if not self._call.has_begun:
             seed_everything(derive_seed(self._seed, "model"))
-            self._thread = threading.Thread(
-                target=contextvars.copy_context().run,
-                args=(self._call, ThreadState.now()),
-                name=f"thrifty-{self._name}",
-                daemon=True,
-            )
-            self._thread.start()
         else:
             assert self._streams is not None
             self._streams.restore()
-            self._go.set()
         try:
-            self._paused.wait()
-        except BaseException:  # such as a second Ctrl-C: nobody waits for the thread any more
-            self._is_stopped = True
-            raise
-        self._paused.clear()
-        self._streams = Streams.now()
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+            self._call.advance()
+        finally:
+            self._streams = Streams.now()
 
     def stop(self) -> None:
         """End the thread: the objective finds out at ``should_prune``, or at its report."""
-        if self._thread is None or self.has_ended:
-            return
-        self._is_stopped = True
-        self._go.set()
-        self._thread.join(END_S)
-        if self._thread.is_alive():
-            logger.warning(
-                "%s was stopped and has not ended within %g s; it goes on in the background until "
-                "it reports or asks whether to prune",
-                self._name,
-                END_S,
-            )
+        self._call.stop()
 
     def metrics(self) -> dict[str, float]:
         """Return the last value, numbers among the user's attributes, and drawn values."""
@@ -417,7 +385,7 @@ class ObjectiveRun:
 
     def report(self, value: float, *, step: int) -> None:
         """Keep the value, and wait until the trial goes on."""
-        if self._is_stopped:
+        if self._call.is_stopped:
             if self._was_let_go:
                 _DEAF.add(self._name)
             raise TrialEndedError
@@ -428,16 +396,14 @@ class ObjectiveRun:
             return
         self._value = value
         self.num_reports += 1
-        self._paused.set()
-        self._go.wait()
-        self._go.clear()
-        if self._is_stopped and self._name in _DEAF:
+        self._call.pause()
+        if self._call.is_stopped and self._name in _DEAF:
             raise TrialEndedError
-        self._was_let_go = self._is_stopped
+        self._was_let_go = self._call.is_stopped
 
     def should_prune(self) -> bool:
         """Return whether the trial was stopped while it waited."""
-        return self._is_stopped
+        return self._call.is_stopped
 
     def _draw(self, name: str, domain: Domain) -> Any:
         seed = derive_seed(self._seed, "late", name, self._trial.number)
@@ -454,59 +420,16 @@ class ObjectiveRun:
             )
         return value
 
-    def _call(self, state: ThreadState) -> None:
+    def _run(self) -> None:
         try:
-            state.enter()
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # each thread has its own
             self._value = _number(self._function(self._trial), what=f"{self._name} returns")
-        except TrialEndedError:
-            pass
-        except BaseException as error:  # noqa: BLE001 (user code may raise anything)
-            if not self._is_stopped:
-                self._error = self._as_error(error)
-        self.has_ended = True
-        self._paused.set()
-
-    def _as_error(self, error: BaseException) -> Exception:
-        if is_pruned(error):
-            return DivergedError(
-                f"{self._name} has pruned itself after {self.num_reports} reports, although thrifty"
-                " did not say so"
-            )
-        if isinstance(error, Exception):
-            return error
-        return TaskError(f"{self._name} has raised {error_text(error)}; raise an Exception")
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadState:
-    """What torch keeps for each thread, and an objective would have if it were called directly."""
-
-    has_gradients: bool
-    device: torch.device
-    autocast: Mapping[str, tuple[bool, torch.dtype]]
-
-    @classmethod
-    def now(cls) -> ThreadState:
-        """Return that of this thread."""
-        return cls(
-            has_gradients=torch.is_grad_enabled(),
-            device=torch.get_default_device(),
-            autocast={
-                kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-                for kind in ("cpu", "cuda")
-            },
-        )
-
-    def enter(self) -> None:
-        """Give it to this thread."""
-        torch.set_grad_enabled(self.has_gradients)
-        if self.device != torch.get_default_device():
-            torch.set_default_device(self.device)
-        for kind, (is_on, dtype) in self.autocast.items():
-            torch.set_autocast_enabled(kind, is_on)
-            torch.set_autocast_dtype(kind, dtype)
+        except Exception as error:
+            if not is_pruned(error):
+                raise
+            raise DivergedError(
+                f"{self._name} has pruned itself after {self.num_reports} reports, although "
+                "thrifty did not say so"
+            ) from error
 
 
 _SAID: set[str] = set()

@@ -14,7 +14,8 @@ from thrifty.pack._state import seed_everything
 from thrifty.space import Domain
 
 from ._exploration import Effort, first_value
-from ._objective import Objective, ObjectiveTrial, TrialEndedError, is_pruned
+from ._objective import Objective, ObjectiveTrial, is_pruned
+from ._suspended import TrialEndedError
 
 
 FIRST_S = 30.0
