@@ -546,7 +546,8 @@ def test_the_schema_is_real(database):
     schema = create_app(f"sqlite:///{database}").openapi()
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
-            status = {"get": "200", "post": "201"}[method]
+            made = method == "post" and path.endswith(("/acts", "/branches"))
+            status = "201" if made else "200"
             answer = operation["responses"][status]["content"]["application/json"]["schema"]
             assert answer["$ref"].startswith("#/components/schemas/"), path
 
