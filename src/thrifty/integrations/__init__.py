@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ._fine_tune import FineTune as FineTune, pack_tokens as pack_tokens
     from ._huggingface import HuggingFaceTrainable as HuggingFaceTrainable
     from ._lightning import LightningTrainable as LightningTrainable
+    from ._lightning_cli import lightning_cli as lightning_cli
     from ._lora import LoRA as LoRA
     from ._lr_scheduler import LRScheduler as LRScheduler
     from ._mlflow import MLflow as MLflow
@@ -40,6 +41,7 @@ _HOMES = {
     "ThriftySearchCV": "sklearn._search",
     "WandB": "_wandb",
     "export_optuna": "optuna._storage",
+    "lightning_cli": "_lightning_cli",
     "optimize": "functions._optimize",
     "optuna_storage": "optuna._storage",
     "pack_tokens": "_fine_tune",
