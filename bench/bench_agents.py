@@ -1,12 +1,14 @@
 """An agent that tunes a small network by tools: what it trains with a store, and what without.
 
-    python -m bench.bench_agents [--quick] [--num 100]
+    python -m bench.bench_agents [--quick] [--num 100] [--branches 30]
 
 A scripted agent makes 100 proposals for a network on handwritten digits: new configurations,
 repeats, near-repeats that share a beginning, and longer trainings of what it has looked at. For
 each, it asks ``cost``, calls ``run`` and waits for ``job``, through a client of the official SDK
 and ``thrifty mcp`` over standard input and output. Without a store, each proposal would train all
 of its epochs. At the end, some results are compared with trainings alone, in another database.
+
+Then, random branches of trials are trained, and each alone.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from typing import Any
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
+from bench.agents.branches import random_branches
 from bench.agents.proposals import WHOLE, Proposal, proposals
-from bench.common.harness import equal, finish, parser, table
+from bench.common.harness import Goal, equal, finish, parser, table
 from thrifty.agents import read_config
 from thrifty.study import Study
 
@@ -115,6 +118,7 @@ def alone(proposal: Proposal, folder: Path) -> float | None:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--num", type=int, default=100, help="proposals")
+    options.add_argument("--branches", type=int, default=30, help="branches")
     args = options.parse_args()
     asked = list(proposals(6 if args.quick else args.num))
     with tempfile.TemporaryDirectory() as place:
@@ -127,11 +131,16 @@ def main() -> None:
     for number in compared:
         with tempfile.TemporaryDirectory() as place:
             same += alone(asked[number], Path(place)) == found["values"][number]
-    report(found, asked, compared=len(compared), same=same)
+    goals = report(found, asked, compared=len(compared), same=same)
+    print("\nrandom branches\n")
+    rows, more = random_branches(3 if args.quick else args.branches)
+    finish("agents", {**found, "compared": len(compared), "branches": rows}, [*goals, *more])
 
 
-def report(found: dict[str, Any], asked: Sequence[Proposal], *, compared: int, same: int) -> None:
-    """Print tables, goals and one line of JSON."""
+def report(
+    found: dict[str, Any], asked: Sequence[Proposal], *, compared: int, same: int
+) -> list[Goal]:
+    """Print tables, and return the goals."""
     counts = Counter(each.kind for each in asked)
     rows = [
         {
@@ -160,12 +169,12 @@ def report(found: dict[str, Any], asked: Sequence[Proposal], *, compared: int, s
         }
         for tool, num in found["calls"].items()
     ])
-    goals = [
+    found["factor"] = total / max(trained, 1)
+    return [
         equal("proposals whose cost was not what they trained", found["wrong costs"], 0),
         equal("epochs trained for repeats", found["trained"].get("repeat", 0), 0),
         equal("values equal to those of training alone", same, compared),
     ]
-    finish("agents", {**found, "factor": total / max(trained, 1), "compared": compared}, goals)
 
 
 if __name__ == "__main__":

@@ -132,6 +132,29 @@ def test_a_branch_of_a_state_that_is_not_kept_says_what_is_trained_again(tmp_pat
     assert study.branch(0, epoch=5, scale={"lr": 0.5}).epochs_to_train == 0
 
 
+@pytest.mark.parametrize("executor", [SOLO, th.Local(workers=2)])
+def test_states_that_are_kept_on_purpose_make_branches_free(tmp_path, executor):
+    storage = th.Storage(url=f"sqlite:///{tmp_path}/t.db", checkpoint_every=2)
+    study = grid(tmp_path, storage=storage).run(progress=False, executor=executor)
+    plain = grid(tmp_path / "plain").run(progress=False, executor=SOLO)
+    assert [t.curve for t in study.trials] == [t.curve for t in plain.trials]
+    assert study.savings.unique_epochs == plain.savings.unique_epochs
+    for number in range(8):
+        for epoch in (2, 4):
+            branch = study.branch(number, epoch=epoch, scale={"lr": 0.5})
+            assert (branch.epochs_again, branch.epochs_to_train) == (0, 6 - epoch)
+        assert study.branch(number, epoch=5, scale={"lr": 0.5}).epochs_again <= 1
+    branch = study.branch(3, epoch=4, scale={"lr": 0.5})
+    study.enqueue_trial(branch)
+    assert trained(study) == 2
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, "2"])
+def test_epochs_between_states_are_a_number(every):
+    with pytest.raises(UsageError, match="checkpoint_every"):
+        th.Storage(checkpoint_every=every)
+
+
 def test_several_seeds_branch_together(tmp_path):
     study = grid(tmp_path, seeds=2).run(progress=False, executor=SOLO)
     branch = study.branch(1, epoch=2, scale={"lr": 0.5})

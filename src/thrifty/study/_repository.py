@@ -59,6 +59,12 @@ class Storage:
         max_base_bytes: How much the frozen bases of a plan may take beside its checkpoints
             (default: 2 GiB). A base is stored once; with it, a trial can go on and be loaded even
             if the task makes another base by then. A larger base is not stored: 0 stores none.
+        checkpoint_every: Keep the state of each trial after every so many epochs, too, so that a
+            branch there trains none of them again (default: only states from which something may
+            start).
+
+    Raises:
+        UsageError: ``checkpoint_every`` is no whole number of epochs.
     """
 
     url: str = "sqlite:///thrifty.db"
@@ -66,6 +72,15 @@ class Storage:
     disk_budget_bytes: float = float("inf")
     shared: bool | None = None
     max_base_bytes: float = MAX_BASE_BYTES
+    checkpoint_every: int | None = None
+
+    def __post_init__(self) -> None:
+        every = self.checkpoint_every
+        if every is not None and (type(every) is not int or every < 1):
+            raise UsageError(
+                f"Storage(checkpoint_every={every!r}): it must be a whole number of epochs, 1 or "
+                "more"
+            )
 
     def __repr__(self) -> str:
         parts = [f"url={redact_url(self.url)!r}"]
@@ -77,6 +92,8 @@ class Storage:
             parts.append(f"shared={self.shared!r}")
         if self.max_base_bytes != MAX_BASE_BYTES:
             parts.append(f"max_base_bytes={self.max_base_bytes!r}")
+        if self.checkpoint_every is not None:
+            parts.append(f"checkpoint_every={self.checkpoint_every!r}")
         return f"Storage({', '.join(parts)})"
 
     @classmethod
@@ -348,9 +365,10 @@ class StudyRepository:
         records = store.studies.snapshot(info)
         space, max_epochs = self.recipe.space, self.recipe.algorithm.max_epochs
         branches = space.branches(max_epochs=max_epochs)
+        every = self.storage.checkpoint_every or max_epochs
         ledger = Ledger(
             SearchPlan(
-                cuts=branches.epochs,
+                cuts=sorted({*branches.epochs, *range(every, max_epochs, every)}),
                 intervals=branches.intervals,
                 keep_branches=self.storage.is_shared,
             ),
