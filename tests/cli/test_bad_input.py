@@ -165,6 +165,7 @@ BAD: list[tuple[list[str], str]] = [
     (["gc", *NO_DB], "there is no database"),
     (["gc", *DB, "--older-than", "-1"], "not in the range"),
     (["gc", *DB, "--older-than", "old"], "not a valid float"),
+    (["gc", *DB, "--older-than", "nan"], "give a number of days"),
     (["gc", *DB, "--checkpoints", "nowhere://x"], "cannot be kept at"),
     (["explain", "nope", *DB], "no study 'nope'"),
     (["explain", "line", "nope", *DB], "no study 'nope'"),

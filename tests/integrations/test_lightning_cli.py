@@ -212,3 +212,40 @@ def test_a_file_that_cannot_be_read(tmp_path, text, message):
 def test_options_of_the_trainer_that_do_not_fit():
     with pytest.raises(TaskError, match="trainer's options do not fit"):
         lightning_cli(Net, Data, config={"trainer": {"gradient_clip": 1.0}})
+
+
+class Clips(LightningCLI):
+    def add_arguments_to_parser(self, parser):
+        parser.set_defaults({"trainer.gradient_clip_val": 1e-6})
+
+
+class Calls(LightningCLI):
+    def add_arguments_to_parser(self, parser):
+        parser.add_lightning_class_args(pl.callbacks.Timer, "timer")
+
+
+class Before(LightningCLI):
+    def before_fit(self):
+        self.model.lr = 0.0
+
+
+def test_a_cli_that_changes_the_trainer_is_refused():
+    space = {"model.lr": th.Choice([0.1])}
+    for cli, told in ((Clips, "trainer.gradient_clip_val"), (Calls, "timer")):
+        study = study_of(lightning_cli(Net, Data, cli=cli), **space)
+        assert f"sets {told}" in str(study.trials[0].error)
+    with pytest.raises(TaskError, match="has a before_fit of its own"):
+        lightning_cli(Net, Data, cli=Before)
+
+
+def test_options_of_the_trainer_are_no_hyper_parameters():
+    space = {"model.lr": th.Choice([0.1]), "trainer.gradient_clip_val": th.Choice([1e-6, 1.0])}
+    study = study_of(lightning_cli(Net, Data), **space)
+    assert "cannot be a hyper-parameter" in str(study.trials[0].error)
+
+
+def test_a_class_is_given_by_its_name():
+    space = {"optimizer.lr": th.Choice([0.05])}
+    found = study_of(lightning_cli(Bare, Data, config={"optimizer": "Adam"}), **space)
+    plain = LightningTrainable(lambda hp: Net(lr=hp["optimizer.lr"]), lambda hp: Data())
+    assert curves(found) == curves(study_of(plain, **space))

@@ -82,9 +82,9 @@ SPACE = {
 }
 
 
-def study_of(folder, function, *, space=None, algorithm=None, **options):
+def study_of(folder, function, *, space=None, algorithm=None, resumes=False):
     return th.Study(
-        th.RayFunction(function, **options),
+        th.RayFunction(function, resumes=resumes),
         th.ray_space(SPACE if space is None else space),
         algorithm=algorithm or th.GridSearch(max_epochs=EPOCHS),
         metric="loss",
@@ -99,7 +99,7 @@ def curves(study):
 
 
 def test_a_function_trains_and_reports_numbers(tmp_path):
-    study = study_of(tmp_path, train_with_checkpoints).run(progress=False)
+    study = study_of(tmp_path, train_with_checkpoints, resumes=True).run(progress=False)
     assert [t.state for t in study.trials] == ["done"] * 6
     assert all(len(t.curve) == EPOCHS for t in study.trials)
     with Store.open(study.storage.url) as store:
@@ -109,10 +109,10 @@ def test_a_function_trains_and_reports_numbers(tmp_path):
 
 
 def test_trials_go_on_from_checkpoints_as_if_they_had_not_stopped(tmp_path):
-    whole = study_of(tmp_path / "whole", train_with_checkpoints).run(progress=False)
+    whole = study_of(tmp_path / "whole", train_with_checkpoints, resumes=True).run(progress=False)
     halving = th.SuccessiveHalving(max_epochs=EPOCHS, eta=2, num_trials=6, min_epochs=2)
     count = Count()
-    study = study_of(tmp_path, train_with_checkpoints, algorithm=halving)
+    study = study_of(tmp_path, train_with_checkpoints, resumes=True, algorithm=halving)
     study.run(progress=False, observers=[count], executor=th.Local(workers=2))
     full = curves(whole)
     for trial in study.trials:
@@ -123,10 +123,12 @@ def test_trials_go_on_from_checkpoints_as_if_they_had_not_stopped(tmp_path):
 
 
 def test_a_stopped_study_goes_on_without_training_again(tmp_path):
-    whole = study_of(tmp_path / "whole", train_with_checkpoints).run(progress=False)
-    study_of(tmp_path, train_with_checkpoints).run(progress=False, observers=[StopAfter(8)])
+    whole = study_of(tmp_path / "whole", train_with_checkpoints, resumes=True).run(progress=False)
+    study_of(tmp_path, train_with_checkpoints, resumes=True).run(
+        progress=False, observers=[StopAfter(8)]
+    )
     count = Count()
-    study = study_of(tmp_path, train_with_checkpoints)
+    study = study_of(tmp_path, train_with_checkpoints, resumes=True)
     study.run(progress=False, observers=[count])
     assert curves(study) == curves(whole)
     assert count.epochs == 36 - 8
@@ -196,13 +198,125 @@ def breaks(config):
 )
 def test_a_checkpoint_that_lacks_something_is_an_error(tmp_path, function, message):
     """Also if each trial is trained in one stage and only a kill would need the checkpoint."""
-    study = study_of(tmp_path, function, space={"lr": tune.choice([0.1, 0.2])})
+    study = study_of(tmp_path, function, space={"lr": tune.choice([0.1, 0.2])}, resumes=True)
     with pytest.raises(StateError, match=message):
         study.run(progress=False)
-    trusted = study_of(
-        tmp_path / "alone", function, space={"lr": tune.choice([0.1, 0.2])}, resumes=False
-    )
-    assert [t.state for t in trusted.run(progress=False).trials] == ["done"] * 2
+    alone = study_of(tmp_path / "alone", function, space={"lr": tune.choice([0.1, 0.2])})
+    assert [t.state for t in alone.run(progress=False).trials] == ["done"] * 2
+
+
+def late_scheduler(config):
+    """Restore all but the place of a scheduler that steps after four epochs."""
+    x, y = data()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.1)
+    start = 0
+    if checkpoint := tune.get_checkpoint():
+        with checkpoint.as_directory() as folder:
+            saved = torch.load(Path(folder) / "state.pt", weights_only=True)
+        model.load_state_dict(saved["model"])
+        start = saved["epoch"] + 1
+    for epoch in range(start, EPOCHS):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        loss = nn.functional.cross_entropy(model(x), y)
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save({"model": model.state_dict(), "epoch": epoch}, Path(folder) / "state.pt")
+            checkpoint = tune.Checkpoint.from_directory(folder)
+            tune.report({"loss": loss.item()}, checkpoint=checkpoint)
+
+
+def with_momentum(config):
+    return forgets_if(config["momentum"], config["lr"])
+
+
+def forgets_if(momentum, lr):
+    x, y = data()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    start = 0
+    if checkpoint := tune.get_checkpoint():
+        with checkpoint.as_directory() as folder:
+            saved = torch.load(Path(folder) / "state.pt", weights_only=True)
+        model.load_state_dict(saved["model"])
+        start = saved["epoch"] + 1
+    for epoch in range(start, EPOCHS):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save({"model": model.state_dict(), "epoch": epoch}, Path(folder) / "state.pt")
+            checkpoint = tune.Checkpoint.from_directory(folder)
+            tune.report({"loss": loss.item()}, checkpoint=checkpoint)
+
+
+def test_what_shows_late_and_for_some_numbers_only(tmp_path):
+    study = study_of(tmp_path, late_scheduler, space={"lr": tune.choice([0.1])}, resumes=True)
+    with pytest.raises(StateError, match="after epoch 5"):
+        study.run(progress=False)
+    space = {"lr": tune.choice([0.1]), "momentum": tune.grid_search([0.0, 0.3])}
+    study = study_of(tmp_path / "momentum", with_momentum, space=space, resumes=True)
+    executor = th.Local(pack="solo")
+    study.run(progress=False, executor=executor, observers=[StopAfter(EPOCHS + 3)])
+    with pytest.raises(StateError, match="after epoch 3"):
+        study.run(progress=False, executor=executor)
+
+
+BEST = 10.0
+
+
+def remembers(config):
+    """Keep what the best trial of a process has reached."""
+    global BEST
+    for _ in range(EPOCHS):
+        BEST = min(BEST, config["lr"])
+        tune.report({"loss": BEST})
+
+
+def test_numbers_that_trials_leave_behind_are_an_error(tmp_path):
+    """Ray gives each trial a process of its own, so such a function is right there."""
+    study = study_of(tmp_path, remembers, space={"lr": tune.grid_search([0.2, 0.1])})
+    with pytest.raises(StateError, match=r"has changed the global variable 'BEST' from 10\.0"):
+        study.run(progress=False, executor=th.Local(pack="solo"))
+
+
+def catches_all(config):
+    """Go on after each report, whatever it raises."""
+    while True:
+        try:
+            tune.report({"loss": config["lr"]})
+        except:  # noqa: E722
+            CAUGHT.append(1)
+
+
+CAUGHT = []
+
+
+def test_a_function_that_cannot_be_ended_waits(tmp_path):
+    task = th.RayFunction(catches_all)
+    task.setup(th.HyperParameters({"lr": 0.1}), seed=0, device=torch.device("cpu"))
+    task.train(0, th.HyperParameters({"lr": 0.1}))
+    run = task._run
+    run.stop()
+    assert run.has_ended
+    assert len(CAUGHT) == 3
+
+
+def lists(config):
+    """Use what Ray gives as lists as such."""
+    sizes = config["sizes"] + [1]
+    tune.report({"loss": float(sum(sizes) + len(config["deep"]["names"] + ["x"]))})
+
+
+def test_lists_stay_lists(tmp_path):
+    space = {"sizes": tune.grid_search([[16], [16, 32]]), "deep": {"names": ["a", "b"]}}
+    study = study_of(tmp_path, lists, space=space, algorithm=th.GridSearch(max_epochs=1))
+    assert [t.value for t in study.run(progress=False).trials] == [20.0, 52.0]
 
 
 def by_optimizer(config):
@@ -222,7 +336,7 @@ def test_each_kind_of_configuration_is_compared(tmp_path):
 
 
 def test_noise_is_said(caplog):
-    task = th.RayFunction(differs_each_time)
+    task = th.RayFunction(differs_each_time, resumes=True)
     task.setup(th.HyperParameters({"lr": 0.1}), seed=0, device=torch.device("cpu"))
     runs = [task._new_run() for _ in range(2)]
     for run, loss in zip(runs, (0.1, 0.1 + 1e-7), strict=True):
@@ -262,9 +376,11 @@ def draws_numbers(config):
 @pytest.mark.parametrize("executor", [th.Local(pack="solo"), th.Local(workers=2)])
 def test_random_numbers_of_an_epoch_do_not_depend_on_where_it_is_trained(tmp_path, executor):
     space = {"lr": tune.choice([0.1, 0.2, 0.3, 0.4])}
-    whole = study_of(tmp_path / "whole", draws_numbers, space=space).run(progress=False)
+    whole = study_of(tmp_path / "whole", draws_numbers, resumes=True, space=space).run(
+        progress=False
+    )
     halving = th.SuccessiveHalving(max_epochs=EPOCHS, eta=2, num_trials=4, min_epochs=1)
-    study = study_of(tmp_path, draws_numbers, space=space, algorithm=halving)
+    study = study_of(tmp_path, draws_numbers, resumes=True, space=space, algorithm=halving)
     study.run(progress=False, executor=executor)
     full = curves(whole)
     assert len({tuple(curve) for curve in full.values()}) == 4
@@ -339,7 +455,7 @@ def test_what_the_context_says(tmp_path):
 
     space = {"lr": tune.choice([0.1])}
     algorithm = th.GridSearch(max_epochs=2)
-    study = study_of(tmp_path, looks, space=space, algorithm=algorithm, resumes=False)
+    study = study_of(tmp_path, looks, space=space, algorithm=algorithm)
     study.run(progress=False, executor=th.Local(pack="solo"))
     (number, name, was_there), folder = found[-2:]
     assert number in name
@@ -401,7 +517,7 @@ def error_of(study):
         (reports_text, {}, "reported no number"),
         (returns_text, {}, "returned str"),
         (exits, {}, "raise an Exception"),
-        (no_checkpoint, {}, "has no checkpoint"),
+        (no_checkpoint, {"resumes": True}, "has no checkpoint"),
         (never_asks, {"resumes": True}, "without asking for the checkpoint"),
         (asks_for_more, {}, "dataset_shard is not among"),
     ],
@@ -413,12 +529,12 @@ def test_a_function_that_does_something_else(tmp_path, function, options, messag
 
 def test_a_schedule_is_refused_where_it_would_be_read_once(tmp_path):
     space = {"lr": th.Choice([th.Step(0.1, [2]), 0.1])}
-    study = study_of(tmp_path, train_with_checkpoints, space={**SPACE, **space})
+    study = study_of(tmp_path, train_with_checkpoints, resumes=True, space={**SPACE, **space})
     assert "lr" in error_of(study)
 
 
 def test_a_function_says_what_it_is():
-    task = th.RayFunction(partial(train_with_checkpoints))
+    task = th.RayFunction(partial(train_with_checkpoints), resumes=True)
     assert task.can_resume
     assert (task.name, task.module) == ("train_with_checkpoints", __name__)
     assert repr(task) == "<function of Ray Tune train_with_checkpoints>"
@@ -426,15 +542,6 @@ def test_a_function_says_what_it_is():
         task.space()
     with pytest.raises(TaskError, match="give a function"):
         th.RayFunction("train")
-
-    class Callable:
-        def __call__(self, config):
-            def inner():
-                return tune.get_checkpoint()
-
-            return inner()
-
-    assert th.RayFunction(Callable()).can_resume
     assert not th.RayFunction(print).can_resume
 
 
@@ -481,6 +588,9 @@ def test_spaces_have_the_values_of_ray():
         ({"a": tune.randn(0, 1)}, "Normal"),
         ({"a": tune.qloguniform(1e-2, 1, 1e-2)}, "LogUniform in steps of"),
         ({"a": tune.sample_from(lambda _: 1)}, "'a'"),
+        ({"a": {}}, "'a' of the param_space is an empty dictionary"),
+        ({"a/b": 1}, "'a/b' .* without slashes"),
+        ({1: 2}, "1 of the param_space must be a text"),
         ("no dictionary", "give the dictionary"),
     ],
 )

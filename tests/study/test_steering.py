@@ -318,3 +318,22 @@ def test_a_pause_that_came_too_late_is_not_of_the_next_run(tmp_path):
         store.acts.add(info, "pause", trial=None, text="", who="me")
     assert states(study.run(progress=False)) == ["done"] * 3
     assert study.acts[-1].answer == "the run had ended"
+
+
+def test_a_pause_that_waits_counts(tmp_path):
+    study, other = study_of(tmp_path), study_of(tmp_path)
+    told = []
+
+    def asks():
+        other.pause()
+        for ask in (other.pause, other.resume, other.resume):
+            try:
+                ask()
+            except UsageError as error:
+                told.append(str(error).partition(": ")[2] or str(error))
+
+    assert states(run(study, after=2, act=asks, executor=th.Local(pack="solo"))) == ["done"] * 3
+    assert len(told) == 2
+    assert "paused already" in told[0]
+    assert "no process waits" in told[1]
+    assert [act.kind for act in other.acts] == ["pause", "resume"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from datetime import datetime
@@ -98,6 +99,8 @@ def gc_command(
     Losses and metrics stay in any case, so what is known is not trained again. Studies that a
     process trains are left alone.
     """
+    if not math.isfinite(older_than):
+        raise UsageError(f"--older-than is {older_than}; give a number of days")
     with Store.open(storage, checkpoints=checkpoints, create=False) as store:
         found = store.collect_garbage(older_than_s=older_than * _DAY_S, dry_run=dry_run)
     if as_json:

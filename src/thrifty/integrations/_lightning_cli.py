@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -17,6 +18,9 @@ from ._lightning import _OURS, LightningTrainable
 
 
 logger = plain_logger(__name__)
+
+_HOOKS = ("instantiate_trainer", "before_fit", "after_fit", "fit", "_run_subcommand")
+"""Methods of a CLI that concern what the study does instead."""
 
 Config = str | Path | Mapping[str, Any]
 
@@ -44,12 +48,23 @@ def lightning_cli(
         cli: A subclass of ``LightningCLI`` with arguments of its own.
         options: Other options of ``LightningTrainable``, such as ``monitor``.
 
+    What concerns the trainer is in the configuration alone: a subclass that sets or links its
+    options, adds callbacks, or has hooks around the training is refused.
+
     Raises:
         MissingExtraError: Lightning or jsonargparse is not installed.
-        TaskError: A file cannot be read, or the configuration does not fit.
+        TaskError: A file cannot be read, the configuration does not fit, or ``cli`` changes the
+            trainer.
     """
     pytorch = _pytorch(module)
     require("jsonargparse", extra="lightning")
+    whole = pytorch.cli.LightningCLI
+    for name in _HOOKS:
+        if cli is not None and getattr(cli, name, None) is not getattr(whole, name, None):
+            raise TaskError(
+                f"lightning_cli(cli={cli.__name__}): it has a {name} of its own, which a study "
+                "does not call; give what concerns the trainer in config"
+            )
     base: dict[str, Any] = {}
     for each in [config] if isinstance(config, str | Path | Mapping) else config:
         _merge(base, _section(_read(each)))
@@ -60,7 +75,7 @@ def lightning_cli(
     if dropped:
         logger.info("the study says instead of the trainer's options: %s", ", ".join(dropped))
     kept = {name: value for name, value in trainer.items() if name not in dropped}
-    made = partial(_made, module, data, cli=cli or pytorch.cli.LightningCLI, base=base)
+    made = partial(_made, module, data, cli=cli or whole, base=base, trainer=pytorch.Trainer)
     return LightningTrainable(
         partial(_module, made),
         None if data is None else partial(_data, made),
@@ -141,6 +156,7 @@ def _made(
     *,
     cli: type,
     base: Mapping[str, Any],
+    trainer: type,
 ) -> Any:
     """Return a LightningCLI that has made module and data, and no trainer.
 
@@ -149,18 +165,19 @@ def _made(
     """
     config = copy.deepcopy(dict(base))
     for name, value in values.items():
-        *parents, last = name.split(".")
-        place = config
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = list(value) if isinstance(value, tuple) else value
+        if name.startswith("trainer."):
+            raise TaskError(
+                f"{name!r} cannot be a hyper-parameter: all trials have the same trainer; give it "
+                "in config, or make studies of their own"
+            )
+        _put(config, name, list(value) if isinstance(value, tuple) else value)
     own = type(cli.__name__, (cli,), {"instantiate_trainer": _nothing, "_set_seed": _nothing})
     jsonargparse = import_module("jsonargparse")
     try:
         with warnings.catch_warnings():
             # Lightning uses what newer versions of jsonargparse call deprecated.
             warnings.simplefilter("ignore", DeprecationWarning)
-            return own(
+            found = own(
                 module,
                 data,
                 run=False,
@@ -174,6 +191,45 @@ def _made(
             f"LightningCLI takes no such configuration: {error}; hyper-parameters are named as "
             "its options, such as model.lr"
         ) from None
+    _check_trainer(found, trainer)
+    return found
+
+
+def _put(config: dict[str, Any], name: str, value: Any) -> None:
+    """Set an option by its name with dots; a class may be given by its name alone.
+
+    >>> config = {"optimizer": "SGD"}
+    >>> _put(config, "optimizer.lr", 0.1)
+    >>> config
+    {'optimizer': {'class_path': 'SGD', 'init_args': {'lr': 0.1}}}
+    """
+    *parents, last = name.split(".")
+    place = config
+    for parent in parents:
+        inner = place.get(parent)
+        if isinstance(inner, str):
+            inner = {"class_path": inner}
+        place[parent] = place = {} if inner is None else inner
+        if "class_path" in place and not name.partition(f"{parent}.")[2].startswith("init_args."):
+            place = place.setdefault("init_args", {})
+    place[last] = value
+
+
+def _check_trainer(made: Any, trainer: type) -> None:
+    """Refuse a CLI that sets options of the trainer by itself.
+
+    Raises:
+        TaskError: It does.
+    """
+    usual = {n: p.default for n, p in inspect.signature(trainer).parameters.items()}
+    given = dict(made.config.get("trainer") or {})
+    changed = [f"trainer.{n}" for n, v in given.items() if n in usual and v != usual[n]]
+    changed += list(getattr(made.parser, "callback_keys", ()))
+    if changed:
+        raise TaskError(
+            f"{type(made).__name__} sets {', '.join(changed)}, which a study does not take from "
+            "it; give what concerns the trainer in config"
+        )
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -14,6 +14,9 @@ from ._acts import Act, ActKind, tags_of
 from ._store import Store
 
 
+_PAUSES = ("pause", "resume")
+
+
 def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, text: str = "") -> Act:
     """Record a request to a study.
 
@@ -40,9 +43,12 @@ def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, tex
             )
     if kind in ("stop", "pause") and summary.state not in ("running", "paused"):
         raise UsageError(f"study {shown!r} is {summary.state}: no process runs it")
-    if kind == "pause" and summary.state == "paused":
+    # A pause or its end that waits for the process counts as done.
+    asked = [a.kind for a in store.acts.of(info.id) if a.is_queued and a.kind in _PAUSES]
+    is_paused = asked[-1] == "pause" if asked else summary.state == "paused"
+    if kind == "pause" and is_paused:
         raise UsageError(f"study {shown!r} is paused already")
-    if kind == "resume" and summary.state != "paused":
+    if kind == "resume" and not (is_paused and summary.state in ("running", "paused")):
         raise UsageError(f"study {shown!r} is {summary.state}: no process waits to go on with it")
     if kind == "stop trial" and summary.state == "done":
         raise UsageError(f"study {shown!r} is done: there is nothing to stop")

@@ -28,7 +28,7 @@ from thrifty.space import Choice, Domain, Float, Int, Space
 
 from ._exploration import any_value, explored
 from ._loop_trial import is_in
-from ._suspended import SuspendedCall, TrialEndedError
+from ._suspended import SuspendedCall
 
 
 logger = plain_logger(__name__)
@@ -388,7 +388,7 @@ class ObjectiveRun:
         if self._call.is_stopped:
             if self._was_let_go:
                 _DEAF.add(self._name)
-            raise TrialEndedError
+            self._call.end()
         if step in self._steps:
             return
         self._steps.add(step)
@@ -398,7 +398,7 @@ class ObjectiveRun:
         self.num_reports += 1
         self._call.pause()
         if self._call.is_stopped and self._name in _DEAF:
-            raise TrialEndedError
+            self._call.end()
         self._was_let_go = self._call.is_stopped
 
     def should_prune(self) -> bool:

@@ -6,6 +6,7 @@ with ``tune.get_checkpoint()``. Without checkpoints, only the process that has b
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 import shutil
@@ -16,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -36,12 +36,14 @@ from thrifty.pack.task._metrics import as_number
 from thrifty.space import Space
 
 from ._ray_space import nested
-from ._suspended import SuspendedCall, TrialEndedError
+from ._suspended import SuspendedCall, call_of_this_thread
 
 
 logger = plain_logger(__name__)
 
 RayTrainingFunction = Callable[[dict[str, Any]], Any]
+_COMPARED = 5
+"""Epochs that are trained to compare a trial that goes on from a checkpoint."""
 MAX_LIVE = 4
 """Most runs of a process without checkpoints that wait; each has its network in memory."""
 
@@ -55,23 +57,27 @@ class RayFunction(SelfDescribing):
     dictionaries: ``model/width`` is ``config["model"]["width"]``. ``ray_space`` makes a space of
     Ray's.
 
-    A function that goes on from ``tune.get_checkpoint()`` must report a checkpoint each time. Then
-    its trials stop at rungs and go on, on any worker, after a kill, too. Random numbers of torch,
-    NumPy and Python come from streams that are seeded at the beginning, and again for each later
-    epoch: when ``report`` or ``get_checkpoint`` returns.
+    A trial goes on in the process that has begun it, in a thread that waits at its reports, and is
+    trained from its start anywhere else. So its results are those of an uninterrupted training.
 
-    Before a process goes on from a checkpoint for the first time, it trains two or three epochs
-    of the same configuration anew, and one or two of them again from the checkpoint of the first.
-    If results differ, the checkpoint lacks something, and an error says so. Configurations that
-    differ in a text or a bool are compared each.
+    With ``resumes``, any process goes on from a reported checkpoint, as the function itself does
+    with ``tune.get_checkpoint()``: at rungs, on other workers, after a kill. Then it must report a
+    checkpoint each time, and the checkpoint must be complete. Before a process goes on from one for
+    the first time, it trains five epochs of the same configuration anew, and four of them again
+    from the checkpoint of the first; if a report differs, an error says so. What shows later, such
+    as a scheduler whose place is not saved and whose next step comes after ten epochs, is not seen.
+    Configurations that differ in a text, a bool or in which numbers are zero are compared each.
 
-    Other functions run, too: a trial goes on in the process that has begun it, and is trained from
-    its start anywhere else.
+    Random numbers of torch, NumPy and Python come from streams that are seeded at the beginning,
+    and again for each later epoch: when ``report`` or ``get_checkpoint`` returns. So call
+    ``get_checkpoint`` after what draws numbers has been made, such as the model.
+
+    Ray gives each trial a process of its own. Here trials take turns in one, so a global number
+    that a trial changes is an error.
 
     Args:
         function: The training function.
-        resumes: Whether it goes on from checkpoints. None looks whether its code names
-            ``get_checkpoint``.
+        resumes: Whether trials go on from its checkpoints in other processes, too.
 
     Raises:
         TaskError: It is no function.
@@ -96,11 +102,11 @@ class RayFunction(SelfDescribing):
     mend = "save it in the checkpoint that the function reports, and restore it from there"
     internals = frozenset({"_run", "_metrics", "_new_run", "_kind"})
 
-    def __init__(self, function: RayTrainingFunction, *, resumes: bool | None = None) -> None:
+    def __init__(self, function: RayTrainingFunction, *, resumes: bool = False) -> None:
         if not callable(function):
             raise TaskError(f"RayFunction({function!r}): give a function of a configuration")
         self.function = function
-        self.can_resume = _names_checkpoints(function) if resumes is None else bool(resumes)
+        self.can_resume = bool(resumes)
 
     def __repr__(self) -> str:
         return f"<function of Ray Tune {self.name}>"
@@ -136,8 +142,9 @@ class RayFunction(SelfDescribing):
         self._new_run = partial(
             _Run, self.function, name=self.name, values=values, seed=seed, device=device
         )
-        texts = tuple(sorted((n, repr(v)) for n, v in values.items() if _is_kind(v)))
-        self._kind = (self.module, self.name, texts, str(device))
+        kinds = tuple(sorted((name, _kind_of(value)) for name, value in values.items()))
+        self._kind = (self.module, self.name, kinds, str(device))
+        _check_globals(_innermost(self.function), self.name)
         self._run: _Run | None = self._new_run()
         if self.can_resume:  # its thread would wait for ever once nobody has the trial
             weakref.finalize(self, self._run.stop)
@@ -188,8 +195,7 @@ class RayFunction(SelfDescribing):
         elif self.can_resume and self._run.files is None:
             raise TaskError(
                 f"report {self._run.num_reports} of {self.name} has no checkpoint, and thrifty may "
-                "stop a trial after any; report one each time, or give "
-                "RayFunction(..., resumes=False)"
+                "stop a trial after any; report one each time, or leave resumes=True out"
             )
 
     def evaluate(self) -> Mapping[str, float]:
@@ -226,14 +232,13 @@ class RayFunction(SelfDescribing):
                 return
             files = whole.files
             part.restore(files, metrics=whole.metrics, num_reports=1)
-            for epoch in (1, 2):
+            for epoch in range(1, _COMPARED):
                 whole.advance(epoch)
                 part.advance(epoch)
                 if not _same(whole.metrics, part.metrics) or whole.has_ended != part.has_ended:
                     self._judge(whole, part, files, epoch=epoch)
                     break
-                # If the files are equal, too, what follows is.
-                if whole.has_ended or _same_files(whole.files, part.files):
+                if whole.has_ended:
                     break
         except StateError:
             raise
@@ -275,8 +280,9 @@ class RayFunction(SelfDescribing):
         raise StateError(
             f"{self.name} keeps state outside of its checkpoint: after epoch {epoch + 1}, {name!r} "
             f"is {whole.metrics.get(name)} if it was not interrupted, and {part.metrics.get(name)} "
-            f"if it goes on from the checkpoint of epoch 1; {self.mend}, or give "
-            "RayFunction(..., resumes=False)"
+            f"if it goes on from the checkpoint of epoch 1; {self.mend}. If it is all there, call "
+            "tune.get_checkpoint() after what draws random numbers, such as making the model, and "
+            "split data with a generator of its own; or leave resumes=True out"
         )
 
 
@@ -349,8 +355,7 @@ class _Run:
         if self._given is not None and not self._was_asked and self.num_reports > before:
             raise TaskError(
                 f"{self._name} has reported without asking for the checkpoint that it was to go on "
-                "from; call tune.get_checkpoint() at its beginning, or give "
-                "RayFunction(..., resumes=False)"
+                "from; call tune.get_checkpoint() before the first epoch, or leave resumes=True out"
             )
 
     def seed_epoch(self) -> None:
@@ -359,19 +364,22 @@ class _Run:
 
     def stop(self) -> None:
         """End the thread: the function finds out at its next report."""
-        self._call.stop()
+        with _session_of(self):
+            self._call.stop()
 
     # -- in the function's thread ----------------------------------------------------------
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any) -> None:
         """Take a report, and wait until the trial goes on."""
-        if self._call.is_stopped:
-            raise TrialEndedError
+        # The thread of a run that was stopped, and goes on, may come here, too.
+        caller = call_of_this_thread() or self._call
+        if caller is not self._call or caller.is_stopped:
+            caller.end()
         self._take(metrics)
         self.files = None if checkpoint is None else _files_of(checkpoint)
         self._call.pause()
         if self._call.is_stopped:
-            raise TrialEndedError
+            self._call.end()
 
     def checkpoint(self) -> Any:
         """Return the checkpoint to go on from, as Ray does; None if there is none."""
@@ -487,9 +495,41 @@ def _files_of(checkpoint: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def _is_kind(value: Any) -> bool:
-    """Return whether a value chooses between ways of training, as the name of an optimizer does."""
-    return value is None or isinstance(value, str | bool | tuple)
+def _kind_of(value: Any) -> str:
+    """Return what a value chooses between ways of training by: itself, or whether it is zero."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"zero: {value == 0}" if is_number else repr(value)
+
+
+_NUMBERS: dict[tuple[int, str], Any] = {}
+"""Global numbers that functions read, as they were when the first trial was made."""
+
+
+def _check_globals(function: Any, name: str) -> None:
+    """Refuse a function whose earlier trials have changed a global number that it reads.
+
+    Raises:
+        StateError: They have.
+    """
+    code, values = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    for variable in getattr(code, "co_names", ()):
+        value = values.get(variable)
+        if not _is_plain(value):
+            continue
+        key = (id(values), variable)
+        before = _NUMBERS.setdefault(key, copy.deepcopy(value))
+        if before != value and not (before != before and value != value):
+            raise StateError(
+                f"{name} has changed the global variable {variable!r} from {before!r} to "
+                f"{value!r}, and other trials read it. Ray gives each trial a process of its own; "
+                "here they take turns in one, so keep it in a local variable"
+            )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple | set | dict):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int | float | str | bool | None)
 
 
 def _same(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
@@ -497,14 +537,6 @@ def _same(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
         value == other[name] or (math.isnan(value) and math.isnan(other[name]))
         for name, value in one.items()
     )
-
-
-def _same_files(
-    one: Mapping[str, torch.Tensor] | None, other: Mapping[str, torch.Tensor] | None
-) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
 def _apart(one: Mapping[str, float], other: Mapping[str, float]) -> float:
@@ -519,17 +551,3 @@ def _innermost(function: Any) -> Any:
     while isinstance(function, partial):
         function = function.func
     return function
-
-
-def _names_checkpoints(function: Any) -> bool:
-    """Return whether the code of a function names ``get_checkpoint``, its inner functions too."""
-    function = _innermost(function)
-    waiting = [getattr(each, "__code__", None) for each in (function, type(function).__call__)]
-    while waiting:
-        code = waiting.pop()
-        if not isinstance(code, CodeType):
-            continue
-        if "get_checkpoint" in code.co_names:
-            return True
-        waiting += code.co_consts
-    return False

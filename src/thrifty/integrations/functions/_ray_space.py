@@ -15,13 +15,14 @@ def ray_space(param_space: Mapping[str, Any]) -> Space:
     ``tune.uniform``, ``loguniform``, ``quniform``, ``randint``, ``lograndint``, ``qrandint``,
     ``choice`` and ``grid_search`` become domains; domains and schedules of thrifty stay. Values
     that are no domains become choices of one. Nested dictionaries become names with slashes.
+    The function gets lists for lists, and for tuples, too.
 
     Args:
         param_space: What a ``tune.Tuner`` gets.
 
     Raises:
-        SpaceError: It has a domain that thrifty lacks, such as ``tune.randn``; the message names
-            it.
+        SpaceError: It has a domain that thrifty lacks, such as ``tune.randn``, an empty
+            dictionary, or a key that is no text or has a slash; the message names it.
 
     >>> ray_space({"lr": Float(0.1, 0.3), "model": {"width": 8}}).names
     ('lr', 'model/width')
@@ -43,13 +44,22 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
         place = out
         for parent in parents:
             place = place.setdefault(parent, {})
-        place[last] = value
+        place[last] = _lists(value)
     return out
+
+
+def _lists(value: Any) -> Any:
+    """Return a value with lists for tuples, which are what a space keeps of lists."""
+    return [_lists(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _flat(given: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Domain]]:
     for key, value in given.items():
         name = f"{prefix}{key}"
+        if not isinstance(key, str) or "/" in key:
+            raise SpaceError(f"the key {key!r} of the param_space must be a text without slashes")
+        if isinstance(value, Mapping) and not value:
+            raise SpaceError(f"{name!r} of the param_space is an empty dictionary; leave it out")
         if isinstance(value, Mapping):
             if set(value) == {"grid_search"}:
                 yield name, Choice(list(value["grid_search"]))

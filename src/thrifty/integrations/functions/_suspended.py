@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
+from weakref import ref
 
 import torch
 
@@ -16,10 +19,18 @@ logger = plain_logger(__name__)
 
 END_S = 10.0
 """Seconds that a call has to end after it was told to."""
+MOST_ENDS = 3
+"""How often a function may catch what ends it."""
 
 
 class TrialEndedError(BaseException):
     """Ends a function whose trial was stopped; no ``except Exception`` of it catches this."""
+
+
+def call_of_this_thread() -> SuspendedCall | None:
+    """Return the call whose thread this is; None in any other thread."""
+    found: ref[SuspendedCall] | None = getattr(threading.current_thread(), "_thrifty_call", None)
+    return None if found is None else found()
 
 
 class SuspendedCall:
@@ -40,6 +51,7 @@ class SuspendedCall:
         self.has_begun = self.has_ended = self.is_stopped = False
         self._function, self._name, self._device = function, name, device
         self._thread: threading.Thread | None = None
+        self._num_ends = 0
         self._go, self._paused = threading.Event(), threading.Event()
         self._error: BaseException | None = None
 
@@ -58,6 +70,7 @@ class SuspendedCall:
                 name=f"thrifty-{self._name}",
                 daemon=True,
             )
+            self._thread._thrifty_call = ref(self)  # type: ignore[attr-defined]
             self._thread.start()
         else:
             self._go.set()
@@ -77,14 +90,30 @@ class SuspendedCall:
         self._go.wait()
         self._go.clear()
 
+    def end(self) -> NoReturn:
+        """Leave the function from where it has called; it was told to end.
+
+        Raises:
+            TrialEndedError: Always. A function that catches even this, in a loop, waits here for
+                ever the third time, since the thread would use a processor until the process ends.
+        """
+        self._num_ends += 1
+        if self._num_ends > MOST_ENDS:
+            self.has_ended = True
+            self._paused.set()
+            threading.Event().wait()
+        raise TrialEndedError
+
     def stop(self) -> None:
         """End the thread: the function finds out where it asks, or at its next pause."""
         if self._thread is None or self.has_ended:
             return
         self.is_stopped = True
         self._go.set()
-        self._thread.join(END_S)
-        if self._thread.is_alive():
+        until = time.monotonic() + END_S
+        while self._thread.is_alive() and not self.has_ended and time.monotonic() < until:
+            self._thread.join(0.02)
+        if self._thread.is_alive() and not self.has_ended:
             logger.warning(
                 "%s was stopped and has not ended within %g s; it goes on in the background until "
                 "it reports or asks whether to prune",
