@@ -373,6 +373,7 @@ def draws_numbers(config):
             tune.report({"loss": total * config["lr"]}, checkpoint=checkpoint)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("executor", [th.Local(pack="solo"), th.Local(workers=2)])
 def test_random_numbers_of_an_epoch_do_not_depend_on_where_it_is_trained(tmp_path, executor):
     space = {"lr": tune.choice([0.1, 0.2, 0.3, 0.4])}
@@ -391,6 +392,7 @@ def test_random_numbers_of_an_epoch_do_not_depend_on_where_it_is_trained(tmp_pat
 # -- functions without checkpoints ------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("executor", [th.Local(pack="solo"), th.Local(workers=2)])
 def test_a_function_without_checkpoints_waits_at_its_reports(tmp_path, executor):
     space = {"lr": tune.choice([0.1, 0.2, 0.3])}
@@ -510,6 +512,7 @@ def error_of(study):
     return next(str(trial.error) for trial in study.trials if trial.error)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("function", "options", "message"),
     [

@@ -245,6 +245,7 @@ with Store.open(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("after", [2, 8, 12, 14, 17, 22, 28])
 def test_a_kill_loses_nothing(tmp_path, after):
     """The study is there as it was, or can be restored so."""

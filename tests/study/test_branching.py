@@ -132,6 +132,7 @@ def test_a_branch_of_a_state_that_is_not_kept_says_what_is_trained_again(tmp_pat
     assert study.branch(0, epoch=5, scale={"lr": 0.5}).epochs_to_train == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("executor", [SOLO, th.Local(workers=2)])
 def test_states_that_are_kept_on_purpose_make_branches_free(tmp_path, executor):
     storage = th.Storage(url=f"sqlite:///{tmp_path}/t.db", checkpoint_every=2)

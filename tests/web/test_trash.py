@@ -59,6 +59,7 @@ def test_a_study_is_deleted_and_restored(steering, database):  # noqa: F811
     assert steering.get(f"/api/studies/{number}/trials").json() == before
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("headers", ATTACKS.values(), ids=ATTACKS)
 def test_requests_from_elsewhere_are_refused(steering, database, headers):  # noqa: F811
     assert delete(steering, headers=headers).status_code in (400, 403, 422)
@@ -80,6 +81,7 @@ def test_without_the_token_nothing_is_deleted(steering, database):  # noqa: F811
     assert names(database) == (["line"], [])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
@@ -102,6 +104,7 @@ def test_a_bad_request_deletes_nothing(steering, database, fields, status):  # n
     assert names(database) == (["line"], [])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("method", ["get", "head", "put", "patch", "delete"])
 def test_only_a_post_deletes(steering, database, method):  # noqa: F811
     code = code_for(steering)
