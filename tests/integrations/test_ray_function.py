@@ -294,7 +294,7 @@ def catches_all(config):
             CAUGHT.append(1)
 
 
-CAUGHT = []
+CAUGHT: list[int] = []
 
 
 def test_a_function_that_cannot_be_ended_waits(tmp_path):
