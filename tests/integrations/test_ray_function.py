@@ -136,31 +136,14 @@ def test_a_stopped_study_goes_on_without_training_again(tmp_path):
 
 def forgets(config):
     """Restore the model but not the momentum of its optimizer."""
-    x, y = data()
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
-    start = 0
-    if checkpoint := tune.get_checkpoint():
-        with checkpoint.as_directory() as folder:
-            saved = torch.load(Path(folder) / "state.pt", weights_only=True)
-        model.load_state_dict(saved["model"])
-        start = saved["epoch"] + 1
-    for epoch in range(start, EPOCHS):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        with tempfile.TemporaryDirectory() as folder:
-            saved = {"model": model.state_dict(), "epoch": epoch}
-            torch.save(saved, Path(folder) / "state.pt")
-            checkpoint = tune.Checkpoint.from_directory(folder)
-            tune.report({"loss": loss.item()}, checkpoint=checkpoint)
+    forgets_if(0.9, config["lr"])
 
 
 @pytest.fixture(autouse=True)
 def _unverified():
     """Let each test be a process of its own."""
     _ray_function._VERIFIED.clear()
+    _ray_function._NUMBERS.clear()
 
 
 def lasting(config):
@@ -278,11 +261,48 @@ def remembers(config):
         tune.report({"loss": BEST})
 
 
-def test_numbers_that_trials_leave_behind_are_an_error(tmp_path):
-    """Ray gives each trial a process of its own, so such a function is right there."""
-    study = study_of(tmp_path, remembers, space={"lr": tune.grid_search([0.2, 0.1])})
-    with pytest.raises(StateError, match=r"has changed the global variable 'BEST' from 10\.0"):
-        study.run(progress=False, executor=th.Local(pack="solo"))
+def by_a_helper(config):
+    for _ in range(EPOCHS):
+        count()
+        tune.report({"loss": config["lr"] * COUNTED[0]})
+
+
+COUNTED = [0]
+
+
+def count():
+    COUNTED[0] += 1
+
+
+def with_a_closure():
+    best = 10.0
+
+    def closes(config):
+        nonlocal best
+        for _ in range(EPOCHS):
+            best = min(best, config["lr"])
+            tune.report({"loss": best})
+
+    return closes
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(remembers, "BEST"), (by_a_helper, "COUNTED"), (with_a_closure(), "best")],
+)
+def test_numbers_that_trials_leave_behind_are_an_error(tmp_path, function, name):
+    """Ray gives each trial a process of its own, so such a function is right there.
+
+    Both trials are made before one of them is trained, as in a pack.
+    """
+    tasks = [th.RayFunction(function) for _ in range(2)]
+    values = [th.HyperParameters({"lr": lr}) for lr in (0.2, 0.1)]
+    for task, hp in zip(tasks, values, strict=True):
+        task.setup(hp, seed=0, device=torch.device("cpu"))
+    tasks[0].train(0, values[0])
+    with pytest.raises(StateError, match=f"has changed the variable '{name}'"):
+        tasks[1].train(0, values[1])
+    tasks[0]._run.stop()
 
 
 def catches_all(config):
@@ -444,7 +464,7 @@ def test_functions_that_return_or_end_early(tmp_path):
 
 
 def test_what_the_context_says(tmp_path):
-    found = []
+    found = [tmp_path]  # a list of numbers and texts would be an error
 
     def looks(config):
         context = tune.get_context()

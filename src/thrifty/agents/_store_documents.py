@@ -323,7 +323,7 @@ def act_document(name: str, act: Act) -> ActDocument:
 
 
 def acts_document(store: Store, name: str) -> ActsDocument:
-    """Return all that was asked of a study.
+    """Return all requests to a study.
 
     Raises:
         StudyNotFoundError: There is no such study.

@@ -58,13 +58,13 @@ COMMANDS = {
         "_steer", "Show the requests to study NAME: who made them, when, and their results."
     ),
     "delete": _Command(
-        "_trash", "Delete study NAME and its trials; ``thrifty restore`` brings them back."
+        "_delete", "Delete study NAME and its trials; ``thrifty restore`` brings them back."
     ),
     "restore": _Command(
-        "_trash", "Restore the deleted study NAME; without NAME, list those that can be restored."
+        "_delete", "Restore the deleted study NAME; without NAME, list those that can be restored."
     ),
     "gc": _Command(
-        "_trash", "Free disk space: remove old deleted studies and the states nobody needs."
+        "_delete", "Free disk space: remove old deleted studies and the states nobody needs."
     ),
     "explain": _Command(
         "_status", "Explain why studies NAME and OTHER do or do not share training."

@@ -24,7 +24,7 @@ NEEDS_RUN: frozenset[ActKind] = frozenset({"stop", "stop trial", "pause", "resum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """What somebody has asked of a study.
+    """A request to a study.
 
     Attributes:
         id: Its number in the database; later acts have larger ones.

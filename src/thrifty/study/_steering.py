@@ -16,7 +16,7 @@ class Steering:
 
     Attributes:
         stopped_by: Who has asked that the run ends; empty if nobody has.
-        is_paused: Whether the run waits until somebody asks that it goes on.
+        is_paused: Whether the run waits for a request to go on.
     """
 
     def __init__(self) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import CellType, CodeType
 from typing import Any
 
 import numpy as np
@@ -72,8 +73,8 @@ class RayFunction(SelfDescribing):
     and again for each later epoch: when ``report`` or ``get_checkpoint`` returns. So call
     ``get_checkpoint`` after what draws numbers has been made, such as the model.
 
-    Ray gives each trial a process of its own. Here trials take turns in one, so a global number
-    that a trial changes is an error.
+    Ray gives each trial a process of its own. Here trials take turns in one, so it is an error if a
+    trial changes a global number, a text or a list of them.
 
     Args:
         function: The training function.
@@ -144,7 +145,7 @@ class RayFunction(SelfDescribing):
         )
         kinds = tuple(sorted((name, _kind_of(value)) for name, value in values.items()))
         self._kind = (self.module, self.name, kinds, str(device))
-        _check_globals(_innermost(self.function), self.name)
+        _check_shared(self.function, self.name)
         self._run: _Run | None = self._new_run()
         if self.can_resume:  # its thread would wait for ever once nobody has the trial
             weakref.finalize(self, self._run.stop)
@@ -182,7 +183,8 @@ class RayFunction(SelfDescribing):
         """
         if self._run is None:
             return
-        _WAITING.pop(self._run.key, None)  # it goes on here, so nobody else may take it
+        _WAITING.pop(self._run.key, None)  # it goes on here, so no other trial may take it
+        _check_shared(self.function, self.name)
         self._run.advance(epoch)
         self._metrics = self._run.metrics
         if self._run.has_ended:
@@ -502,28 +504,48 @@ def _kind_of(value: Any) -> str:
 
 
 _NUMBERS: dict[tuple[int, str], Any] = {}
-"""Global numbers that functions read, as they were when the first trial was made."""
+"""Variables that functions share between trials, as they were when the first trial was made."""
 
 
-def _check_globals(function: Any, name: str) -> None:
-    """Refuse a function whose earlier trials have changed a global number that it reads.
+def _check_shared(function: Any, name: str) -> None:
+    """Refuse a function whose trials have changed a global or enclosing variable that it reads.
+
+    Functions that it calls by a global name are looked at, too.
 
     Raises:
         StateError: They have.
     """
-    code, values = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    for variable in getattr(code, "co_names", ()):
-        value = values.get(variable)
-        if not _is_plain(value):
-            continue
-        key = (id(values), variable)
-        before = _NUMBERS.setdefault(key, copy.deepcopy(value))
+    for place, variable, value in _shared(_innermost(function), set()):
+        before = _NUMBERS.setdefault((place, variable), copy.deepcopy(value))
         if before != value and not (before != before and value != value):
             raise StateError(
-                f"{name} has changed the global variable {variable!r} from {before!r} to "
-                f"{value!r}, and other trials read it. Ray gives each trial a process of its own; "
-                "here they take turns in one, so keep it in a local variable"
+                f"{name} has changed the variable {variable!r} from {before!r} to {value!r}, and "
+                "other trials read it. Ray gives each trial a process of its own; here they take "
+                "turns in one, so keep it in a local variable"
             )
+
+
+def _shared(function: Any, seen: set[int]) -> Iterator[tuple[int, str, Any]]:
+    """Yield numbers, texts and lists of them that outlive a call: place, name and value."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or id(function) in seen:
+        return
+    seen.add(id(function))
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
+    found = [(id(cell), n, cell.cell_contents) for n, cell in cells if cell != CellType()]
+    names, waiting = set(code.co_names), list(code.co_consts)
+    while waiting:  # functions within the function
+        inner = waiting.pop()
+        if isinstance(inner, CodeType):
+            names.update(inner.co_names)
+            waiting += inner.co_consts
+    own = function.__globals__
+    found += [(id(own), n, own[n]) for n in sorted(names & own.keys())]
+    for place, name, value in found:
+        if _is_plain(value):
+            yield place, name, value
+        else:
+            yield from _shared(value, seen)
 
 
 def _is_plain(value: Any) -> bool:

@@ -185,7 +185,7 @@ def after(place: Place, mask: Mask, law: Law, *, device: torch.device) -> Place:
 
 
 def _threads_of(device: torch.device) -> Callable[[int], int]:
-    """Return how many threads PyTorch starts for dropout of so many numbers."""
+    """Return a function from the size of a tensor to the threads that PyTorch's dropout starts."""
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         most = found.multi_processor_count * (found.max_threads_per_multi_processor // _THREADS)
