@@ -127,7 +127,7 @@ def _dense_weight_gradient(grad, a, weight, *, inputs, outputs, with_weight, wit
 @pytest.mark.parametrize("rows", [(3,), (2, 3)])
 @pytest.mark.parametrize("half", [False, True])
 def test_what_surrounds_the_kernels(monkeypatch, gathers, trained, rows, half):
-    """Shapes, dtypes under autocast, and gradients that nobody wants."""
+    """Shapes, dtypes under autocast, and gradients that are not required."""
     monkeypatch.setattr(_block_kernels, "INTERPRETED", True)
     monkeypatch.setattr(_block_kernels, "fits", lambda *args, **options: True)
     monkeypatch.setattr(_block_kernels, "gathers", lambda x: gathers and not half)

@@ -199,7 +199,7 @@ def test_two_people_at_a_time(tmp_path):
     ("after", "stopped"), [(2, (0, 2, 4)), (6, (1,)), (6, (5,)), (9, (0, 2, 4)), (9, (5,))]
 )
 def test_the_others_go_on_in_rounds_and_generations(tmp_path, after, stopped):
-    """A stopped trial waits for no decision, and nobody waits for it."""
+    """A stopped trial waits for no decision, and no other trial waits for it."""
     algorithms = {
         "rounds": th.SubSampling(max_epochs=8, num_trials=6),
         "generations": th.PopulationBasedTraining(

@@ -44,7 +44,7 @@ class Sweep:
         study_name: See ``ThriftySweeperConf`` for these.
         storage: A database address.
         metric: The metric.
-        direction: Whether it is to be small or large.
+        direction: Whether to minimise or maximise the metric.
         n_trials: How many configurations are tried.
         n_jobs: How many jobs run at a time.
         seed: The seed of sampling.

@@ -382,7 +382,7 @@ class BranchDocument(Document):
 
 
 class ActDocument(Document):
-    """What was asked, printed by ``thrifty stop``, ``pause``, ``note`` and ``tag``.
+    """A request to a study, printed by ``thrifty stop``, ``pause``, ``note`` and ``tag``.
 
     ``thrifty resume`` prints it for a study that a process has paused.
     """
@@ -390,7 +390,7 @@ class ActDocument(Document):
     study: str
     """Name of the study."""
     act: ActOfStudy
-    """What was asked."""
+    """The request."""
 
 
 class ActsDocument(Document):

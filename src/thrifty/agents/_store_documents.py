@@ -318,7 +318,7 @@ def two_studies(store: Store, name: str, other: str | None) -> tuple[StudyInfo, 
 
 
 def act_document(name: str, act: Act) -> ActDocument:
-    """Return what was asked of a study."""
+    """Return the document of one request to a study."""
     return {"schema_version": SCHEMA_VERSION, "study": name, "act": _act(act)}
 
 

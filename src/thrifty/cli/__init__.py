@@ -64,7 +64,7 @@ COMMANDS = {
         "_delete", "Restore the deleted study NAME; without NAME, list those that can be restored."
     ),
     "gc": _Command(
-        "_delete", "Free disk space: remove old deleted studies and the states nobody needs."
+        "_delete", "Free disk space: remove old deleted studies and unused checkpoints."
     ),
     "explain": _Command(
         "_status", "Explain why studies NAME and OTHER do or do not share training."

@@ -93,7 +93,7 @@ def restore_command(*, name: str | None, new_name: str | None, storage: str, as_
 def gc_command(
     *, older_than: float, checkpoints: str | None, dry_run: bool, storage: str, as_json: bool
 ) -> None:
-    """Free disk space: remove old deleted studies and the states nobody needs.
+    """Free disk space: remove old deleted studies and unused checkpoints.
 
     A state stays if a trial of any study came through it, or of a deleted one that can be restored.
     Losses and metrics stay in any case, so what is known is not trained again. Studies that a

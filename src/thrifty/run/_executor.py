@@ -88,9 +88,9 @@ class Executor(ABC):
     """
 
     may_be_asked: bool = False
-    """Whether it is free only when somebody asks it for work, as an executor for ``Study.ask`` is.
+    """Whether it is free only while ``Study.ask`` waits for a trial.
 
-    A study whose executor has nothing to do and is not free is not done then.
+    A study is then not done while its executor has no work and is not free.
     """
     was_stopped: bool = False
     """Whether those who give it work have ended the run."""

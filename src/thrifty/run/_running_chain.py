@@ -60,7 +60,7 @@ class RunningChain(ChainProgress):
         self.is_again = False
         """Whether it has started its current stage before."""
         self.is_cut = False
-        """Whether it ends with its current epoch, because nobody needs it any more."""
+        """Whether it ends with its current epoch, because no trial needs more of it."""
         self.is_alone = False
         """Whether it must no longer be fused with other trials."""
         self.is_compared = False

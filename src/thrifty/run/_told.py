@@ -32,11 +32,11 @@ logger = plain_logger(__name__)
 
 _WORKER = "told"
 SAY_S = 10.0
-"""Seconds that somebody waits for an answer until the log says why."""
+"""Seconds that ``ask`` waits for a trial until the log says why."""
 
 
 class External(Trainable):
-    """A task that is trained elsewhere, by whoever asks the study and tells it the metrics.
+    """A task that is trained elsewhere, by a loop that calls ``Study.ask`` and ``Study.tell``.
 
     Args:
         name: What is trained. Studies of one name and version share what they were told.
@@ -86,7 +86,7 @@ class External(Trainable):
 
 
 class AskedTrial:
-    """What is to be trained next: some epochs of one configuration.
+    """The next epochs to train: those of one trial, up to the next decision.
 
     Attributes:
         start: The epoch after which it begins.
@@ -138,7 +138,7 @@ class ToldExecutor(Executor):
         self._changed = threading.Condition()
         self._num_asking = 0
         self._num_refused = 0
-        """How often the loop has come to ``poll`` while somebody asked in vain."""
+        """How often the loop has come to ``poll`` while ``ask`` waited and got no trial."""
         self._handed: deque[AskedTrial] = deque()
         self._active: dict[int, AskedTrial] = {}
         self._cut: set[int] = set()
@@ -150,7 +150,7 @@ class ToldExecutor(Executor):
 
     @property
     def may_be_asked(self) -> bool:  # type: ignore[override]
-        """Whether somebody may ask later, so that the study is not done yet."""
+        """Whether a later ``ask`` may get a trial, so that the study is not done yet."""
         with self._changed:
             return not self.is_ended and not self._num_asking
 
@@ -162,7 +162,7 @@ class ToldExecutor(Executor):
             return 0 if self.is_ended else max(0, free)
 
     def submit(self, assignment: Assignment) -> None:
-        """Hand an assignment to somebody who asks."""
+        """Hand an assignment to a waiting ``ask``."""
         with self._changed:
             asked = AskedTrial(ChainProgress(assignment))
             self._active[assignment.number] = asked
@@ -233,7 +233,7 @@ class ToldExecutor(Executor):
         return bool(self._handed) or self.is_ended or refused
 
     def tell(self, asked: AskedTrial, metrics: Mapping[str, float]) -> bool:
-        """Report the metrics of the next epoch; return whether another one is to be trained.
+        """Report the metrics of the next epoch; return whether the trial goes on.
 
         Raises:
             UsageError: The trial has ended.

@@ -250,7 +250,7 @@ def scaled(piece: Any, factor: float) -> Piece:
     """Return a piece with all values multiplied by a number.
 
     Raises:
-        ScheduleError: It holds something that is no number.
+        ScheduleError: A value of the piece is not a number.
 
     >>> scaled(ramp(1.0, 2.0, 0.0, 4.0), 0.5)
     Ramp(first=0.5, last=1.0, start=0.0, stop=4.0, shape='ramp')

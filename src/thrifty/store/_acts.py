@@ -29,7 +29,7 @@ class Act:
     Attributes:
         id: Its number in the database; later acts have larger ones.
         study: The study.
-        kind: What is asked.
+        kind: What it requests, such as ``"stop"`` or ``"note"``.
         trial: Number of the trial that it is about; None: the whole study.
         text: The note or the tag.
         who: The user and the machine.
@@ -101,7 +101,7 @@ class Acts:
 
 
 def queued(connection: Connection, study: int) -> Sequence[Act]:
-    """Return the wishes that nobody has applied yet, in order."""
+    """Return the acts that are not applied yet, in order."""
     table = schema.acts
     query = (
         select(table)

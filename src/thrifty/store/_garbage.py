@@ -97,7 +97,7 @@ def collect(
 def _forgotten(
     engine: Engine, plan: int, clock: Clock, *, here: Iterable[str]
 ) -> tuple[list[_State], bool]:
-    """Delete the records of states that nobody needs; return these, and whether a process runs."""
+    """Delete the records of unused states; return these, and whether a process runs."""
     names = set(here)
     with user_errors(engine), engine.begin() as connection:
         lock_plan(connection, plan)

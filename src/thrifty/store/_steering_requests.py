@@ -29,8 +29,8 @@ def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, tex
 
     Raises:
         StudyNotFoundError: There is no such study.
-        UsageError: There is no such trial; or there is nothing to stop, nothing to note or no such
-            tag.
+        UsageError: The trial or the tag does not exist, the study is in a state that rules the act
+            out, or the note is empty.
         StoreWriteError: The disk is full, or the place is read-only.
     """
     info, summary = store.studies.get(name), store.studies.summary(name)
@@ -51,7 +51,7 @@ def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, tex
     if kind == "resume" and not (is_paused and summary.state in ("running", "paused")):
         raise UsageError(f"study {shown!r} is {summary.state}: no process waits to go on with it")
     if kind == "stop trial" and summary.state == "done":
-        raise UsageError(f"study {shown!r} is done: there is nothing to stop")
+        raise UsageError(f"study {shown!r} is done; only a running study can be stopped")
     if kind in ("note", "tag", "untag"):
         text = _checked(text, kind)
     if kind == "untag" and text not in tags_of(store.acts.of(info.id)).get(trial, []):

@@ -23,7 +23,7 @@ _LOCK = threading.Lock()
 
 
 class AskingMixin:
-    """The part of ``Study`` for whoever trains its trials elsewhere.
+    """The part of ``Study`` for loops that train its trials themselves.
 
     The attributes that it needs are declared here and defined in ``Study``.
     """
@@ -45,7 +45,7 @@ class AskingMixin:
 
         Args:
             wait: Whether to wait if the algorithm needs results before it decides; if not, None
-                also means that there is nothing to train until something is told.
+                also means that no trial can go on until ``tell`` was called.
 
         Returns:
             The trial, whose ``config`` has the hyper-parameters of its next epoch.
@@ -139,7 +139,7 @@ class Asking:
     """The run of a study that is asked, from its first question to its end.
 
     Args:
-        run: Runs the study with an executor, until there is nothing more to train.
+        run: Runs the study with an executor, until all trials have ended.
     """
 
     def __init__(self, run: Callable[..., object]) -> None:
@@ -165,7 +165,7 @@ class Asking:
         return found
 
     def tell(self, asked: AskedTrial, metrics: Mapping[str, float]) -> bool:
-        """Take the metrics of an epoch; return whether another one is to be trained."""
+        """Take the metrics of an epoch; return whether the trial goes on."""
         executor = self._executor()
         assert executor is not None
         more = executor.tell(asked, metrics)

@@ -59,9 +59,9 @@ class Storage:
         max_base_bytes: How much the frozen bases of a plan may take beside its checkpoints
             (default: 2 GiB). A base is stored once; with it, a trial can go on and be loaded even
             if the task makes another base by then. A larger base is not stored: 0 stores none.
-        checkpoint_every: Keep the state of each trial after every so many epochs, too, so that a
-            branch there trains none of them again (default: only states from which something may
-            start).
+        checkpoint_every: Also keep the state of each trial after every ``checkpoint_every``
+            epochs, so that a branch there trains none of them again (default: only states from
+            which a stage may start).
 
     Raises:
         UsageError: ``checkpoint_every`` is no whole number of epochs.

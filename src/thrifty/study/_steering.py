@@ -15,7 +15,7 @@ class Steering:
     """Applies acts in the process that runs a study, each once.
 
     Attributes:
-        stopped_by: Who has asked that the run ends; empty if nobody has.
+        stopped_by: The user who requested that the run ends; empty without such a request.
         is_paused: Whether the run waits for a request to go on.
     """
 
@@ -26,7 +26,7 @@ class Steering:
         """Acts that are applied already and whose records may not be written yet."""
 
     def or_asked(self, reason: Callable[[], str]) -> Callable[[], str]:
-        """Return a function that says why to stop: because somebody asked, or by ``reason``."""
+        """Return a function that says why to stop: a request, or ``reason``."""
         return lambda: f"{self.stopped_by} has stopped it" if self.stopped_by else reason()
 
     def begin(self, ledger: Ledger, driver: Driver) -> None:

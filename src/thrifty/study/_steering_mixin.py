@@ -32,7 +32,7 @@ class SteeringMixin:
 
     @property
     def acts(self) -> list[Act]:
-        """What was asked of the study so far, by whom and when; empty before its first run."""
+        """All requests to the study so far, with user and time; empty before its first run."""
         repository = self._repository()
         with suppress(StudyNotFoundError), repository.open(create=False) as store:
             return list(store.acts.of(store.studies.get(self.name).id))
@@ -64,7 +64,7 @@ class SteeringMixin:
         return self._ask("stop" if trial is None else "stop trial", trial)
 
     def pause(self) -> Act:
-        """Ask the process that runs the study to wait, until somebody asks it to go on.
+        """Ask the process that runs the study to wait until ``resume`` is called.
 
         It finishes its running epochs, keeps their states, and begins no others. Its workers stay,
         with their memory; ``stop`` frees that.

@@ -192,7 +192,7 @@ router = APIRouter(prefix="/api/studies/{study}", responses={**ALWAYS, **NONE})
 
 @router.get("/acts", response_model=models.Acts)
 def acts(asked: AboutStudy) -> Response:
-    """Return what was asked of the study."""
+    """Return the requests to the study."""
 
     def made(views: Views, view: StudyView) -> models.Acts:
         found = [models.Act.of(act) for act in views.studies.acts(view.id)]

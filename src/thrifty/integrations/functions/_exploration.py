@@ -303,7 +303,7 @@ def space_of(
     it, needed or not.
 
     Raises:
-        SpaceError: A name has different ranges, or there is nothing to tune.
+        SpaceError: A name has different ranges, or no run has suggested anything.
     """
     domains: dict[str, Any] = {}
     for run in runs:

@@ -78,7 +78,7 @@ def suggested(
 
 
 class _Asked:
-    """Answers, and notes what is asked."""
+    """Answers suggestions, and records each of them."""
 
     def __init__(self, given: Mapping[str, Any], otherwise: Callable[[Any], Any]) -> None:
         self._given = given

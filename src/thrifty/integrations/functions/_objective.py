@@ -90,7 +90,7 @@ class ObjectiveTrial:
         return next(each for each, is_it in zip(given, same, strict=True) if is_it)
 
     def suggest_uniform(self, name: str, low: float, high: float) -> float:
-        """Return ``suggest_float(name, low, high)``; Optuna has it for older objectives."""
+        """Return ``suggest_float(name, low, high)``; older objectives of Optuna call it."""
         return self.suggest_float(name, low, high)
 
     def suggest_loguniform(self, name: str, low: float, high: float) -> float:

@@ -146,7 +146,7 @@ def _run_and_exit(function: Objective, asked: _Asked) -> None:
 
 
 class _Asked:
-    """Answers, and sends what is asked to the other process."""
+    """Answers suggestions, and sends each of them to the other process."""
 
     def __init__(
         self, given: Mapping[str, Any], otherwise: Callable[[Any], Any], connection: Connection

@@ -58,7 +58,7 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
     Args:
         objective: The function.
         n_trials: How many trials there are in all; a study that has fewer goes on.
-        direction: Whether its value is to be small or large.
+        direction: Whether to minimise or maximise its value.
         max_epochs: How often a trial reports. If it is 1, reports are not compared, and no trial is
             pruned.
         timeout: Stop after this many seconds, at the next reports.

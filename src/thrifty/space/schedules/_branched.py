@@ -27,7 +27,7 @@ class Branched(Schedule):
         factor: What ``before`` is multiplied by if there is no ``after``.
 
     Raises:
-        ScheduleError: A field is invalid, or a value that is no number has a factor.
+        ScheduleError: A field is invalid, or a factor is given for a value that is not a number.
 
     >>> from thrifty.space import Linear
     >>> Branched(Linear(1.0), at=2, factor=0.5).values(0, 4, epochs=4).tolist()

@@ -339,7 +339,7 @@ class Trial(Response):
 
 
 class Act(Response):
-    """What somebody has asked of a study."""
+    """A request to a study."""
 
     kind: str
     trial: int | None
@@ -357,7 +357,7 @@ class Act(Response):
 
 
 class Acts(Response):
-    """What was asked of a study."""
+    """The requests to a study."""
 
     acts: list[Act]
     can_act: bool = Field(description="whether readers of this dashboard may ask something")
