@@ -76,7 +76,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ``make thorough`` and a command line that names a test run them all. With ``--device``, only
     tests that take a device are left.
     """
-    items.sort(key=lambda item: item.path.name not in _LOOK_AT_ALL_OBJECTS)
+    # Slow files begin early, so that the last ones to end are short.
+    items.sort(
+        key=lambda item: (
+            item.path.name not in _LOOK_AT_ALL_OBJECTS, item.get_closest_marker("slow") is None
+        )
+    )  # fmt: skip
     if config.getoption("device") is not None:
         config.hook.pytest_deselected(items=[item for item in items if not takes_device(item)])
         items[:] = [item for item in items if takes_device(item)]

@@ -36,7 +36,7 @@ from thrifty.pack import (
     FusedBackend,
     Member,
 )
-from thrifty.pack.backends._calibrate import SIZES
+from thrifty.pack.backends._fusion_policy import SIZES
 
 
 def training_only(base: type[Classification], num_batches: int) -> th.Task:

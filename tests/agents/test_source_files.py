@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thrifty.agents._source_files import Studies
+from thrifty.agents._jobs import Studies
 from thrifty.cli._train import studies_of
 from thrifty.core import UsageError
 

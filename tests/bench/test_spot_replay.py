@@ -9,8 +9,7 @@ from hypothesis import given, strategies as st
 
 from bench.cloud.spot_replay import ByExpectedCost, Cheapest, SpotJob, SpotPlace, replay
 from thrifty.cloud import Offer
-from thrifty.cloud._market import ObservedLifetime, PriceSeries, SpotMarket
-from thrifty.cloud._spot import spot_seconds
+from thrifty.cloud._market import ObservedLifetime, PriceSeries, SpotMarket, spot_seconds
 from thrifty.core import CloudError
 
 

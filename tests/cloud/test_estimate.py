@@ -22,7 +22,7 @@ from tests.cloud._drawn_fleets import (
     workloads,
 )
 from thrifty.cloud import HardwareEstimates, Interval, NetworkPriors, Offer, Workload
-from thrifty.cloud._spot import spot_seconds
+from thrifty.cloud._market import spot_seconds
 from thrifty.cloud.planning._estimate import estimate
 from thrifty.core import CloudError
 from thrifty.perf import (

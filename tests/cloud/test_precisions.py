@@ -9,9 +9,9 @@ import pytest
 
 from tests.cloud._drawn_fleets import AS_NAMED, GIB, a_profile, a_workload, an_offer, exactly
 from thrifty.cloud import FleetOptions, HardwareEstimates, Interval, estimate, plan_fleet
-from thrifty.cloud._accelerators import ACCELERATORS
 from thrifty.cloud._hardware import precision_of
-from thrifty.cloud._probe_gain import Arena
+from thrifty.cloud._offer import ACCELERATORS
+from thrifty.cloud._probe import Arena
 from thrifty.cloud.planning._table import table_of
 from thrifty.core import CloudError
 

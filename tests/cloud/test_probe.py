@@ -23,8 +23,7 @@ from tests.cloud._drawn_fleets import (
 )
 from tests.depth import draws
 from thrifty.cloud import FleetOptions, HardwareEstimates, Interval, StepTiming
-from thrifty.cloud._probe import ProbeResult, Probes
-from thrifty.cloud._probe_gain import measured_interval, outcomes
+from thrifty.cloud._probe import ProbeResult, Probes, measured_interval, outcomes
 from thrifty.cloud.planning._estimate import estimate
 from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.core import CloudError, derive_seed

@@ -19,9 +19,8 @@ from tests.cloud._drawn_fleets import (
 )
 from tests.depth import draws
 from thrifty.cloud import Fleet, FleetOptions, MachineGroup
-from thrifty.cloud._replan import replan
 from thrifty.cloud.planning._estimate import estimate
-from thrifty.cloud.planning._planner import plan_fleet
+from thrifty.cloud.planning._planner import plan_fleet, replan
 from thrifty.core import CloudError
 
 

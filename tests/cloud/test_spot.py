@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from thrifty.cloud._spot import daly_s, spot_seconds, young_s
+from thrifty.cloud._market import daly_s, spot_seconds, young_s
 from thrifty.core import CloudError
 
 

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 
 DATES = {
     "core/_determinism.py": "the machine's date, behind the interface",
-    "integrations/_mlflow.py": "a date that MLflow asks for",
-    "pack/fused/_activation_folder.py": "the age of a file, whose date is the machine's",
+    "integrations/_trackers.py": "a date that MLflow asks for",
+    "pack/fused/_activations.py": "the age of a file, whose date is the machine's",
 }
 """Files that may read the wall clock directly, with the reason."""
 

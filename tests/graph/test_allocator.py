@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from thrifty.graph import _memory
+from thrifty.graph import _batch
 
 
 pytestmark = pytest.mark.slow
@@ -16,9 +16,8 @@ def test_large_memory_is_not_given_back():
         pytest.skip("glibc alone has mallopt")
     # Use a separate process, since the setting cannot be undone.
     code = """
-import ctypes, runpy, sys
-# the file alone: PyTorch takes seconds to import
-tune_allocator = runpy.run_path(sys.argv[1])["tune_allocator"]
+import ctypes
+from thrifty.graph._batch import tune_allocator
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.malloc.argtypes = [ctypes.c_size_t]
@@ -32,14 +31,12 @@ libc.free(block)
 again = libc.malloc(2**26)
 assert again == block and ctypes.string_at(again + 2**25, 1) == b"\\x07"
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, _memory.__file__], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode == 3:
         pytest.skip("not glibc")
     assert not done.returncode, done.stderr
 
 
 def test_where_there_is_no_mallopt(monkeypatch):
-    monkeypatch.setattr(_memory.sys, "platform", "darwin")
-    assert not _memory.tune_allocator()
+    monkeypatch.setattr(_batch.sys, "platform", "darwin")
+    assert not _batch.tune_allocator()

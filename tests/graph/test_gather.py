@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from thrifty.core import GraphError
+from thrifty.graph._batch import Memory
 from thrifty.graph._features import gather_features
-from thrifty.graph._memory import Memory
 
 
 pytestmark = pytest.mark.slow

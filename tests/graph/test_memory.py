@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from thrifty.graph._memory import ALIGNMENT, Memory
+from thrifty.graph._batch import ALIGNMENT, Memory
 
 
 pytestmark = pytest.mark.slow

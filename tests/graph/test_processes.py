@@ -26,7 +26,7 @@ from tests.graph.test_loader import (
 from tests.graph.test_transfer import FakeStreams, finish, same
 from thrifty.core import GraphError, TrainingError, UsageError, WorkerLostError
 from thrifty.graph import _loader, _processes
-from thrifty.graph._memory import Memory
+from thrifty.graph._batch import Memory
 from thrifty.graph._processes import CudaPageLock, Plan, ProcessBatches, Target, WorkerPool
 from thrifty.graph._sampler import NeighborSampler
 from thrifty.graph._slots import LEAST_BYTES

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from tests.graph.graphs import as_lists, random_graph
-from thrifty.graph._batch import copied as copied_batch
+from thrifty.graph._batch import Memory, copied as copied_batch
 from thrifty.graph._features import Transfer
 from thrifty.graph._gnn import make_batch
 from thrifty.graph._loader import NeighborLoader
-from thrifty.graph._memory import Memory
 from thrifty.graph._sampler import NeighborSampler
 
 

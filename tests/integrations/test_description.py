@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from thrifty.integrations._adapters import by_shape, described
-from thrifty.integrations.sklearn._param_space import by_content
+from thrifty.integrations.sklearn._estimator_task import by_content
 
 
 pytestmark = pytest.mark.slow
@@ -102,7 +102,7 @@ def test_what_cannot_be_read_is_equal_to_nothing_else():
 
 
 SET_IN_CODE = """
-from thrifty.integrations.sklearn._param_space import by_content
+from thrifty.integrations.sklearn._estimator_task import by_content
 from thrifty.integrations._adapters import described
 print(described(lambda x: x in {"a", "b", "c", "d"}, otherwise=by_content))
 """

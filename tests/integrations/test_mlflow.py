@@ -8,7 +8,7 @@ from mlflow.exceptions import MlflowException
 
 from tests.integrations.streams import advanced, began, first_run, second_run, tell
 from thrifty.integrations import MLflow
-from thrifty.integrations._mlflow import _experiment
+from thrifty.integrations._trackers import _experiment
 from thrifty.study import StudyEnded, TrialBegan
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from thrifty.integrations._placeholders import placeholder, watched
+from thrifty.integrations._model_copies import placeholder, watched
 
 
 KEEPING = {

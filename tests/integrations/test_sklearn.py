@@ -30,8 +30,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from tests.depth import draws
 from thrifty.core import SpaceError, UsageError
 from thrifty.integrations import ThriftySearchCV
-from thrifty.integrations.sklearn._estimator_task import Resource
-from thrifty.integrations.sklearn._param_space import Distributed, ParamSpace
+from thrifty.integrations.sklearn._estimator_task import Distributed, ParamSpace, Resource
 from thrifty.run import Local, train_alone
 from thrifty.search import ASHA, GridSearch, RandomSearch, SuccessiveHalving
 from thrifty.space import Choice, Float, Int, Space, Step, Timeline

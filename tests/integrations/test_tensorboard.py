@@ -87,7 +87,7 @@ def test_a_study_of_the_same_name_is_another_study(tmp_path):
 
 
 def test_more_trials_than_may_be_open_lose_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("thrifty.integrations._tensorboard.MAX_OPEN", 2)
+    monkeypatch.setattr("thrifty.integrations._trackers.MAX_OPEN_WRITERS", 2)
     trials = range(4)
     tell(
         TensorBoard(tmp_path),

@@ -122,7 +122,7 @@ def test_a_trial_that_goes_on_has_the_same_id_in_each_run(tmp_path):
 
 
 def test_more_trials_than_may_be_open_lose_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("thrifty.integrations._wandb.MAX_OPEN", 1)
+    monkeypatch.setattr("thrifty.integrations._trackers.MAX_OPEN_RUNS", 1)
     tell(
         logger(tmp_path),
         [

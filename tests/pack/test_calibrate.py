@@ -6,8 +6,8 @@ import torch
 from tests.pack._drive import Trial
 from tests.pack._toys import Dropping, Images
 from thrifty.pack import FusedBackend
-from thrifty.pack.backends import _calibrate as calibrating
-from thrifty.pack.backends._calibrate import calibrate
+from thrifty.pack.backends import _fusion_policy as calibrating
+from thrifty.pack.backends._fusion_policy import calibrate
 
 
 pytestmark = pytest.mark.slow

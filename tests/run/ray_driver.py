@@ -21,7 +21,7 @@ import thrifty.run._ray as module
 from tests.study.helpers import make_study, records
 from thrifty.core import WorkerLostError
 from thrifty.run import Ray
-from thrifty.run._remote import Pulse
+from thrifty.run._cluster import Pulse
 from thrifty.search import SuccessiveHalving
 
 

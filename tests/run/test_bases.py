@@ -18,7 +18,7 @@ from thrifty.core import CheckpointError, StateError, StoreWriteError
 from thrifty.pack import SGD, ArrayData, Task
 from thrifty.pack._frozen import FrozenTensor, LoadedBase, digest_of
 from thrifty.run import Local
-from thrifty.run._base_files import BaseFiles, StoredBase
+from thrifty.run._running_chain import BaseFiles, StoredBase
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Space, Step
 from thrifty.store import CheckpointFolder

@@ -11,8 +11,14 @@ from hypothesis import given, settings, strategies as st
 from thrifty.core import StageDone, StageFailed, StoreWriteError, UsageError, WorkerLostError
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment, Report
-from thrifty.run._cluster import IDLE_S, MAX_STARTS, START_S, ClusterExecutor, WorkerEvictedError
-from thrifty.run._remote import Turn
+from thrifty.run._cluster import (
+    IDLE_S,
+    MAX_STARTS,
+    START_S,
+    ClusterExecutor,
+    Turn,
+    WorkerEvictedError,
+)
 from thrifty.run._worker import WorkerSpec
 from thrifty.space import Timeline
 

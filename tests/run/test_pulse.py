@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from thrifty.run._remote import Pulse
+from thrifty.run._cluster import Pulse
 
 
 class Far:

@@ -13,9 +13,9 @@ import pytest
 
 from thrifty.core import EpochDone, StageDone, StageStarted
 from thrifty.plan import Chain, Stage
-from thrifty.run import Assignment, _remote
+from thrifty.run import Assignment, _cluster
+from thrifty.run._cluster import RemoteWorker, user_paths
 from thrifty.run._executor import Refusal
-from thrifty.run._remote import RemoteWorker, user_paths
 from thrifty.run._worker import WorkerSpec
 from thrifty.space import Timeline
 from thrifty.testing import LineTask
@@ -62,7 +62,7 @@ def test_what_begins_a_stage_is_told_before_its_second_epoch(worker):
 
 
 def test_short_epochs_are_told_together(worker, monkeypatch):
-    monkeypatch.setattr(_remote, "TURN_S", math.inf)
+    monkeypatch.setattr(_cluster, "TURN_S", math.inf)
     worker.advance([assignment((0, 100))])
     turn = worker.advance([])
     assert kinds(turn)[:99] == ["EpochDone"] * 99
@@ -70,7 +70,7 @@ def test_short_epochs_are_told_together(worker, monkeypatch):
 
 
 def test_a_call_ends_when_its_time_is_up(worker, monkeypatch):
-    monkeypatch.setattr(_remote, "TURN_S", 0.02)
+    monkeypatch.setattr(_cluster, "TURN_S", 0.02)
     worker.advance([assignment((0, 1_000_000))])
     turn = worker.advance([])
     assert 0 < len(turn.reports) < 1000
@@ -148,7 +148,7 @@ def test_the_user_s_modules_are_sent_and_the_installation_is_not(monkeypatch, tm
 def test_a_refusal_reaches_the_worker(worker, monkeypatch):
     told = []
     monkeypatch.setattr(
-        _remote.Worker, "refuse", lambda self, key, reason: told.append((key, reason))
+        _cluster.Worker, "refuse", lambda self, key, reason: told.append((key, reason))
     )
     worker.advance([], orders=[Refusal(key="one", reason="it differs")])
     assert told == [("one", "it differs")]

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from thrifty.search import _sorted_list
-from thrifty.search._sorted_list import SortedList
+from thrifty.search import _history
+from thrifty.search._history import SortedList
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(_sorted_list, "BLOCK", 3)
+    monkeypatch.setattr(_history, "BLOCK", 3)
 
 
 @given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 9)), st.randoms())

@@ -29,9 +29,8 @@ from thrifty.store import (
     TrialReported,
     _schema as schema,
 )
-from thrifty.store._garbage import _last_needed
 from thrifty.store._records import PriorRecord
-from thrifty.store._trash import KEPT_S
+from thrifty.store._trash import KEPT_S, _last_needed
 from thrifty.testing import VirtualClock
 
 

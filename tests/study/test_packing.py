@@ -159,7 +159,7 @@ def test_the_checks_of_a_state_count_in_the_last_epoch_of_a_stage(tmp_path, monk
 
 
 def test_nothing_is_said_of_seconds_saved_that_were_not_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr("thrifty.pack.verify._check_budget.MIN_SAMPLES", 10**6)
+    monkeypatch.setattr("thrifty.pack.verify._reference.MIN_SAMPLES", 10**6)
     study = run(tmp_path, executor=Local(pack="fused", pack_size=4))
     savings = study.savings
     assert savings.unmeasured_epochs == savings.packed_epochs > 0

@@ -171,7 +171,7 @@ def test_notes_and_tags(tmp_path):
         (lambda s: s.note("x", trial=-1), "no trial -1"),
         (lambda s: s.note("x", trial=True), "no trial True"),
         (lambda s: s.stop(), "is done: no process runs it"),
-        (lambda s: s.stop(trial=0), "nothing to stop"),
+        (lambda s: s.stop(trial=0), "only a running study"),
     ],
 )
 def test_a_bad_act_is_an_error(tmp_path, act, told):

@@ -39,8 +39,7 @@ from ._documents import (
     StudyStatus,
     finite,
 )
-from ._jobs import Budget, Job, Jobs, Usage, usage_of
-from ._source_files import Studies
+from ._jobs import Budget, Job, Jobs, Studies, Usage, usage_of
 from ._store_documents import best_document, explain_document, status_document
 from ._study_documents import cost_document, read_config
 

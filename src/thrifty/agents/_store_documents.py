@@ -20,7 +20,6 @@ from thrifty.store import (
     redact_url,
 )
 from thrifty.store._acts import Act
-from thrifty.store._garbage import Garbage
 from thrifty.store._reports import (
     compare,
     failure_lines,
@@ -28,7 +27,7 @@ from thrifty.store._reports import (
     standard_deviation,
     stored_unit,
 )
-from thrifty.store._trash import Deleted
+from thrifty.store._trash import Deleted, Garbage
 
 from ._documents import (
     SCHEMA_VERSION,

@@ -58,14 +58,12 @@ COMMANDS = {
         "_steer", "Show the requests to study NAME: who made them, when, and their results."
     ),
     "delete": _Command(
-        "_delete", "Delete study NAME and its trials; ``thrifty restore`` brings them back."
+        "_steer", "Delete study NAME and its trials; ``thrifty restore`` brings them back."
     ),
     "restore": _Command(
-        "_delete", "Restore the deleted study NAME; without NAME, list those that can be restored."
+        "_steer", "Restore the deleted study NAME; without NAME, list those that can be restored."
     ),
-    "gc": _Command(
-        "_delete", "Free disk space: remove old deleted studies and unused checkpoints."
-    ),
+    "gc": _Command("_steer", "Free disk space: remove old deleted studies and unused checkpoints."),
     "explain": _Command(
         "_status", "Explain why studies NAME and OTHER do or do not share training."
     ),

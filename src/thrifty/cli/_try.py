@@ -20,8 +20,7 @@ from rich.table import Column, Table
 
 from thrifty.agents import cost_document, read_config, tried_document
 from thrifty.agents._documents import CostDocument
-from thrifty.agents._jobs import STORAGE_VARIABLE, Budget, Jobs
-from thrifty.agents._source_files import Studies
+from thrifty.agents._jobs import STORAGE_VARIABLE, Budget, Jobs, Studies
 from thrifty.core import ThriftyError, UsageError, plain_text, require
 from thrifty.study import Study, TrialResult
 

@@ -4,24 +4,29 @@ The planner picks a fleet for a deadline or a budget, after Srifty (Luo et al., 
 here trains a model or touches a tensor: profiles and measurements come in as values.
 """
 
-from ._accelerators import ACCELERATORS, Accelerator
 from ._catalogue import Catalogue
 from ._hardware import HardwareEstimates
-from ._market import ObservedLifetime, PriceSeries, SpotMarket
+from ._market import (
+    ObservedLifetime,
+    PriceSeries,
+    SpotHistory,
+    SpotMarket,
+    daly_s,
+    spot_seconds,
+    young_s,
+)
 from ._networks import NetworkPriors, UncertaintyFactor
-from ._offer import Fleet, Interval, MachineGroup, Offer
+from ._offer import ACCELERATORS, Accelerator, Fleet, Interval, MachineGroup, Offer
 from ._plan_plot import plot_front
 from ._probe import Probe, ProbeResult, Probes
-from ._replan import replan
 from ._skypilot import launch, time_estimator, to_skypilot
-from ._spot import SpotHistory, daly_s, spot_seconds, young_s
 from ._step_timing import StepTiming
 from ._workload import Workload, parallelism_phases_of
 from .planning._close_calls import CloseCall
 from .planning._estimate import estimate
 from .planning._fleet_options import FleetOptions
-from .planning._planner import FleetPlan, plan_fleet
-from .planning._step_fit import calibrate
+from .planning._own_profile import calibrate
+from .planning._planner import FleetPlan, plan_fleet, replan
 
 
 __all__ = [

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from thrifty.core import CloudError
 
-from ._csv import SKYPILOT_FILE, read_offers, write_offers
 from ._offer import Offer
-from ._skypilot import refresh_skypilot
+from ._skypilot import SKYPILOT_FILE, read_offers, refresh_skypilot, write_offers
 
 
 _MOST_NAMES = 12

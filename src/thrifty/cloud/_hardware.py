@@ -10,9 +10,8 @@ from typing import Literal
 from thrifty.core import CloudError
 from thrifty.perf import PRECISIONS, CollectiveModel, CollectiveTiming, Link, Precision, StepProfile
 
-from ._accelerators import ACCELERATORS, VCPU
 from ._networks import NetworkPriors
-from ._offer import Interval, Offer
+from ._offer import ACCELERATORS, VCPU, Interval, Offer
 from ._step_timing import ObservedSteps
 
 

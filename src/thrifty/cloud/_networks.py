@@ -16,8 +16,7 @@ from numpy.typing import ArrayLike
 from thrifty.core import CloudError
 from thrifty.perf import Link
 
-from ._accelerators import ACCELERATORS
-from ._offer import Interval, Offer
+from ._offer import ACCELERATORS, Interval, Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ A plain PyTorch library: it does not depend on search, plans or databases. Needs
 ``graph``.
 """
 
-from ._batch import Batch, Block, Mode
+from ._batch import Batch, Block, Mode, tune_allocator
 from ._conversions import from_edge_index, from_networkx, from_pyg, from_scipy
 from ._features import FeatureCache, inclusion_probabilities, top_nodes
 from ._gnn import GNN
@@ -13,7 +13,6 @@ from ._graph_data import GraphData
 from ._graph_layers import GAT, GIN, SAGE
 from ._inference import Layered, infer_layerwise, infer_sampled
 from ._loader import NeighborLoader
-from ._memory import tune_allocator
 from ._sampler import NeighborSampler
 from ._saved import load_graph, save_graph
 

@@ -15,9 +15,8 @@ import torch
 
 from thrifty.core import GraphError, check_integers
 
-from ._batch import Batch, copied
+from ._batch import Batch, Memory, copied
 from ._graph import Graph, as_array, checked_nodes
-from ._memory import Memory
 from ._sampler import NeighborSampler
 from .kernels._csr import gather_bfloat16, gather_float16, gather_rows
 from .kernels._sampling import push

@@ -18,13 +18,11 @@ from thrifty.core import GraphError
 from thrifty.pack import Group, Packed, register_rule
 
 from . import _aggregate
-from ._aggregate import mean_and_own, neighbor_mean, neighbor_sum, uses_kernels
-from ._batch import Batch, Block
+from ._aggregate import by_elements, mean_and_own, neighbor_mean, neighbor_sum, uses_kernels
+from ._batch import Batch, Block, Memory
 from ._features import gather_features
 from ._graph_layers import GAT, SAGE
-from ._memory import Memory
 from ._sampler import NeighborSampler
-from ._threads import by_elements
 from .kernels import _neighbours as kernels
 
 

@@ -14,10 +14,9 @@ from thrifty.core import GraphError, plain_logger
 from thrifty.pack import Source
 from thrifty.pack.task._data import LastingError, PassPart
 
-from ._batch import Batch, Mode
+from ._batch import Batch, Mode, tune_allocator
 from ._graph import Graph
 from ._loader import NeighborLoader
-from ._memory import tune_allocator
 
 
 logger = plain_logger(__name__)

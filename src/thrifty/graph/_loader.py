@@ -14,11 +14,10 @@ import torch
 from thrifty.core import GraphError, OrderedPrefetcher, check_integers
 from thrifty.pack import epoch_order
 
-from ._batch import Batch, Mode
+from ._batch import Batch, Memory, Mode, pinned_bytes
 from ._features import CudaStreams, Transfer, batch_dtype
 from ._gnn import make_batch
 from ._graph import Graph, checked_nodes
-from ._memory import Memory, pinned_bytes
 from ._processes import Plan, ProcessBatches, Target, WorkerPool, can_fork, cuda_target
 from ._sampler import NeighborSampler, Relabel
 from ._slots import LEAST_BYTES, Slot, write_batch

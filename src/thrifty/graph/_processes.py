@@ -33,9 +33,8 @@ import torch
 from thrifty.core import TrainingError, UsageError, WorkerLostError, error_text, plain_logger
 from thrifty.core._child import follow_parent
 
-from ._batch import Batch
+from ._batch import Batch, Memory
 from ._features import CudaStreams, Event, Streams
-from ._memory import Memory
 from ._slots import LEAST_BYTES, PageLock, Slot, read_batch, read_header, write_batch
 
 

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ._batch import Batch, Block, Mode
+from ._batch import ALIGNMENT, Batch, Block, Mode
 from ._features import gather_into
-from ._memory import ALIGNMENT
 
 
 LEAST_BYTES = 2**16

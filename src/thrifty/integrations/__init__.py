@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
-    from ._fine_tune import FineTune as FineTune, pack_tokens as pack_tokens
+    from ._fine_tune import FineTune as FineTune, LoRA as LoRA, pack_tokens as pack_tokens
     from ._huggingface import HuggingFaceTrainable as HuggingFaceTrainable
     from ._lightning import LightningTrainable as LightningTrainable
     from ._lightning_cli import lightning_cli as lightning_cli
-    from ._lora import LoRA as LoRA
     from ._lr_scheduler import LRScheduler as LRScheduler
-    from ._mlflow import MLflow as MLflow
-    from ._tensorboard import TensorBoard as TensorBoard
-    from ._wandb import WandB as WandB
+    from ._trackers import MLflow as MLflow, TensorBoard as TensorBoard, WandB as WandB
     from .functions._loop_trial import LoopTrial as LoopTrial, Scheduled as Scheduled
     from .functions._optimize import optimize as optimize
     from .functions._ray_function import RayFunction as RayFunction
@@ -32,14 +29,14 @@ _HOMES = {
     "HuggingFaceTrainable": "_huggingface",
     "LRScheduler": "_lr_scheduler",
     "LightningTrainable": "_lightning",
-    "LoRA": "_lora",
+    "LoRA": "_fine_tune",
     "LoopTrial": "functions._loop_trial",
-    "MLflow": "_mlflow",
+    "MLflow": "_trackers",
     "RayFunction": "functions._ray_function",
     "Scheduled": "functions._loop_trial",
-    "TensorBoard": "_tensorboard",
+    "TensorBoard": "_trackers",
     "ThriftySearchCV": "sklearn._search",
-    "WandB": "_wandb",
+    "WandB": "_trackers",
     "export_optuna": "optuna._storage",
     "lightning_cli": "_lightning_cli",
     "optimize": "functions._optimize",

@@ -18,7 +18,7 @@ from .fused._step import BlockOptions, denormals_flushed
 from .fused._tape import Arena
 from .fused.optimizers import grouped_optimizer
 from .task._data import own_copy
-from .task._followed_optimizers import FollowedOptimizers
+from .task._followed_optimizer import FollowedOptimizers
 from .task._optimizer import Optimizer
 from .task._task import HyperParameters, Task
 from .verify import CheckBudget, OwnState, Watch, own_state

@@ -11,7 +11,6 @@ All curves are plain numbers, measured elsewhere and kept by the store. Nothing 
 tensor or a device.
 """
 
-from ._slicing_costs import SlicedProduct, SlicingCosts, SlicingKernelCosts
 from .balancing import (
     Balancer,
     BalancerOptions,
@@ -23,7 +22,14 @@ from .balancing import (
     step_seconds,
 )
 from .network import CollectiveModel, CollectiveTiming, Link, ring_s
-from .packing import PackChoice, PackCurve, choose_pack
+from .packing import (
+    PackChoice,
+    PackCurve,
+    SlicedProduct,
+    SlicingCosts,
+    SlicingKernelCosts,
+    choose_pack,
+)
 from .profiles import PRECISIONS, Power, Precision, StepCurve, StepProfile, iteration_s
 
 

@@ -21,9 +21,8 @@ from thrifty.pack import Prefer, Task, Trainable
 from thrifty.store._address import redact_root
 from thrifty.store._bases import MAX_BASE_BYTES
 
-from ._cluster import ClusterExecutor, WorkerEvictedError
+from ._cluster import ClusterExecutor, Pulse, RemoteWorker, WorkerEvictedError, user_paths
 from ._executor import Assignment, Executor, ExecutorConfig, Order, check_options
-from ._remote import Pulse, RemoteWorker, user_paths
 from ._worker import WorkerSpec
 
 

@@ -31,9 +31,8 @@ from thrifty.core import UsageError, WorkerLostError, plain_logger, require
 from thrifty.pack import Prefer, Task, Trainable
 from thrifty.store._bases import MAX_BASE_BYTES
 
-from ._cluster import ClusterExecutor, WorkerEvictedError
+from ._cluster import ClusterExecutor, RemoteWorker, WorkerEvictedError, user_paths
 from ._executor import Assignment, Executor, ExecutorConfig, Order, check_options
-from ._remote import RemoteWorker, user_paths
 from ._worker import WorkerSpec
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from thrifty.space import Amount, EpochSize, Space
 from thrifty.space._domain import amounts_in
 
-from ._history import Decision, History, Proposal, Stop, Trial
-from ._sorted_list import SortedList
+from ._history import Decision, History, Proposal, SortedList, Stop, Trial
 from .samplers import GridSampler, RandomSampler, Sampler
 from .samplers._base_sampler import check_counts, option_error
 

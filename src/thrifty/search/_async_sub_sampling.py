@@ -21,8 +21,7 @@ from thrifty.space import Space
 
 from ._algorithm import Algorithm, check_sampler, draw
 from ._halving import rungs_between
-from ._history import Decision, History, Proposal, Trial
-from ._sorted_list import SortedList
+from ._history import Decision, History, Proposal, SortedList, Trial
 from ._sub_sampling import Threshold, bar, check_threshold, gap, threshold, total
 from .samplers import RandomSampler, Sampler
 

@@ -18,8 +18,7 @@ from thrifty.space import Space
 
 from ._algorithm import draw
 from ._halving import Bracket, BracketAlgorithm, RungAlgorithm, ask_brackets, best, brackets_of
-from ._history import Decision, History, Leaderboard, Proposal, Trial
-from ._sorted_list import SortedList
+from ._history import Decision, History, Leaderboard, Proposal, SortedList, Trial
 from .samplers import KDESampler, Sampler
 
 

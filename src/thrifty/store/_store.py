@@ -27,11 +27,10 @@ from ._acts import Act, Acts, queued
 from ._address import read_address
 from ._checkpoints import CheckpointFolder, Leftovers, remove_leftovers
 from ._engine import fetch, open_engine, user_errors
-from ._garbage import Garbage, collect
 from ._plans import Plans, news_of
 from ._records import Changes, NodeRecord, Record, StudyInfo
 from ._studies import Studies, enqueued_since
-from ._trash import KEPT_S, Trash
+from ._trash import KEPT_S, Garbage, Trash, collect
 from ._writer import keep_last, write
 from .coordination._claims import (
     claim,

@@ -38,6 +38,7 @@ from ._ledger import Ledger, is_done
 from ._loop import (
     Observer,
     Parts,
+    Steering,
     StopOnSignal,
     StopWhen,
     hold_budget_at_the_end,
@@ -47,7 +48,6 @@ from ._loop import (
 )
 from ._reader import Provenance, is_in_memory
 from ._repository import StudyRepository
-from ._steering import Steering
 from ._trial_events import (
     StudyBegan,
     StudyEnded,

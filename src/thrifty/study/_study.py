@@ -27,7 +27,7 @@ from thrifty.run._simulated import EpochSeconds
 from thrifty.run._told import check_trains
 from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Amount, Space, TimeUnit
-from thrifty.space._branching import branched
+from thrifty.space._conditions import branched
 from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
 from ._asking import AskingMixin

@@ -15,8 +15,7 @@ from ._algorithms import (
     learning_curve,
     replay,
 )
-from ._executors import EXECUTOR_CHECKS
-from ._tasks import FaultyTask, LineTask, VirtualClock
+from ._executors import EXECUTOR_CHECKS, FaultyTask, LineTask, VirtualClock
 
 
 __all__ = [

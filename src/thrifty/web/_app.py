@@ -36,8 +36,7 @@ from ._responses import (
     ResponseService,
     TrialNumber,
 )
-from ._steering_routes import Steering, router as acts_router
-from ._trash_routes import router as trash_router
+from ._steering_routes import Steering, router as acts_router, trash_router
 from .views import (
     _charts as charts,
     _forest_view as forests,

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from thrifty.core import (
@@ -26,14 +26,14 @@ from thrifty.core import (
     UsageError,
 )
 from thrifty.space import config_from_json, config_to_json
-from thrifty.space._branching import branched
+from thrifty.space._conditions import branched
 from thrifty.store import Store, StudyView, Views
 from thrifty.store._acts import Act
 from thrifty.store._records import nodes_of_replicas
 from thrifty.store._steering_requests import ask, enqueue_branch, this_user
 from thrifty.store._trash import Deleted
 
-from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, Responses, TrialNumber
+from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, AtDesk, Responses, TrialNumber
 from .views import _models as models
 from .views._columns import texts
 from .views._study_views import max_epochs
@@ -337,3 +337,66 @@ def _horizon(view: StudyView) -> int:
     if found is None:
         raise UsageError("the study does not say how long its trials are, so they cannot branch")
     return found
+
+
+class WantedDelete(BaseModel):
+    """A study to delete: its name shows that its reader means this one."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, Field(max_length=2000, description="the name of the study")]
+    code: Annotated[str, Field(max_length=100, description="from the study's code")]
+
+
+class WantedRestore(BaseModel):
+    """A deleted study to restore."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    code: Annotated[str, Field(max_length=100, description="from the deleted study's code")]
+
+
+DeletedId = Annotated[int, Path(ge=1, le=LARGEST, description="number of a deleted study")]
+
+trash_router = APIRouter(prefix="/api", responses={**ALWAYS, **NONE})
+"""Routes about deleted studies. They use the application's ``state.steering``."""
+
+
+@trash_router.post("/studies/{study}/delete", response_model=models.Deleted, responses=REFUSED)
+def delete(asked: AboutStudy, wanted: WantedDelete) -> models.Deleted:
+    """Delete a study that no process runs; it can be restored."""
+    steering = allowed(asked.request)
+    view = asked.desk.study(asked.study)
+    if not steering.codes.use(wanted.code, study=asked.study):
+        raise HTTPException(403, OLD)
+    if wanted.name != view.name:
+        raise HTTPException(409, "this is not the name of the study")
+    return models.Deleted.of(steering.delete(view))
+
+
+@trash_router.get("/deleted", response_model=models.DeletedStudies)
+def deleted(request: Request, desk: AtDesk) -> Response:
+    """Return the deleted studies that can be restored."""
+
+    def made() -> models.DeletedStudies:
+        found = [models.Deleted.of(each) for each in desk.views.studies.deleted()]
+        return models.DeletedStudies(studies=found, can_act=steering_of(request) is not None)
+
+    return desk.answer(request, ("deleted",), made)
+
+
+@trash_router.get("/deleted/{number}/code", response_model=models.Code, responses=REFUSED)
+def restore_code(request: Request, number: DeletedId, response: Response) -> models.Code:
+    """Return a code to restore a deleted study, once."""
+    steering = allowed(request)
+    response.headers["Cache-Control"] = "no-store"
+    return models.Code(code=steering.codes.issue(-number))
+
+
+@trash_router.post("/deleted/{number}/restore", response_model=models.Restored, responses=REFUSED)
+def restore(request: Request, number: DeletedId, wanted: WantedRestore) -> models.Restored:
+    """Restore a deleted study."""
+    steering = allowed(request)
+    if not steering.codes.use(wanted.code, study=-number):
+        raise HTTPException(403, OLD)
+    return models.Restored(name=steering.restore(number))

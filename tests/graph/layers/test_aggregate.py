@@ -16,7 +16,7 @@ from tests.graph.layers._blocks import (
     random_block,
     shared,
 )
-from thrifty.graph import _threads
+from thrifty.graph import _aggregate
 from thrifty.graph._aggregate import (
     _AggregateKind,
     _gather_back_by_index,
@@ -128,7 +128,7 @@ def test_threads_do_not_change_a_bit(monkeypatch):
     x = features(500, 7, dtype=torch.float32, requires_grad=True)
     results = []
     for least, threads in ((2**60, 1), (1, 3)):
-        monkeypatch.setattr(_threads, "LEAST_WORK", least)
+        monkeypatch.setattr(_aggregate, "LEAST_WORK", least)
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         out = mean_and_own(x, block)
         results.append((out.detach(), *torch.autograd.grad(out.square().sum(), x)))
@@ -136,7 +136,7 @@ def test_threads_do_not_change_a_bit(monkeypatch):
 
 
 def test_threads_share_the_rows_of_a_block(monkeypatch):
-    monkeypatch.setattr(_threads, "LEAST_WORK", 1)
+    monkeypatch.setattr(_aggregate, "LEAST_WORK", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     ranges, names, lock = [], set(), threading.Lock()
 
@@ -146,13 +146,13 @@ def test_threads_share_the_rows_of_a_block(monkeypatch):
             names.add(threading.current_thread().name)
 
     indptr = torch.tensor([0, 90, *range(91, 101)]).numpy()
-    _threads.by_rows(kernel, indptr, width=8)
+    _aggregate.by_rows(kernel, indptr, width=8)
     assert sorted(ranges) == [(0, 1), (1, 1), (1, 1), (1, 11)]
     assert len(names) > 1
 
 
 def test_a_thread_hands_on_its_error(monkeypatch):
-    monkeypatch.setattr(_threads, "LEAST_WORK", 1)
+    monkeypatch.setattr(_aggregate, "LEAST_WORK", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
     def kernel(indptr, begin, end):
@@ -160,13 +160,13 @@ def test_a_thread_hands_on_its_error(monkeypatch):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        _threads.by_rows(kernel, torch.arange(9).numpy(), width=8)
+        _aggregate.by_rows(kernel, torch.arange(9).numpy(), width=8)
 
 
 def test_a_fork_starts_threads_of_its_own():
-    before = _threads._threads()
-    _threads._forget()
-    assert _threads._threads() is not before
+    before = _aggregate._threads()
+    _aggregate._forget()
+    assert _aggregate._threads() is not before
 
 
 def test_what_needs_no_gradient_is_made_once():

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, strategies as st
 
 from tests.graph.layers._blocks import block_of, blocks, features, random_block
-from thrifty.graph import _threads
+from thrifty.graph import _aggregate
 from thrifty.graph._aggregate import (
     _softmax_by_index,
     _weighted_sum_by_index,
@@ -126,7 +126,7 @@ def test_threads_do_not_change_a_bit(monkeypatch):
     x = features(50, 6, requires_grad=True)
     results = []
     for least, threads in ((2**60, 1), (1, 3)):
-        monkeypatch.setattr(_threads, "LEAST_WORK", least)
+        monkeypatch.setattr(_aggregate, "LEAST_WORK", least)
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         out = attended_sum(attention(source, destination, block, slope=0.2), x, block)
         results.append((

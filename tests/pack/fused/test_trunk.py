@@ -12,8 +12,7 @@ from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy, normal
 from thrifty.pack import AutoBackend, FusedBackend, UnverifiedError
-from thrifty.pack.fused._activation_folder import ActivationFolder
-from thrifty.pack.fused._activations import Activations, ActivationStore
+from thrifty.pack.fused._activations import ActivationFolder, Activations, ActivationStore
 from thrifty.pack.fused._block import Block
 from thrifty.space import Step
 
@@ -347,7 +346,7 @@ class TestFolder:
         def full(*_, **__):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("thrifty.pack.fused._activation_folder.save_file", full)
+        monkeypatch.setattr("thrifty.pack.fused._activations.save_file", full)
         assert self.run(tmp_path) == 30
         assert caplog.text.count("kept in memory only") == 1
         assert not list(tmp_path.iterdir())

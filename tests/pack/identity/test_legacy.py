@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from thrifty.pack.identity._legacy import legacy_identity
+from thrifty.pack.identity._digest import legacy_identity
 from thrifty.testing import LineTask
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from tests.pack.identity._projects import project
 from thrifty.pack.identity._contents import digest
-from thrifty.pack.identity._source import code_digest, content
-from thrifty.pack.identity._syntax import function_form
+from thrifty.pack.identity._syntax import code_digest, content, function_form
 
 
 def form(text: str) -> str:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from thrifty.cloud._hardware import HardwareEstimates
+from thrifty.cloud._market import SpotHistory, slowdowns, spot_terms
 from thrifty.cloud._offer import Fleet, Interval, MachineGroup, Offer
-from thrifty.cloud._spot import SpotHistory, slowdowns, spot_terms
 from thrifty.cloud._workload import Workload, study_s
 from thrifty.core import CloudError, UsageError
 from thrifty.perf import Precision, StepCurve, split_batch

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from thrifty.cloud._hardware import HardwareEstimates
+from thrifty.cloud._market import SpotHistory
 from thrifty.cloud._offer import Fleet, Interval, MachineGroup, Offer
-from thrifty.cloud._spot import SpotHistory
 from thrifty.core import CloudError
 
 

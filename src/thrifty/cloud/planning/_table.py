@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from thrifty.cloud._market import SpotHistory, slowdowns, spot_terms
 from thrifty.cloud._offer import Fleet, Offer
-from thrifty.cloud._spot import SpotHistory, slowdowns, spot_terms
 from thrifty.cloud._workload import Workload
 from thrifty.cloud.planning._estimate import all_steps_s, fleet_of, machines_each
 from thrifty.core import CloudError

@@ -32,8 +32,7 @@ except ImportError:
     raise MissingExtraError("scikit-learn", extra="sklearn") from None
 
 # Imported after the check above, because these modules need scikit-learn, too.
-from ._estimator_task import EstimatorTask, Resource, Samples, last_step
-from ._param_space import ParamSpace
+from ._estimator_task import EstimatorTask, ParamSpace, Resource, Samples, last_step
 
 
 DEFAULT_EPOCHS = 27

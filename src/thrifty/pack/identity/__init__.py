@@ -2,8 +2,16 @@
 
 from ._arrays import parts_of
 from ._contents import held_by, is_iterator
-from ._digest import Components, TaskIdentity, identify, note_moves, places_of
-from ._legacy import asking_legacy, is_legacy_asked, legacy_identity
+from ._digest import (
+    Components,
+    TaskIdentity,
+    asking_legacy,
+    identify,
+    is_legacy_asked,
+    legacy_identity,
+    note_moves,
+    places_of,
+)
 from ._own import is_own, is_own_module
 from ._place import MISSING, Place, vars_of
 from ._reach import Reach, Reached, reach

@@ -41,7 +41,7 @@ from ._contents import (
 )
 from ._own import is_installed, is_own, members_of
 from ._place import MISSING, slots_of, vars_of
-from ._source import code_digest, content, extension_digest
+from ._syntax import code_digest, content, extension_digest
 
 
 HOOK = "__thrifty_identity__"

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from thrifty.core import plain_logger
 from thrifty.pack._state import borrowed_streams
 from thrifty.pack.task._data import open_source, steps_of, train_batches
-from thrifty.pack.task._followed_optimizers import FollowedOptimizers
+from thrifty.pack.task._followed_optimizer import FollowedOptimizers
 from thrifty.pack.task._task import HyperParameters, Task, options_of, own_task
 
 from ._trial import batch_size_of, check_batches

@@ -22,7 +22,7 @@ from thrifty.pack.identity import places_of
 from thrifty.pack.identity._contents import Names
 from thrifty.pack.identity._values import Values
 from thrifty.pack.task._data import Batch, Source, open_source, steps_of, valid_batches
-from thrifty.pack.task._followed_optimizers import FollowedOptimizers
+from thrifty.pack.task._followed_optimizer import FollowedOptimizers
 from thrifty.pack.task._metrics import check_metrics
 from thrifty.pack.task._sources import sources_of
 from thrifty.pack.task._step_options import names_with_averages

@@ -34,8 +34,7 @@ from thrifty.pack._state import (
 )
 from thrifty.pack.task._data import Batch, Source, valid_batches
 from thrifty.pack.task._epochs import epoch_batches, epoch_length
-from thrifty.pack.task._followed_optimizer import FollowedOptimizer
-from thrifty.pack.task._followed_optimizers import FollowedOptimizers
+from thrifty.pack.task._followed_optimizer import FollowedOptimizer, FollowedOptimizers
 from thrifty.pack.task._metrics import MetricSums, as_number, check_metrics
 from thrifty.pack.task._optimizer import Optimizer
 from thrifty.pack.task._sources import sources_of

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from thrifty.core import TaskError
 from thrifty.pack.task._data import Batch
-from thrifty.pack.task._followed_optimizers import FollowedOptimizers
+from thrifty.pack.task._followed_optimizer import FollowedOptimizers
 from thrifty.pack.task._metrics import check_loss
 from thrifty.pack.task._step_options import EMA, Average, StepOptions, cast_batch, split_batch
 from thrifty.pack.task._task import Task, lent_optimizers

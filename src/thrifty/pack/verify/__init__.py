@@ -4,7 +4,6 @@ This is plain PyTorch on values: nothing here knows of blocks, back-ends or stud
 ``docs/design/trust.md``.
 """
 
-from ._check_budget import AloneTime, CheckBudget, SoloTimes, median_interval
 from ._compare import (
     Difference,
     KnownRounding,
@@ -21,12 +20,16 @@ from ._compare import (
 )
 from ._keeper import Keeper, as_it_was, cached_places, training_places
 from ._reference import (
+    AloneTime,
+    CheckBudget,
     OwnState,
+    SoloTimes,
     StepAlone,
     are_metrics_rounding,
     exchanged,
     gradients_alone,
     is_rounding,
+    median_interval,
     moment_tensors,
     own_state,
     own_tensors,

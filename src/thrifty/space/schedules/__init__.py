@@ -1,9 +1,9 @@
 """Schedules by family: frozen data that reduces to the same few pieces."""
 
 from ._base_schedule import Constant, Schedule, Then, last_value, schedule_from_json
-from ._branched import Branched
 from ._budgeted import REX, WSD, Trunk, Warmup, cooldowns, schedule_for
 from ._shapes import (
+    Branched,
     Cosine,
     CosineRestarts,
     Cyclic,

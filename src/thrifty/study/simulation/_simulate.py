@@ -23,9 +23,8 @@ from thrifty.store import Store, StudyMoved
 from thrifty.study._goals import Goals, Mode
 from thrifty.study._housekeeping import DiskBudget, Packing, PassedStates
 from thrifty.study._ledger import Ledger
-from thrifty.study._loop import Parts, ask_rng, run_loop
+from thrifty.study._loop import Parts, Steering, ask_rng, run_loop
 from thrifty.study._preflight import check_horizons, checked_seeds
-from thrifty.study._steering import Steering
 from thrifty.study._trial_events import FailureLog
 
 from ._made_up import made_up_scores
