@@ -30,6 +30,9 @@ from .depth import IS_THOROUGH, drawn, draws
 from .devices import chosen, on, takes_device
 
 
+# Modules are imported faster without it; ``pytest_collection_finish`` starts it again.
+gc.disable()
+
 # The time of an example says more about the machine than about the code.
 settings.register_profile(
     "busy", deadline=None, max_examples=draws(30, 100), suppress_health_check=[HealthCheck.too_slow]
@@ -106,6 +109,7 @@ def pytest_collection_finish() -> None:
         import torch._dynamo  # noqa: F401, PLC0415 (a first optimizer imports it in any case)
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

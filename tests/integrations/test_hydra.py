@@ -141,6 +141,7 @@ def test_a_failed_job_is_a_failed_trial(folder):
     assert results(folder)["best_params"] == {"net.width": 4}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -69,7 +69,9 @@ class ThriftySweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> dict[str, Any]:
         """Run all jobs, and write ``optimization_results.yaml`` into the folder of the sweep."""
-        sweep = import_module("hydra_plugins.hydra_thrifty_sweeper._sweep").Sweep(
+        with import_module("thrifty.core").gc_paused():
+            module = import_module("hydra_plugins.hydra_thrifty_sweeper._sweep")
+        sweep = module.Sweep(
             context=self.hydra_context,
             function=self._task_function,
             config=self.config,

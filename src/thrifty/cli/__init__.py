@@ -11,7 +11,14 @@ import click
 
 from thrifty import __version__
 from thrifty.agents import error_document, to_json
-from thrifty.core import ThriftyError, UsageError, error_text, error_traceback, plain_text
+from thrifty.core import (
+    ThriftyError,
+    UsageError,
+    error_text,
+    error_traceback,
+    gc_paused,
+    plain_text,
+)
 
 from ._options import reserved_output, say
 
@@ -105,7 +112,8 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"thrifty.cli.{COMMANDS[cmd_name].module}")
+        with gc_paused():
+            module = import_module(f"thrifty.cli.{COMMANDS[cmd_name].module}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 

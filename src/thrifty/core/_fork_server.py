@@ -31,6 +31,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ._heap import gc_paused
+
 
 PARENT_POLL_S = 1.0
 """Seconds between checks that the parent is alive, for systems whose kernel does not signal it."""
@@ -118,7 +120,8 @@ class _Server:
                 os.kill(pid, signal.SIGKILL)
             return
         for name in request["preload"]:
-            with contextlib.suppress(Exception):  # the child that imports it shows the error
+            # the child that imports it shows the error
+            with gc_paused(), contextlib.suppress(Exception):
                 importlib.import_module(name)
         pid = self._fork(request, files) if may_fork() else _spawn(request, files)
         self._pids.append(pid)

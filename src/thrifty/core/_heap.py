@@ -124,6 +124,28 @@ def gc_frozen() -> Iterator[None]:
         _FREEZING.release()
 
 
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause the garbage collector in this context, which only imports modules.
+
+    torch and its compiler make a quarter of a million objects, and hardly any garbage. The
+    collector looks through them many times, which takes a fifth of the time of the import.
+
+    >>> with gc_paused():
+    ...     gc.isenabled()
+    False
+    >>> gc.isenabled()
+    True
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def thaw_heap() -> None:
     """Unfreeze all objects, so that ``gc.get_referrers`` and ``gc.get_objects`` look at them.
 
