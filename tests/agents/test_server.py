@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,32 @@ def tools(folder):
     yield made
     for jobs in found:
         jobs.close()
+
+
+@pytest.fixture(scope="module")
+def first_job(tmp_path_factory):
+    """The folder of a server that has trained one configuration, and has left."""
+    folder = tmp_path_factory.mktemp("first")
+    (folder / "line_study.py").write_text(STUDY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        jobs = Jobs(command=[sys.executable, "-m", "thrifty.cli"])
+        studies = Studies([folder / "line_study.py"], load=studies_of)
+        budget = Budget(is_allowed=True, max_epochs=20)
+        made = Tools(studies, default="sqlite:///t.db", budget=budget, jobs=jobs)
+        try:
+            (run,) = answered(made, ("run", {"study": "line", "configs": [{"lr": 0.1}]}))
+            assert ended(made, run["job"])["budget"]["used_epochs"] == 4
+        finally:
+            jobs.close()
+    return folder
+
+
+@pytest.fixture
+def trained(folder, first_job):
+    """What is left of the first job, in the folder of this test."""
+    shutil.copytree(first_job, folder, dirs_exist_ok=True)
+    return folder
 
 
 def answered(tools, *calls):
@@ -135,43 +162,38 @@ def test_an_agent_asks_trains_and_asks_again(tools):
     assert "no other study" in explained
 
 
-def test_a_repeated_configuration_is_answered_without_training(tools):
-    made = tools(max_epochs=4)
-    for _ in range(2):
-        (run,) = answered(made, ("run", {"study": "line", "configs": [{"lr": 0.2}]}))
-        found = ended(made, run["job"])
-        assert found["state"] == "done"
-        assert found["result"]["trials"][0]["reached"] == {"epochs": 4}
-        assert found["budget"]["used_epochs"] == 4  # all that it may: the second run trains nothing
+def test_a_repeated_configuration_is_answered_without_training(tools, trained):
+    made = tools(max_epochs=4)  # which the first job has used
+    (run,) = answered(made, ("run", {"study": "line", "configs": [{"lr": 0.1}]}))
+    found = ended(made, run["job"])
+    assert found["state"] == "done"
+    assert found["result"]["trials"][0]["reached"] == {"epochs": 4}
+    assert found["budget"]["used_epochs"] == 4
 
 
-def test_a_second_run_of_a_study_is_not_stopped_by_what_the_first_has_trained(tools):
+def test_a_second_run_of_a_study_is_not_stopped_by_what_the_first_has_trained(tools, trained):
     made = tools()
-    for config in ({"lr": 0.1}, {"lr": LATE}):
-        (run,) = answered(made, ("run", {"study": "line", "configs": [config]}))
-        found = ended(made, run["job"])
-        assert found["state"] == "done"
-        assert [trial["reached"] for trial in found["result"]["trials"]] == [{"epochs": 4}]
+    (run,) = answered(made, ("run", {"study": "line", "configs": [{"lr": LATE}]}))
+    found = ended(made, run["job"])
+    assert found["state"] == "done"
+    assert [trial["reached"] for trial in found["result"]["trials"]] == [{"epochs": 4}]
     assert found["budget"]["used_epochs"] == 4 + 2
 
 
-def test_a_budget_holds_across_servers_and_names(tools, folder):
-    run = ("run", {"study": "line", "configs": [{"lr": 0.1}]})
-    first = tools(max_epochs=6)
-    ended(first, answered(first, run)[0]["job"])
-    second = tools(max_epochs=6)
-    (folder / "line_study.py").write_text(STUDY.replace('name="line"', 'name="other"'))
+def test_a_budget_holds_across_servers_and_names(tools, trained):
+    made = tools(max_epochs=6)
+    (trained / "line_study.py").write_text(STUDY.replace('name="line"', 'name="other"'))
     renamed = ("run", {"study": "other", "configs": [{"lr": 0.2}]})
-    for server in (first, second):
+    for server in (made, tools(max_epochs=6)):
         assert "2 are left of the budget" in answered(server, renamed)[0]
-    (folder / "line_study.py").write_text(STUDY)
+    (trained / "line_study.py").write_text(STUDY)
     refused, shorter = answered(
-        second,
+        made,
         ("run", {"study": "line", "configs": [{"lr": 0.2}]}),
         ("run", {"study": "line", "configs": [{"lr": 0.2}], "epochs": 2}),
     )
     assert "need 4 epochs, and 2 are left of the budget of 6" in refused
-    assert ended(second, shorter["job"])["budget"]["used_epochs"] == 6
+    assert ended(made, shorter["job"])["budget"]["used_epochs"] == 6
 
 
 def test_a_study_in_memory_is_refused(tools, folder):
@@ -182,12 +204,10 @@ def test_a_study_in_memory_is_refused(tools, folder):
     assert cost["epochs_to_train"] == 4
 
 
-def test_a_cost_is_that_of_the_configurations_whatever_studies_there_are(tools, folder):
+def test_a_cost_is_that_of_the_configurations_whatever_studies_there_are(tools, trained):
     made = tools()
-    (run,) = answered(made, ("run", {"study": "line", "configs": [{"lr": 0.2}]}))
-    ended(made, run["job"])
-    (folder / "line_study.py").write_text(STUDY.replace("return super()", "return 1 and super()"))
-    (cost,) = answered(made, ("cost", {"study": "line", "configs": [{"lr": 0.2}]}))
+    (trained / "line_study.py").write_text(STUDY.replace("return super()", "return 1 and super()"))
+    (cost,) = answered(made, ("cost", {"study": "line", "configs": [{"lr": 0.1}]}))
     assert cost["epochs_to_train"] == cost["trial_epochs"] == 4
     assert cost["configs"][0]["known_epochs"] == 0
     assert cost["configs"][0]["metrics"] is None
@@ -223,12 +243,10 @@ def test_a_failed_trial_is_told(tools):
     assert "0.3 is odd" in found["result"]["errors"][0]["message"]
 
 
-def test_a_job_that_cannot_begin_says_why(tools, folder):
+def test_a_job_that_cannot_begin_says_why(tools, trained):
     made = tools()
-    (run,) = answered(made, ("run", {"study": "line", "configs": [{"lr": 0.1}]}))
-    ended(made, run["job"])
     # The same study of another space: its stored trials are not those of this one.
-    (folder / "line_study.py").write_text(STUDY.replace("0.2, 0.3", "0.2, 0.25"))
+    (trained / "line_study.py").write_text(STUDY.replace("0.2, 0.3", "0.2, 0.25"))
     (run,) = answered(made, ("run", {"study": "line", "configs": [{"lr": 0.2}]}))
     found = ended(made, run["job"])
     assert found["state"] == "failed"
@@ -285,10 +303,9 @@ def test_a_bad_request_is_answered_with_a_message(tools, tool, options, told):
     assert "Traceback" not in found
 
 
-def test_a_file_that_is_edited_is_loaded_again(tools, folder):
-    made, file = tools(), folder / "line_study.py"
+def test_a_file_that_is_edited_is_loaded_again(tools, trained):
+    made, file = tools(), trained / "line_study.py"
     asked = ("cost", {"study": "line", "configs": [{"lr": 0.1}]})
-    ended(made, answered(made, ("run", asked[1]))[0]["job"])
     assert answered(made, asked)[0]["epochs_to_train"] == 0
     file.write_text(STUDY.replace("return super().model(hp)", "return super().model(hp).double()"))
     assert answered(made, asked)[0]["epochs_to_train"] == 4

@@ -33,6 +33,7 @@ def test_a_plain_loop_that_fails_is_no_success(monkeypatch):
         assert "only the plain loop fails: TypeError: no such thing" in verdict.why
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pack", ["fused", MEASURED])
 def test_packed_in_a_study(pack):
     verdict = run_studied(CORPUS["nesterov_with_weight_decay_and_clipping"], pack=pack)

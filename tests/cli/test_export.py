@@ -124,7 +124,7 @@ def test_a_format_outvotes_an_ending(export):
     ("args", "message"),
     [
         ((), "say what to write"),
-        (("--out", "t.doc"), "its ending must be one of .csv, .json, .parquet"),
+        (("--out", "t.doc"), "its extension must be one of .csv, .json, .parquet"),
         (("--format", "parquet"), "name a file with --out FILE"),
         (("--out", "none/t.csv"), "cannot write none/t.csv: No such file"),
         (("--optuna", "none/t.db"), "there is no folder none; make it first"),

@@ -92,7 +92,7 @@ def test_the_database_may_be_named_from_elsewhere(folder, tmp_path, monkeypatch)
         (("plot", "line", "pareto"), "has no Pareto front"),
         (("plot", "line", "scaling-law"), "add horizons to the ladder"),
         (("plot", "line", "tea"), "'tea' is not one of"),
-        (("plot", "line", "history", "--out", "a.doc"), "its ending must be one of"),
+        (("plot", "line", "history", "--out", "a.doc"), "its extension must be one of"),
         (("plot", "line", "history", "--out", "no/a.png"), "there is no folder"),
     ],
 )

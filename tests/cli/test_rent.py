@@ -547,10 +547,10 @@ def test_whose_prices_they_are(folder):
         (("--export", "a.yaml"), "--export needs a choice"),
         (("--launch",), "--launch needs a choice"),
         (("--probe", "2"), "--probe needs a choice"),
-        (("--epochs", "2"), "say the same"),
+        (("--epochs", "2"), "exclude each other"),
         (("--plot", "no/front.png"), "there is no folder"),
         (("--deadline", "1h", "--export", "no/a.yaml"), "there is no folder"),
-        (("--plot", "front.doc"), "its ending must be one of"),
+        (("--plot", "front.doc"), "its extension must be one of"),
         (("--deadline", "1m"), "over the deadline"),
         (("--device", "Z9"), "--device Z9: use one of"),
     ],
@@ -626,7 +626,7 @@ def test_the_profiled_device_is_known_by_its_name(device, named, profiled, vcpus
 
 
 def test_an_unknown_device_is_asked_for():
-    with pytest.raises(CloudError, match="say by --device"):
+    with pytest.raises(CloudError, match="pass the most similar one with --device"):
         hardware_of("Strange card", named=None)
 
 

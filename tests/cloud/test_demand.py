@@ -137,11 +137,11 @@ def test_one_call_answers_for_many_kinds(kinds):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "at least one step of one sample, not steps=0"),
-        ({"global_batch": 0}, "at least one step of one sample, .*global_batch=0"),
+        ({"steps": 0}, "must be at least 1, got steps=0"),
+        ({"global_batch": 0}, "must be at least 1, .*global_batch=0"),
         ({"state_bytes": -1.0}, "bytes and seconds are not negative: state_bytes=-1.0"),
         ({"setup_s": math.nan}, "bytes and seconds are not negative: .*setup_s=nan"),
-        ({"accumulation": "often"}, 'accumulation is "allowed" or "never", not \'often\''),
+        ({"accumulation": "often"}, '`accumulation` must be "allowed" or "never", got \'often\''),
         ({"packs": PACKS}, "packs are trainings of a study: give its parallelism_phases, or"),
         ({"parallelism_phases": ()}, "are pairs .trainings, steps., both 1 or more"),
         ({"parallelism_phases": ((0, 1),)}, "are pairs .trainings, steps., both 1 or more"),

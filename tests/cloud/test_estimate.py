@@ -444,8 +444,8 @@ def test_machines_that_a_study_cannot_feed_stay_idle():
 @pytest.mark.parametrize(
     ("machines", "message"),
     [
-        ([], "a fleet has machines"),
-        ([(an_offer(), 0, False)], "at least one of each offer"),
+        ([], "`machines` must name offers"),
+        ([(an_offer(), 0, False)], "each at least once"),
         (
             [(an_offer(), 1, False), (an_offer(region="west"), 1, False)],
             "machines of one fleet are in one region, not in aws east, aws west",

@@ -208,7 +208,7 @@ def test_a_network_is_the_less_known_the_less_its_name_says(gbps, low, high):
     [(HardwareEstimates(), "V1000"), (HardwareEstimates(profiled="V1000"), "V100")],
 )
 def test_devices_that_nobody_knows(estimates, accelerator):
-    with pytest.raises(CloudError, match=r"how fast 'V1000' is, is not known: measure it.*A100"):
+    with pytest.raises(CloudError, match=r"the speed of 'V1000' is not known: measure it.*A100"):
         estimates.compute(machine(accelerator))
 
 
@@ -225,5 +225,5 @@ def test_a_program_gets_a_share_of_a_device_s_memory():
 
 @pytest.mark.parametrize("share", [0.0, 1.1, math.nan])
 def test_a_share_of_memory_is_a_share(share):
-    with pytest.raises(CloudError, match=f"a share above 0 and up to 1, not {share}"):
+    with pytest.raises(CloudError, match=f"a share above 0 and up to 1, got {share}"):
         HardwareEstimates(usable_memory=share)

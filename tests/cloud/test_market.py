@@ -220,7 +220,7 @@ def test_without_history_the_catalogue_counts():
         CloudError, match=r"us-east-1a: no spot price is known, .* give Offer.spot_usd_h"
     ):
         market.spot_usd_h(offer())
-    with pytest.raises(CloudError, match=r"between 0 and 1, not 1.5"):
+    with pytest.raises(CloudError, match=r"between 0 and 1, got 1.5"):
         market.price_quantile(offer(), 1.5)
 
 
@@ -321,7 +321,7 @@ def test_intervals_need_scipy(monkeypatch):
 def test_numbers_that_make_no_sense():
     with pytest.raises(CloudError, match=r"ends at 3600.0, before it begins at 7200.0"):
         life(2, 1, evicted=True)
-    with pytest.raises(CloudError, match="some days count, not of 0"):
+    with pytest.raises(CloudError, match="must be greater than 0, got 0"):
         SpotMarket(days=0)
-    with pytest.raises(CloudError, match="not negative, not -1"):
+    with pytest.raises(CloudError, match="must be at least 0, got -1"):
         SpotMarket(unknown_evictions_per_h=-1)

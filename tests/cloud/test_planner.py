@@ -240,17 +240,20 @@ def test_offers_as_spot_only():
 
 def test_speeds_that_nobody_knows():
     message = refused([an_offer(accelerator="Abacus"), an_offer("c1", accelerator="")])
-    assert message.startswith("of none of the devices the speed is known (Abacus, c1)")
+    assert message.startswith("thrifty knows no speed of these devices: Abacus, c1;")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"deadline_s": 1.0, "budget_usd": 1.0}, "give a deadline or a budget, not both"),
-        ({"deadline_s": 0.0}, "a deadline or a budget is positive and finite, not 0.0"),
-        ({"budget_usd": float("inf")}, "a deadline or a budget is positive and finite, not inf"),
+        ({"deadline_s": 0.0}, "`deadline_s` and `budget_usd` must be positive and finite, got 0.0"),
+        (
+            {"budget_usd": float("inf")},
+            "`deadline_s` and `budget_usd` must be positive and finite, got inf",
+        ),
         ({"max_nodes": 0}, "a fleet has at least one machine, not max_nodes=0"),
-        ({"quotas": {"V100": -1}}, "a quota is 0 or more, not -1 for 'V100'"),
+        ({"quotas": {"V100": -1}}, "a quota must be at least 0, got -1 for 'V100'"),
     ],
 )
 def test_what_makes_no_sense(options, message):

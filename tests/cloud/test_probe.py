@@ -389,10 +389,10 @@ def test_no_fleet_is_left_after_bad_news():
     ("changes", "message"),
     [
         ({"deadline_s": None}, "give a deadline or a budget"),
-        ({"cap_usd": -1.0}, "caps and seconds are not negative"),
-        ({"cap_s": -1.0}, "caps and seconds are not negative"),
-        ({"probe_s": -1.0}, "caps and seconds are not negative"),
-        ({"draws": 0}, "a draw at least"),
+        ({"cap_usd": -1.0}, "must be at least 0 and `draws`"),
+        ({"cap_s": -1.0}, "must be at least 0 and `draws`"),
+        ({"probe_s": -1.0}, "must be at least 0 and `draws`"),
+        ({"draws": 0}, "`draws` at least 1"),
         ({"deadline_s": 1.0}, "over the deadline"),
     ],
 )

@@ -229,7 +229,7 @@ def test_of_a_study_the_first_phases_are_done():
 
 
 @pytest.mark.parametrize(
-    ("done", "message"), [(1000, "all 1000 steps are trained"), (-1, "done_steps is 0 or more")]
+    ("done", "message"), [(1000, "all 1000 steps are trained"), (-1, "must be at least 0")]
 )
 def test_something_is_left(done, message):
     with pytest.raises(CloudError, match=message):

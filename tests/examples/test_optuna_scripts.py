@@ -45,7 +45,7 @@ def test_the_scripts_are_all_here():
     assert len(names) == 10
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", EPOCHS)
 def test_a_script_gives_the_values_that_it_gives_under_optuna(name):
@@ -66,7 +66,7 @@ def test_a_script_gives_the_values_that_it_gives_under_optuna(name):
     assert study.savings.unique_epochs == sum(trial.epochs for trial in study.trials)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", EPOCHS)
 def test_a_ported_script_gives_them_too_in_parts(name, tmp_path):

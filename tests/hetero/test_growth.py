@@ -80,9 +80,9 @@ def test_the_rate_grows_step_by_step_while_it_warms_up(rule):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "cubic"}, "rule is 'linear', 'sqrt' or 'none', not 'cubic'"),
-        ({"efficiency": 0.0}, "efficiency is between 0 and 1, not 0.0"),
-        ({"efficiency": 1.0}, "efficiency is between 0 and 1, not 1.0"),
+        ({"rule": "cubic"}, "must be 'linear', 'sqrt' or 'none', got 'cubic'"),
+        ({"efficiency": 0.0}, "`efficiency` must be between 0 and 1, got 0.0"),
+        ({"efficiency": 1.0}, "`efficiency` must be between 0 and 1, got 1.0"),
         ({"warmup_steps": -1}, "warmup_steps is not negative"),
         ({"max_batch": 0}, "max_batch is at least 1"),
     ],

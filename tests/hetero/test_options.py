@@ -11,14 +11,14 @@ from thrifty.hetero import HeteroOptions, Power
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_norm": "sync"}, "batch_norm is 'global' or 'local', not 'sync'"),
-        ({"objective": "speed"}, "objective is 'throughput' or 'energy', not 'speed'"),
+        ({"batch_norm": "sync"}, "must be 'global' or 'local', got 'sync'"),
+        ({"objective": "speed"}, "must be 'throughput' or 'energy', got 'speed'"),
         ({"objective": "energy"}, r"objective='energy' needs power=Power\("),
-        ({"clip_norm": 0.0}, "clip_norm is positive, not 0.0"),
-        ({"clip_norm": -1.0}, "clip_norm is positive, not -1.0"),
+        ({"clip_norm": 0.0}, "`clip_norm` must be positive, got 0.0"),
+        ({"clip_norm": -1.0}, "`clip_norm` must be positive, got -1.0"),
         ({"micro_batch": 0}, "`micro_batch` must be at least 1, got 0"),
-        ({"bucket_cap_mb": 0.0}, "bucket_cap_mb is positive, not 0.0"),
-        ({"admit_every": 0}, "admit_every is at least 1, not 0"),
+        ({"bucket_cap_mb": 0.0}, "`bucket_cap_mb` must be positive, got 0.0"),
+        ({"admit_every": 0}, "`admit_every` must be at least 1, got 0"),
     ],
 )
 def test_options_that_make_no_sense(options, message):

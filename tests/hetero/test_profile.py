@@ -453,9 +453,9 @@ def test_reading_a_sample_takes_its_time():
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ((), r"batches ascend from 1 or more, not \[\]"),
-        ((0, 1), "batches ascend"),
-        ((2, 2), "batches ascend"),
+        ((), r"`batches` must ascend from 1 or more, got \[\]"),
+        ((0, 1), "must ascend"),
+        ((2, 2), "must ascend"),
         ((61,), "the data set has 60 samples, and the smallest batch 61"),
     ],
 )

@@ -114,7 +114,7 @@ def test_an_error_in_a_worker_is_told(tmp_path):
 
 
 def test_options_are_checked():
-    with pytest.raises(HeteroError, match="at least one worker"):
+    with pytest.raises(HeteroError, match="must be at least 1"):
         HeteroTask(Line(), workers=0)
     with pytest.raises(HeteroError, match="1 sets of cores"):
         HeteroTask(Line(), workers=2, cores=[[0]])

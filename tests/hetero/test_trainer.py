@@ -77,7 +77,7 @@ def together(*workers, epochs=2):
 
 @pytest.mark.parametrize("batch", [0, -3])
 def test_a_step_has_samples(batch):
-    with pytest.raises(HeteroError, match=f"global_batch is at least 1, not {batch}"):
+    with pytest.raises(HeteroError, match=f"`global_batch` must be at least 1, got {batch}"):
         trainer_of(model(), global_batch=batch)
 
 

@@ -197,6 +197,7 @@ def num_blocks(task, of):
     return len({id(home) for home in backend._home.values()})
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("order", [[IN_ALL, IN_TWO, IN_TWO], [IN_TWO, IN_ALL, IN_TWO]])
 def test_adapters_on_different_layers_are_in_one_pack(order):
     of = trials(*({**each, "rank": 4 if each is IN_ALL else 2} for each in order))

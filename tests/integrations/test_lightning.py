@@ -418,6 +418,7 @@ def made(kind):
     return lambda hp: kind(hp.lr, dropout=hp.get("dropout", 0.0))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("kind", "values", "num"),
     [

@@ -243,6 +243,7 @@ WIDER = [{"rate": epoch + 1} for epoch in range(12)]
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("make", "values", "look"),
     [

@@ -53,7 +53,7 @@ def search(estimator=SGD, params=None, **options):
 # -- as scikit-learn wants it ------------------------------------------------------------------
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @parametrize_with_checks(
     [
         ThriftySearchCV(

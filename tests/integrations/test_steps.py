@@ -393,7 +393,7 @@ def test_hugging_face_resumed_is_as_alone(case):
     assert_a_resumed_trial_is_the_same(lambda: text(dropout=0.2, **TEXT_CASES[case]), fixed)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "args",
     [{}, LINEAR, {"gradient_accumulation_steps": 4}],

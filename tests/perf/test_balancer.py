@@ -424,14 +424,14 @@ def test_equal_times_give_equal_splits(runs, others):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"slower": 1.0}, "slower is above 1, not 1.0"),
-        ({"slower": -2.0}, "slower is above 1, not -2.0"),
+        ({"slower": 1.0}, "`slower` must be above 1, got 1.0"),
+        ({"slower": -2.0}, "`slower` must be above 1, got -2.0"),
         ({"patience": 0}, "1 <= patience <= window, not patience=0, window=50"),
         ({"window": 4}, "1 <= patience <= window, not patience=5, window=4"),
-        ({"correction": 0}, "correction is at least 1, not 0"),
-        ({"gain": -0.1}, "0 <= gain < 1, not -0.1"),
-        ({"gain": 1.0}, "0 <= gain < 1, not 1.0"),
-        ({"gain": math.nan}, "0 <= gain < 1, not nan"),
+        ({"correction": 0}, "`correction` must be at least 1, got 0"),
+        ({"gain": -0.1}, "`gain` must be in .0, 1., got -0.1"),
+        ({"gain": 1.0}, "`gain` must be in .0, 1., got 1.0"),
+        ({"gain": math.nan}, "`gain` must be in .0, 1., got nan"),
     ],
 )
 def test_options_out_of_their_range_are_refused(changes, message):

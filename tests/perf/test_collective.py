@@ -281,10 +281,10 @@ def test_measured_beats_named():
     [
         ({"name": "unknown"}, "nothing is known of all_reduce on 'unknown': .* there are vm"),
         ({"collective": "broadcast"}, "nothing is known of broadcast on 'vm'"),
-        ({"collective": "gossip"}, "collective is one of all_reduce, .*, not 'gossip'"),
+        ({"collective": "gossip"}, "`collective` must be one of all_reduce, .*, got 'gossip'"),
         ({"per_node": 2}, "all_reduce on 'vm' was never measured inside a machine"),
-        ({"quantile": 0.0}, "quantile is between 0 and 1, not 0.0"),
-        ({"quantile": 1.0}, "quantile is between 0 and 1, not 1.0"),
+        ({"quantile": 0.0}, "`quantile` must be between 0 and 1, got 0.0"),
+        ({"quantile": 1.0}, "`quantile` must be between 0 and 1, got 1.0"),
         ({"num_bytes": -1.0}, "num_bytes is not negative"),
         ({"nodes": 0}, "nodes and per_node are 1 or more"),
         ({"per_node": 0}, "nodes and per_node are 1 or more"),
@@ -315,7 +315,7 @@ def test_inside_machines_says_nothing_of_between():
         ({"nodes": 1}, "an exchange needs two devices: nodes=1, per_node=1"),
         ({"nodes": 0}, "an exchange needs two devices"),
         ({"nodes": -2, "per_node": -1}, "an exchange needs two devices"),
-        ({"collective": "gossip"}, "collective is one of"),
+        ({"collective": "gossip"}, "`collective` must be one of"),
     ],
 )
 def test_timings_that_cannot_be(change, message):

@@ -25,7 +25,9 @@ def test_it_waits_while_it_does_not_work(power, busy_s, waits_s):
     [(-1.0, 1.0), (2.0, 1.0), (math.nan, 1.0), (1.0, math.nan), (1.0, math.inf)],
 )
 def test_what_is_no_power_is_refused(idle_w, busy_w):
-    message = f"0 <= idle_w <= busy_w, and both are finite, not idle_w={idle_w}, busy_w={busy_w}"
+    message = (
+        f"watts must be finite with 0 <= idle_w <= busy_w, got idle_w={idle_w}, busy_w={busy_w}"
+    )
     with pytest.raises(UsageError, match=message):
         Power(idle_w=idle_w, busy_w=busy_w)
 

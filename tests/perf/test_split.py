@@ -197,7 +197,7 @@ def thriftily(curves, batch):
     ("curves", "batch", "message"),
     [
         ([], 8, "there is no worker to give a batch to"),
-        ([StepCurve(sample_s=1.0)], 0, "a global batch has at least one sample, not 0"),
+        ([StepCurve(sample_s=1.0)], 0, "`batch` must be at least 1, got 0"),
         (
             [StepCurve(sample_s=1.0, max_samples=3), StepCurve(sample_s=1.0, max_samples=4)],
             8,

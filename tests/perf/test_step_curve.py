@@ -142,13 +142,13 @@ def test_any_time_is_enough_for_the_least_and_none_for_more_than_the_most():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sample_s": 0.0}, "sample_s is positive and finite, not 0.0"),
-        ({"sample_s": -1.0}, "sample_s is positive and finite, not -1.0"),
-        ({"sample_s": math.inf}, "sample_s is positive and finite, not inf"),
-        ({"sample_s": math.nan}, "sample_s is positive and finite, not nan"),
-        ({"fixed_s": -0.5}, "fixed_s is finite and not negative, not -0.5"),
-        ({"fixed_s": math.inf}, "fixed_s is finite and not negative, not inf"),
-        ({"fixed_s": math.nan}, "fixed_s is finite and not negative, not nan"),
+        ({"sample_s": 0.0}, "`sample_s` must be positive and finite, got 0.0"),
+        ({"sample_s": -1.0}, "`sample_s` must be positive and finite, got -1.0"),
+        ({"sample_s": math.inf}, "`sample_s` must be positive and finite, got inf"),
+        ({"sample_s": math.nan}, "`sample_s` must be positive and finite, got nan"),
+        ({"fixed_s": -0.5}, "`fixed_s` must be finite and not negative, got -0.5"),
+        ({"fixed_s": math.inf}, "`fixed_s` must be finite and not negative, got inf"),
+        ({"fixed_s": math.nan}, "`fixed_s` must be finite and not negative, got nan"),
         (
             {"min_samples": -1},
             (

@@ -84,9 +84,11 @@ def slurm(where, cluster, **options):
     })
 
 
-@pytest.fixture
-def expected(tmp_path):
-    return records(make(tmp_path / "here").run(progress=False, executor=th.Local(pack="solo")))
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    return records(
+        make(tmp_path_factory.mktemp("here")).run(progress=False, executor=th.Local(pack="solo"))
+    )
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)

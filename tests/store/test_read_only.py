@@ -49,7 +49,7 @@ def output_of(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output + repr(result.exception or "")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

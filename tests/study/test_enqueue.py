@@ -127,6 +127,7 @@ def test_between_runs_they_come_next(tmp_path):
     assert configs(study)[before] == SECOND
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -168,7 +168,7 @@ def test_a_malformed_act_is_refused(steering, database, fields):
     [
         ({"kind": "stop", "text": ""}, "no process runs it"),
         ({"kind": "pause", "text": ""}, "no process runs it"),
-        ({"kind": "resume", "text": ""}, "no process waits"),
+        ({"kind": "resume", "text": ""}, "not paused"),
         ({"kind": "note", "trial": 10_000}, "no trial 10000"),
         ({"kind": "untag"}, "no tag"),
         ({"text": " "}, "needs a text"),

@@ -66,7 +66,7 @@ def plot(study: Study, kind: str) -> Figure:
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write; its ending chooses the format  [default: KIND.png]",
+    help="File to write; its extension chooses the format  [default: KIND.png]",
 )
 @click.option(
     "--dpi",
@@ -91,7 +91,7 @@ def plot_command(
     file = out or Path(f"{kind}.png")
     known = figure.canvas.get_supported_filetypes()
     if file.suffix[1:].lower() not in known:
-        raise UsageError(f"{file}: its ending must be one of {', '.join(sorted(known))}")
+        raise UsageError(f"{file}: its extension must be one of {', '.join(sorted(known))}")
     if not file.resolve().parent.is_dir():
         raise UsageError(f"there is no folder {file.resolve().parent}; make it first")
     figure.savefig(file, dpi=dpi)
@@ -284,7 +284,7 @@ def _kind(kind: str | None, out: Path | None) -> str:
     found = kind or (out.suffix[1:].lower() if out is not None else "")
     if found not in _WRITERS:
         raise UsageError(
-            f"{out}: its ending must be one of .{', .'.join(_WRITERS)}, or say --format"
+            f"{out}: its extension must be one of .{', .'.join(_WRITERS)}, or pass --format"
         )
     if found == "parquet" and out is None:
         raise UsageError("parquet is a binary format; name a file with --out FILE")

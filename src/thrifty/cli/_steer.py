@@ -1,4 +1,4 @@
-"""Steer a study: stop it or a trial, note, tag, branch, list requests, delete and restore."""
+"""Commands that change stored studies: stop, pause, note, tag, branch, acts, delete, gc."""
 
 from __future__ import annotations
 

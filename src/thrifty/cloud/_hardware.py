@@ -94,7 +94,7 @@ class HardwareEstimates:
     def __post_init__(self) -> None:
         if not 0 < self.usable_memory <= 1:
             raise CloudError(
-                f"usable_memory is a share above 0 and up to 1, not {self.usable_memory}"
+                f"`usable_memory` must be a share above 0 and up to 1, got {self.usable_memory}"
             )
 
     def check_profile(self, profile: StepProfile) -> None:
@@ -242,7 +242,7 @@ def _speed(accelerator: str, vcpus: float) -> float:
     known = ACCELERATORS.get(accelerator)
     if known is None:
         raise CloudError(
-            f"how fast {accelerator!r} is, is not known: measure it (probe), or use one of "
+            f"the speed of {accelerator!r} is not known: measure it (`probed`), or use one of "
             f"{', '.join(sorted(ACCELERATORS))}"
         )
     return known.speed

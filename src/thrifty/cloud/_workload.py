@@ -58,7 +58,7 @@ class Workload:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.global_batch < 1:
             raise CloudError(
-                f"there is at least one step of one sample, not steps={self.steps}, "
+                f"`steps` and `global_batch` must be at least 1, got steps={self.steps}, "
                 f"global_batch={self.global_batch}"
             )
         if not (self.state_bytes >= 0 and self.setup_s >= 0):
@@ -71,12 +71,14 @@ class Workload:
                 "packs are trainings of a study: give its parallelism_phases, or leave packs out"
             )
         if self.accumulation not in {"allowed", "never"}:
-            raise CloudError(f'accumulation is "allowed" or "never", not {self.accumulation!r}')
+            raise CloudError(
+                f'`accumulation` must be "allowed" or "never", got {self.accumulation!r}'
+            )
         if self.precisions is not None and (
             "float32" not in self.precisions or not set(self.precisions) <= set(PRECISIONS)
         ):
             raise CloudError(
-                f"precisions are some of {', '.join(PRECISIONS)}, and float32 is one of them, not "
+                f"`precisions` must be some of {', '.join(PRECISIONS)}, float32 among them, got "
                 f"{self.precisions}"
             )
         if self.parallelism_phases is not None and (

@@ -62,7 +62,7 @@ class HeteroTask(Trainable):
         weight: Weight | None = None,
     ) -> None:
         if workers < 1:
-            raise HeteroError(f"a job has at least one worker, not {workers}")
+            raise HeteroError(f"`workers` must be at least 1, got {workers}")
         if cores is not None and len(cores) != workers:
             raise HeteroError(f"{workers} workers have {len(cores)} sets of cores")
         if devices is not None and len(devices) != workers:

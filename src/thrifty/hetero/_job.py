@@ -50,9 +50,9 @@ class BatchScaling:
 
     def __post_init__(self) -> None:
         if self.rule not in {"linear", "sqrt", "none"}:
-            raise HeteroError(f"rule is 'linear', 'sqrt' or 'none', not {self.rule!r}")
+            raise HeteroError(f"`rule` must be 'linear', 'sqrt' or 'none', got {self.rule!r}")
         if not 0 < self.efficiency < 1:
-            raise HeteroError(f"efficiency is between 0 and 1, not {self.efficiency}")
+            raise HeteroError(f"`efficiency` must be between 0 and 1, got {self.efficiency}")
         if self.warmup_steps < 0 or (self.max_batch is not None and self.max_batch < 1):
             raise HeteroError("warmup_steps is not negative, and max_batch is at least 1")
 
@@ -133,21 +133,23 @@ class HeteroOptions:
 
     def __post_init__(self) -> None:
         if self.batch_norm not in {"global", "local"}:
-            raise HeteroError(f"batch_norm is 'global' or 'local', not {self.batch_norm!r}")
+            raise HeteroError(f"`batch_norm` must be 'global' or 'local', got {self.batch_norm!r}")
         if self.objective not in {"throughput", "energy"}:
-            raise HeteroError(f"objective is 'throughput' or 'energy', not {self.objective!r}")
+            raise HeteroError(
+                f"`objective` must be 'throughput' or 'energy', got {self.objective!r}"
+            )
         if self.objective == "energy" and self.power is None:
             raise HeteroError(
                 "objective='energy' needs power=Power(idle_w=..., busy_w=...) of this worker"
             )
         if self.clip_norm is not None and self.clip_norm <= 0:
-            raise HeteroError(f"clip_norm is positive, not {self.clip_norm}")
+            raise HeteroError(f"`clip_norm` must be positive, got {self.clip_norm}")
         if self.bucket_cap_mb is not None and not self.bucket_cap_mb > 0:
-            raise HeteroError(f"bucket_cap_mb is positive, not {self.bucket_cap_mb}")
+            raise HeteroError(f"`bucket_cap_mb` must be positive, got {self.bucket_cap_mb}")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise HeteroError(f"`micro_batch` must be at least 1, got {self.micro_batch}")
         if self.admit_every < 1:
-            raise HeteroError(f"admit_every is at least 1, not {self.admit_every}")
+            raise HeteroError(f"`admit_every` must be at least 1, got {self.admit_every}")
 
 
 REFUSED = 1

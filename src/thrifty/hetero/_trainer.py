@@ -116,7 +116,7 @@ class HeteroTrainer:
         clock: Clock | None = None,
     ) -> None:
         if global_batch < 1:
-            raise HeteroError(f"global_batch is at least 1, not {global_batch}")
+            raise HeteroError(f"`global_batch` must be at least 1, got {global_batch}")
         self.steps = 0
         self._options = options or HeteroOptions()
         self.clip_norm = self._options.clip_norm

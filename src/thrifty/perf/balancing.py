@@ -133,7 +133,7 @@ def _check(curves: Sequence[StepCurve], batch: int) -> None:
     if not curves:
         raise UsageError("there is no worker to give a batch to")
     if batch < 1:
-        raise UsageError(f"a global batch has at least one sample, not {batch}")
+        raise UsageError(f"`batch` must be at least 1, got {batch}")
     min_samples = sum(curve.min_samples for curve in curves)
     max_samples = sum(curve.capacity(math.inf, batch) for curve in curves)
     if not min_samples <= batch <= max_samples:
@@ -220,15 +220,15 @@ class BalancerOptions:
 
     def __post_init__(self) -> None:
         if not self.slower > 1:
-            raise UsageError(f"slower is above 1, not {self.slower}")
+            raise UsageError(f"`slower` must be above 1, got {self.slower}")
         if not 1 <= self.patience <= self.window:
             raise UsageError(
                 f"1 <= patience <= window, not patience={self.patience}, window={self.window}"
             )
         if self.correction < 1:
-            raise UsageError(f"correction is at least 1, not {self.correction}")
+            raise UsageError(f"`correction` must be at least 1, got {self.correction}")
         if not 0 <= self.gain < 1:
-            raise UsageError(f"0 <= gain < 1, not {self.gain}")
+            raise UsageError(f"`gain` must be in [0, 1), got {self.gain}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -215,7 +215,7 @@ class CollectiveModel:
         """
         _check_collective(collective)
         if not 0 < quantile < 1:
-            raise UsageError(f"quantile is between 0 and 1, not {quantile}")
+            raise UsageError(f"`quantile` must be between 0 and 1, got {quantile}")
         sizes, machines, devices = np.broadcast_arrays(
             np.asarray(num_bytes, float), np.asarray(nodes), np.asarray(per_node)
         )
@@ -424,4 +424,4 @@ def _finite(link: Mapping[str, float]) -> dict[str, float]:
 
 def _check_collective(name: str) -> None:
     if name not in _ROUNDS:
-        raise UsageError(f"collective is one of {', '.join(_ROUNDS)}, not {name!r}")
+        raise UsageError(f"`collective` must be one of {', '.join(_ROUNDS)}, got {name!r}")

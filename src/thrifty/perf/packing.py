@@ -1,4 +1,4 @@
-"""Pack curves and the choice of a pack size; when to slice a product by its dropout mask."""
+"""Choices from measured costs: the size of a pack, and slicing a product by its dropout mask."""
 
 from __future__ import annotations
 

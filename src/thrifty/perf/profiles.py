@@ -83,7 +83,7 @@ class StepProfile:
         columns = (self.forward_s, self.backward_s, self.peak_bytes)
         ascending = np.isfinite(sizes).all() and (np.diff(sizes) > 0).all()
         if not sizes.size or not ascending or sizes[0] < 1:
-            raise UsageError(f"batches ascend from 1 or more, not {list(self.batches)}")
+            raise UsageError(f"`batches` must ascend from 1 or more, got {list(self.batches)}")
         if any(len(column) != sizes.size for column in columns):
             raise UsageError(
                 f"each of {sizes.size} batches has a time forward and backward, and a peak of "
@@ -105,7 +105,9 @@ class StepProfile:
         if not (np.isfinite(others).all() and (others >= 0).all()):
             raise UsageError("times and bytes are finite and not negative")
         if self.precision not in PRECISIONS:
-            raise UsageError(f"precision is one of {', '.join(PRECISIONS)}, not {self.precision!r}")
+            raise UsageError(
+                f"`precision` must be one of {', '.join(PRECISIONS)}, got {self.precision!r}"
+            )
         ready = np.asarray(self.bucket_ready, float)
         if len(self.bucket_bytes) != ready.size or not ready.size:
             raise UsageError(
@@ -113,7 +115,9 @@ class StepProfile:
                 f"{ready.size} of them"
             )
         if not (np.diff(ready) >= 0).all() or not 0 <= ready[0] <= ready[-1] <= 1:
-            raise UsageError(f"bucket_ready ascends from 0 to 1, not {list(self.bucket_ready)}")
+            raise UsageError(
+                f"`bucket_ready` must ascend from 0 to 1, got {list(self.bucket_ready)}"
+            )
 
     @property
     def is_noisy(self) -> bool:
@@ -264,9 +268,9 @@ class StepCurve:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.sample_s) and self.sample_s > 0):
-            raise UsageError(f"sample_s is positive and finite, not {self.sample_s}")
+            raise UsageError(f"`sample_s` must be positive and finite, got {self.sample_s}")
         if not (math.isfinite(self.fixed_s) and self.fixed_s >= 0):
-            raise UsageError(f"fixed_s is finite and not negative, not {self.fixed_s}")
+            raise UsageError(f"`fixed_s` must be finite and not negative, got {self.fixed_s}")
         if self.min_samples < 0 or (
             self.max_samples is not None and self.max_samples < max(1, self.min_samples)
         ):
@@ -447,7 +451,7 @@ class Power:
     def __post_init__(self) -> None:
         if not 0 <= self.idle_w <= self.busy_w < math.inf:
             raise UsageError(
-                f"0 <= idle_w <= busy_w, and both are finite, not idle_w={self.idle_w}, "
+                f"watts must be finite with 0 <= idle_w <= busy_w, got idle_w={self.idle_w}, "
                 f"busy_w={self.busy_w}"
             )
 

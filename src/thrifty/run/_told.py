@@ -124,7 +124,7 @@ def _name(node: int, epoch: int) -> str:
 
 
 class ToldExecutor(Executor):
-    """Hands out an assignment to each who asks, and reports what it is told.
+    """Gives each waiting ``ask`` an assignment, and turns each ``tell`` into events.
 
     The study's loop runs in a thread of its own, and calls the methods of ``Executor``; ``ask`` and
     ``tell`` are called by other threads.

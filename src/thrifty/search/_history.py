@@ -115,6 +115,9 @@ class SortedList(Generic[Item]):
         return before + bisect_left(self._blocks[number], item)
 
 
+# -- what an algorithm sees ------------------------------------------------------------------------
+
+
 TrialState = Literal["running", "waiting", "stopped", "failed"]
 
 

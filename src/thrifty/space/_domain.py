@@ -290,7 +290,7 @@ def _check_interval(domain: Float | Int) -> None:
     if domain.log and domain.low <= 0:
         raise SpaceError(f"{where}: log=True needs low > 0")
     if domain.step is not None and not 0 < domain.step < math.inf:
-        raise SpaceError(f"{where}: step must be positive and finite, not {domain.step!r}")
+        raise SpaceError(f"{where}: step must be positive and finite, got {domain.step!r}")
     if domain.log and domain.step not in (None, 1):
         raise SpaceError(f"{where}: log=True and step cannot be combined; drop one")
 

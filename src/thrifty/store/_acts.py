@@ -1,4 +1,4 @@
-"""Acts of people on a study: wishes, which the process that runs it applies once, and notes."""
+"""Acts of people on a study: requests, which the process that runs it applies once, and notes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .coordination._leases import check_exists
 ActKind = Literal["stop", "stop trial", "pause", "resume", "branch", "note", "tag", "untag"]
 """``stop`` ends a run of a study cleanly, ``branch`` has enqueued a branch of a trial."""
 NEEDS_RUN: frozenset[ActKind] = frozenset({"stop", "stop trial", "pause", "resume"})
-"""Wishes: a process that runs the study has to apply them. The others are done when written."""
+"""Requests, which a process that runs the study applies. Other acts are done when written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Acts:
     def add(
         self, study: StudyInfo, kind: ActKind, *, trial: int | None, text: str, who: str
     ) -> Act:
-        """Write an act; a wish is queued, anything else is done with that.
+        """Write an act; a request is queued, anything else is done with that.
 
         Raises:
             StudyNotFoundError: Another process has deleted the study.

@@ -218,7 +218,7 @@ log = Table(
     Column("config", JSON(none_as_null=True)),
 )
 
-# What people ask of a study: wishes, which the process that runs it applies once, and notes.
+# Acts of people on a study: requests, which the process that runs it applies once, and notes.
 acts = Table(
     "acts",
     metadata,

@@ -47,15 +47,20 @@ def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, tex
     asked = [a.kind for a in store.acts.of(info.id) if a.is_queued and a.kind in _PAUSES]
     is_paused = asked[-1] == "pause" if asked else summary.state == "paused"
     if kind == "pause" and is_paused:
-        raise UsageError(f"study {shown!r} is paused already")
+        raise UsageError(f"study {shown!r} is paused already; `thrifty resume` lets it go on")
     if kind == "resume" and not (is_paused and summary.state in ("running", "paused")):
-        raise UsageError(f"study {shown!r} is {summary.state}: no process waits to go on with it")
+        raise UsageError(
+            f"study {shown!r} is {summary.state}, not paused; "
+            "`thrifty resume FILE` goes on with a stopped study"
+        )
     if kind == "stop trial" and summary.state == "done":
         raise UsageError(f"study {shown!r} is done; only a running study can be stopped")
     if kind in ("note", "tag", "untag"):
         text = _checked(text, kind)
     if kind == "untag" and text not in tags_of(store.acts.of(info.id)).get(trial, []):
-        raise UsageError(f"there is no tag {plain_text(text)!r} to remove")
+        raise UsageError(
+            f"there is no tag {plain_text(text)!r} to remove; `thrifty acts` lists all tags"
+        )
     return store.acts.add(info, kind, trial=trial, text=text, who=this_user())
 
 
@@ -86,7 +91,9 @@ def enqueue_branch(
 
     store.studies.enqueue(info, choose)
     if not fresh:
-        raise UsageError("this branch is enqueued already")
+        raise UsageError(
+            f"this branch of trial {trial} is enqueued already; change a value or the epoch"
+        )
     return store.acts.add(info, "branch", trial=trial, text=text, who=this_user())
 
 

@@ -375,7 +375,9 @@ class Driver:
             self._held.subtract(nodes)
             self._done |= {node for node in nodes if not self._held[node]}
 
-    def wishes(self, *, num_enqueued: int) -> tuple[Sequence[Act], Sequence[Mapping[str, Any]]]:
+    def pending_requests(
+        self, *, num_enqueued: int
+    ) -> tuple[Sequence[Act], Sequence[Mapping[str, Any]]]:
         """Return the acts that are not applied yet, and the configurations enqueued meanwhile.
 
         Args:

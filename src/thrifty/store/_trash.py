@@ -159,7 +159,7 @@ class Trash:
         except IntegrityError as error:
             raise StudyMismatchError(
                 f"there is a study {plain_text(name)!r} already; restore the deleted one under "
-                "another name"
+                "another name (`thrifty restore NAME --as NEW`, `Study.restore(name=...)`)"
             ) from error
         return name
 
@@ -224,7 +224,10 @@ def _unpacked(packed: bytes) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(zlib.decompress(packed))
     except (zlib.error, ValueError) as error:
-        raise UsageError(f"what is kept of the deleted study is damaged ({error})") from None
+        raise UsageError(
+            f"the rows of the deleted study cannot be read ({error}); restore the database from a "
+            "backup"
+        ) from None
     if found.get("format") != _FORMAT:
         raise UsageError(
             f"the study was deleted by another version of thrifty (format {found.get('format')!r}, "

@@ -158,15 +158,18 @@ class SteeringMixin:
         with self._repository().open(create=False) as store:
             return store.trash.put(store.studies.get(self.name), who=this_user())
 
-    def restore(self) -> None:
+    def restore(self, *, name: str | None = None) -> None:
         """Restore the study of this name that was deleted last.
+
+        Args:
+            name: Another name for it, if a study of this name was made since (default: this name).
 
         Raises:
             StudyNotFoundError: No deleted study of this name can be restored.
-            StudyMismatchError: There is a study of this name again.
+            StudyMismatchError: There is a study of that name already.
         """
         with self._repository().open(create=False) as store:
-            store.trash.restore(store.trash.find(self.name))
+            store.trash.restore(store.trash.find(self.name), name=name)
 
     def _ask(self, kind: ActKind, trial: int | None, text: str = "") -> Act:
         with self._repository().open(create=False) as store:
@@ -175,7 +178,7 @@ class SteeringMixin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A trial that is to go on differently from some epoch on, and what that costs.
+    """A new trial with the first epochs of another one, and what it costs.
 
     ``Study.branch`` makes it; ``Study.enqueue_trial`` takes it. ``str()`` describes it.
 

@@ -176,6 +176,9 @@ class VirtualClock:
         self._now += seconds
 
 
+# -- checks ----------------------------------------------------------------------------------------
+
+
 Check = Callable[[ExecutorConfig], None]
 Metrics = Mapping[str, float]
 

@@ -279,7 +279,7 @@ def allowed(request: Request) -> Steering:
     """
     steering = steering_of(request)
     if steering is None:
-        raise HTTPException(403, "this dashboard only shows; start it with --steer")
+        raise HTTPException(403, "this dashboard is read-only; start it with --steer")
     headers = request.headers
     is_program = headers.get("authorization", "").lower().startswith("bearer ")
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
@@ -288,10 +288,10 @@ def allowed(request: Request) -> Steering:
     if request.method == "GET" and origin is None:
         is_own = True
     if not is_own or site not in (None, "same-origin"):
-        raise HTTPException(403, "not a page of this dashboard")
+        raise HTTPException(403, "the request's Origin is not this dashboard")
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.method == "POST" and kind != "application/json":
-        raise HTTPException(403, "acts are JSON")
+        raise HTTPException(403, "send the request as application/json")
     return steering
 
 

@@ -95,5 +95,5 @@ def test_the_seed_decides(made):
 
 @pytest.mark.parametrize("options", [{"num": 0}, {"share": 0.0}, {"share": 1.1}])
 def test_options_that_make_no_sense(options):
-    with pytest.raises(UsageError, match="at least one fit, to a share of 0 to 1"):
+    with pytest.raises(UsageError, match="must be at least 1 and `share` from 0 to 1"):
         Bagged(Paleo, **options)

@@ -281,13 +281,13 @@ def test_nothing_measured():
 def test_a_coverage_that_is_none(coverage):
     model = Intervals(PerfectScaling)
     model.fit(grid(), noisy(grid()))
-    with pytest.raises(UsageError, match="coverage is between 0 and 1"):
+    with pytest.raises(UsageError, match="`coverage` must be between 0 and 1"):
         model.interval(grid(), coverage=coverage)
 
 
 @pytest.mark.parametrize("folds", [-1, 0, 1])
 def test_too_few_folds(folds):
-    with pytest.raises(UsageError, match=f"folds is at least 2, not {folds}"):
+    with pytest.raises(UsageError, match=f"`folds` must be at least 2, got {folds}"):
         Intervals(PerfectScaling, folds=folds)
 
 

@@ -43,5 +43,5 @@ def test_a_few_decisions_prove_nothing():
 @pytest.mark.parametrize("name", ["risk", "confidence"])
 @pytest.mark.parametrize("value", [0, 1, -0.1, 1.5])
 def test_shares_that_are_none(name, value):
-    with pytest.raises(UsageError, match=f"{name} is between 0 and 1, not {value}"):
+    with pytest.raises(UsageError, match=f"`{name}` must be between 0 and 1, got {value}"):
         smallest_margin(lambda _: [False], **{name: value})

@@ -279,7 +279,7 @@ def model_of_one_number():
 
 
 def test_one_reference_does_not_say_how_networks_differ():
-    with pytest.raises(UsageError, match="at least two networks on both devices, not 1"):
+    with pytest.raises(UsageError, match="give at least two networks on both devices, got 1"):
         OtherDevice([network(0.1)])
 
 
@@ -295,7 +295,7 @@ def test_no_step_at_all():
 
 @pytest.mark.parametrize("setups", [BATCHES, BATCHES[1:, None]])
 def test_setups_of_another_shape(setups):
-    with pytest.raises(UsageError, match=r"setups are \[steps, numbers\], seconds \[steps\]"):
+    with pytest.raises(UsageError, match=r"must be \[steps, numbers\] and `seconds` \[steps\]"):
         _inputs(setups, BATCHES)
 
 
@@ -323,7 +323,7 @@ def test_setups_of_other_numbers():
 
 @pytest.mark.parametrize("coverage", [0.0, 1.0])
 def test_coverage_is_a_share(coverage):
-    with pytest.raises(UsageError, match="coverage is between 0 and 1"):
+    with pytest.raises(UsageError, match="`coverage` must be between 0 and 1"):
         model_of_one_number().interval(BATCHES[:, None], BATCHES, coverage=coverage)
 
 

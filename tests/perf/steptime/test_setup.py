@@ -17,13 +17,13 @@ from . import _draw
 
 @pytest.mark.parametrize("placement", [(), (0,), (4, 0), (2, -1)])
 def test_a_machine_without_devices(placement):
-    with pytest.raises(UsageError, match="each machine of a placement has 1 device or more"):
+    with pytest.raises(UsageError, match="each machine of a placement must have 1 device or more"):
         Setup(placement=placement, batch=8)
 
 
 @pytest.mark.parametrize("batch", [0, -1, math.inf, math.nan])
 def test_a_batch_that_is_none(batch):
-    with pytest.raises(UsageError, match="a batch is positive"):
+    with pytest.raises(UsageError, match="a batch must be positive"):
         Setup(placement=(1,), batch=batch)
 
 

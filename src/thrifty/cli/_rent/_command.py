@@ -100,7 +100,7 @@ def hardware_of(device: str, *, named: str | None) -> HardwareEstimates:
     if not known:
         raise CloudError(
             f"the profile is of {device!r}, which is none of {', '.join(sorted(ACCELERATORS))}: "
-            "say by --device which of them it is most like"
+            "pass the most similar one with --device"
         )
     return HardwareEstimates(profiled=max(known, key=len))
 
@@ -319,7 +319,7 @@ def _check(asked: RentOptions, file: Path) -> None:
         if value is not None and not goal:
             raise UsageError(f"{option} needs a choice: give --deadline or --budget")
     if asked.steps is not None and asked.epochs is not None:
-        raise UsageError("--steps and --epochs say the same: give one of them")
+        raise UsageError("--steps and --epochs exclude each other; pass one of them")
     for path in (asked.plot, asked.export):
         if path is not None and not path.resolve().parent.is_dir():
             raise UsageError(f"there is no folder {path.resolve().parent}; make it first")
@@ -333,7 +333,9 @@ def _hand_over(plan: FleetPlan, file: Path, asked: RentOptions) -> None:
         figure = plot_front(plan, deadline_s=asked.deadline, budget_usd=asked.budget)
         known = figure.canvas.get_supported_filetypes()
         if asked.plot.suffix[1:].lower() not in known:
-            raise UsageError(f"{asked.plot}: its ending must be one of {', '.join(sorted(known))}")
+            raise UsageError(
+                f"{asked.plot}: its extension must be one of {', '.join(sorted(known))}"
+            )
         figure.savefig(asked.plot, dpi=150)
         say(f"wrote {asked.plot}")
     if asked.export is None and not asked.launch:

@@ -241,7 +241,7 @@ def machines_each(workload: Workload, step_s: np.ndarray) -> int:
 
 def _check(machines: Machines) -> None:
     if not machines or any(num < 1 for _, num, _ in machines):
-        raise CloudError("a fleet has machines, at least one of each offer")
+        raise CloudError(f"`machines` must name offers, each at least once, got {list(machines)!r}")
     regions = sorted({f"{offer.cloud} {offer.region}" for offer, _, _ in machines})
     if len(regions) > 1:
         raise CloudError(

@@ -43,7 +43,9 @@ class Goal:
             )
         limit = self.limit
         if limit is not None and not 0 < limit < math.inf:
-            raise CloudError(f"a deadline or a budget is positive and finite, not {limit}")
+            raise CloudError(
+                f"`deadline_s` and `budget_usd` must be positive and finite, got {limit}"
+            )
 
     @property
     def limit(self) -> float | None:
@@ -135,7 +137,7 @@ class FleetOptions:
             raise CloudError(f"a fleet has at least one machine, not max_nodes={self.max_nodes}")
         for name, most in self.quotas.items():
             if most < 0:
-                raise CloudError(f"a quota is 0 or more, not {most} for {name!r}")
+                raise CloudError(f"a quota must be at least 0, got {most} for {name!r}")
 
     def allowance(self, offer: Offer) -> int:
         """Return the most machines of an offer, by the quotas of its type and its accelerator."""

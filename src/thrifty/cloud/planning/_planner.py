@@ -52,7 +52,7 @@ def known_offers(
             unknown.add(offer.device)
     if offers and not known:
         raise CloudError(
-            f"of none of the devices the speed is known ({', '.join(sorted(unknown))}): "
+            f"thrifty knows no speed of these devices: {', '.join(sorted(unknown))}; "
             "measure them (probe)"
         )
     return known, tuple(sorted(unknown))
@@ -435,7 +435,7 @@ class _Without:
 def _left(workload: Workload, done_steps: int) -> Workload:
     """Return the workload that is left to train."""
     if done_steps < 0:
-        raise CloudError(f"done_steps is 0 or more, not {done_steps}")
+        raise CloudError(f"`done_steps` must be at least 0, got {done_steps}")
     parallelism_phases = workload.parallelism_phases
     whole = (
         workload.steps

@@ -223,7 +223,7 @@ def _check(workers: Sequence[SimulatedWorker], loads: Sequence[Load]) -> None:
     if not names:
         raise HeteroError("a simulated cluster has at least one worker")
     if len(set(names)) < len(names):
-        raise HeteroError(f"names of simulated workers are unique, not {names}")
+        raise HeteroError(f"names of simulated workers must be unique, got {names}")
     strangers = sorted({load.worker for load in loads} - set(names))
     if strangers:
         raise HeteroError(f"there are loads on {strangers}, but no such worker")

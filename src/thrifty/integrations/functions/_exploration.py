@@ -143,7 +143,8 @@ def _packed(task: SelfDescribing) -> bytes:
     except Exception as error:
         raise TaskError(
             f"{task.name} cannot be sent to the process that looks for what it suggests "
-            f"({error_text(error)}): it uses something that no other process can have. Make that "
+            f"({error_text(error)}): it uses an object that cannot be sent to "
+            "another process. Make that "
             "in the function, or give the study a space"
         ) from error
 

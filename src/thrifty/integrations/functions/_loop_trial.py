@@ -224,7 +224,7 @@ class TrialAnswers:
         if isinstance(domain, Domain) and not is_scheduled(domain) and not is_in(domain, value):
             raise TaskError(
                 f"{self._function} suggests {name!r} from {domain}, but this trial has {value!r}: "
-                "the range is another one than when the space was looked for. Let it depend on "
+                "the range differs from that found when the space was inferred. Let it depend on "
                 "nothing, or give the study a space"
             )
 

@@ -378,7 +378,7 @@ class ObjectiveRun:
         if not is_in(domain, value):
             raise TaskError(
                 f"{self._name} suggests {name!r} from {domain}, but this trial has {value!r}: the "
-                "range is another one than when the space was looked for. Let it depend on "
+                "range differs from that found when the space was inferred. Let it depend on "
                 "nothing, or use another name for each range"
             )
         return value

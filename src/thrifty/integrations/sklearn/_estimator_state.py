@@ -79,7 +79,7 @@ class EstimatorState:
                 raise ValueError(f"its format is {plain_text(state['format'])}, not {FORMAT}")
             nodes = json.loads(state["tree"])
             if not isinstance(nodes, list):
-                raise ValueError("it is no list")
+                raise ValueError("it must be a list")
             reader = _Reader(self._types, state["data"].numpy().tobytes())
             with warnings.catch_warnings():
                 # A warning means another version of scikit-learn, whose state must not be resumed.
@@ -425,7 +425,7 @@ def _dtype_of(node: Node) -> np.dtype:
 
 def _shape(node: Node) -> tuple[int, ...]:
     if not all(type(size) is int and size >= 0 for size in node):
-        raise ValueError("a shape that is none")
+        raise ValueError("an invalid shape of an array")
     return tuple(node)
 
 

@@ -203,7 +203,7 @@ class Bagged:
     ) -> None:
         if num < 1 or not 0 < share <= 1:
             raise UsageError(
-                f"there is at least one fit, to a share of 0 to 1, not num={num}, share={share}"
+                f"`num` must be at least 1 and `share` from 0 to 1, got num={num}, share={share}"
             )
         self._make = make
         self._num = num

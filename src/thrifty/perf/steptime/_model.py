@@ -36,10 +36,10 @@ class Setup:
     def __post_init__(self) -> None:
         if not self.placement or min(self.placement) < 1:
             raise UsageError(
-                f"each machine of a placement has 1 device or more, not {self.placement}"
+                f"each machine of a placement must have 1 device or more, got {self.placement}"
             )
         if not 0 < self.batch < math.inf:
-            raise UsageError(f"a batch is positive, not {self.batch}")
+            raise UsageError(f"a batch must be positive, got {self.batch}")
 
     @property
     def num_devices(self) -> int:
@@ -283,7 +283,7 @@ class Intervals:
 
     def __init__(self, make: Callable[[], StepTimeModel], *, folds: int = 5, seed: int = 0) -> None:
         if folds < 2:
-            raise UsageError(f"folds is at least 2, not {folds}")
+            raise UsageError(f"`folds` must be at least 2, got {folds}")
         self._make = make
         self._folds = folds
         self._seed = seed
@@ -343,7 +343,7 @@ class Intervals:
                 measured.
         """
         if not 0 < coverage < 1:
-            raise UsageError(f"coverage is between 0 and 1, not {coverage}")
+            raise UsageError(f"`coverage` must be between 0 and 1, got {coverage}")
         if not self._errors.size:
             raise UsageError("intervals need measurements of two placements or more")
         middle = self._model.predict(setups)
@@ -429,7 +429,7 @@ def smallest_margin(
     """
     for name, value in (("risk", risk), ("confidence", confidence)):
         if not 0 < value < 1:
-            raise UsageError(f"{name} is between 0 and 1, not {value}")
+            raise UsageError(f"`{name}` must be between 0 and 1, got {value}")
     for margin in np.linspace(0, 1, steps + 1):
         seen = np.asarray(missed(float(margin)), bool)
         if _at_most(int(seen.sum()), len(seen), risk) <= 1 - confidence:

@@ -111,7 +111,7 @@ class OtherDevice:
 
     def __init__(self, references: Sequence[PairedSteps]) -> None:
         if len(references) < 2:
-            raise UsageError(f"at least two networks on both devices, not {len(references)}")
+            raise UsageError(f"give at least two networks on both devices, got {len(references)}")
         self._references = tuple(references)
         self._numbers = references[0].inputs.shape[1] - 1
         self._likeliest = _likeliest(self._steps(self._references))
@@ -147,7 +147,7 @@ class OtherDevice:
             UsageError: as in ``predict``, or ``coverage`` is not between 0 and 1.
         """
         if not 0 < coverage < 1:
-            raise UsageError(f"coverage is between 0 and 1, not {coverage}")
+            raise UsageError(f"`coverage` must be between 0 and 1, got {coverage}")
         middle, deviation = self._posterior(setups, here_s)
         factor = np.exp(NormalDist().inv_cdf((1 + coverage) / 2) * deviation)
         return middle / factor, middle * factor
@@ -260,7 +260,9 @@ def _surprise(logs: np.ndarray, steps: _Steps, usual: np.ndarray) -> tuple[float
 def _inputs(setups: np.ndarray, here_s: np.ndarray) -> np.ndarray:
     shape, steps = np.shape(setups), np.shape(here_s)
     if len(shape) != 2 or steps != shape[:1]:
-        raise UsageError(f"setups are [steps, numbers], seconds [steps], not {shape}, {steps}")
+        raise UsageError(
+            f"`setups` must be [steps, numbers] and `seconds` [steps], got {shape}, {steps}"
+        )
     return _logs(np.column_stack([here_s, setups]))
 
 

@@ -110,11 +110,11 @@ class Schedule(ABC):
             value, kind = getattr(self, each.name), str(each.type)
             given = value is not None or not kind.endswith("None")
             if kind.split()[0] in {"Number", "Time"} and given and not _is_number(value):
-                raise ScheduleError(f"{self!r}: {each.name} must be a number, not {value!r}")
+                raise ScheduleError(f"{self!r}: {each.name} must be a number, got {value!r}")
             if kind in {"Times", "Values"} and not isinstance(value, tuple):
-                raise ScheduleError(f"{self!r}: {each.name} must be a list, not {value!r}")
+                raise ScheduleError(f"{self!r}: {each.name} must be a list, got {value!r}")
             if kind == "Times" and not all(map(_is_number, value)):
-                raise ScheduleError(f"{self!r}: {each.name} must be numbers, not {value!r}")
+                raise ScheduleError(f"{self!r}: {each.name} must be numbers, got {value!r}")
             if kind == "SampleRate":
                 _check_rate(self, value)
 
@@ -300,7 +300,7 @@ def check_positive(schedule: Schedule, **named: float | None) -> None:
     """Raise ScheduleError unless every number is positive (None is skipped)."""
     for name, value in named.items():
         if value is not None and not value > 0:
-            raise ScheduleError(f"{schedule!r}: {name} must be positive, not {value!r}")
+            raise ScheduleError(f"{schedule!r}: {name} must be positive, got {value!r}")
 
 
 def check_milestones(schedule: Schedule, milestones: tuple[float, ...]) -> None:

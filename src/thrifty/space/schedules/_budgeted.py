@@ -68,7 +68,7 @@ class REX(OneArc):
     def check_shape(self) -> None:
         """Raise ScheduleError for a ``d`` that is out of range."""
         if not 0.0 <= self.d < 1.0:
-            raise ScheduleError(f"{self!r}: d must be in [0, 1), not {self.d!r}")
+            raise ScheduleError(f"{self!r}: d must be in [0, 1), got {self.d!r}")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

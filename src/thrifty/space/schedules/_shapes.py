@@ -293,7 +293,7 @@ class CosineRestarts(Schedule):
         """Raise ScheduleError for invalid field values."""
         check_positive(self, period=self.period)
         if self.growth < 1.0:
-            raise ScheduleError(f"{self!r}: growth must be at least 1, not {self.growth!r}")
+            raise ScheduleError(f"{self!r}: growth must be at least 1, got {self.growth!r}")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
