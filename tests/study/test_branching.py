@@ -182,7 +182,6 @@ def test_a_hyperparameter_that_is_read_once_cannot_change(tmp_path):
     assert "reads it only once" in study.trials[-1].error
 
 
-@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("options", "told"),
     [
