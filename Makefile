@@ -12,7 +12,7 @@ demo: .venv/ready-demo
 	$(BIN)/thrifty demo
 
 test: .venv/ready-test
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
 
 # The whole suite with many more random cases, twice the time.
 thorough: export THRIFTY_THOROUGH := 1

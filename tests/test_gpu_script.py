@@ -6,9 +6,12 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+from tests.devices import chosen
 
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu.py"
@@ -70,9 +73,6 @@ def test_a_study_says_which_device_trained():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--device", "cuda", "tests/pack/test_counters.py"],
-        cwd=SCRIPT.parents[1], capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode
-    assert "--device cuda: PyTorch sees cpu here" in done.stdout + done.stderr
+    config = SimpleNamespace(getoption=lambda name: "cuda")
+    with pytest.raises(pytest.UsageError, match="--device cuda: PyTorch sees cpu here"):
+        chosen(config)

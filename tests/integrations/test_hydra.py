@@ -122,13 +122,12 @@ def test_what_has_changed_runs_again(folder):
     (folder / "conf" / "db" / "postgresql.yaml").write_text("name: other\n")
     text, _ = sweep(folder, *arguments, fails=True)
     assert "sweep" in text
-    _, jobs = sweep(folder, *arguments, "hydra.sweeper.study_name=second")
-    assert len(jobs) == 3
+    (folder / "conf" / "db" / "postgresql.yaml").write_text("name: postgresql\n")
     source = (folder / "app.py").read_text()
     (folder / "app.py").write_text(source.replace("/ 100", "/ 200"))
-    _, jobs = sweep(folder, *arguments, "hydra.sweeper.study_name=third")
+    _, jobs = sweep(folder, *arguments, "hydra.sweeper.study_name=second")
     assert len(jobs) == 3
-    (folder / "app.py").write_text(source + "\n# a remark\n")
+    (folder / "app.py").write_text((folder / "app.py").read_text() + "\n# a remark\n")
     _, jobs = sweep(folder, *arguments, "hydra.sweeper.study_name=fourth")
     assert jobs == []
 
