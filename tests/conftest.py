@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -17,6 +18,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Ray starts its workers with a niceness of 15: beside other work, they hardly run at all.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+# Databases sync each commit. On a disk, the tests of the store spend a fifth of their time on that,
+# so files are in memory where there is room.
+if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 from collections import defaultdict
 
