@@ -17,6 +17,10 @@ trials by thrifty and by Optuna, with a plain loop and with features that were c
 thread and one process each. What arithmetic allows is one pass of the trunk over all data, and then
 thrifty's own study on these features. ``augmented`` replaces characters at random in each epoch.
 
+``sizes`` measures packs of 1, 4, 16 and 64 adapters, throughput and memory, beside one run by peft
+and two processes. On a GPU (``--device cuda``) it has both sizes of batches, on the CPU the small
+one, and memory is that of the process.
+
 ``checkpoints`` measures the files of trials, and kills a study at random moments.
 """
 
@@ -24,12 +28,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -45,7 +47,9 @@ from bench.common.harness import (
     run_parts,
     table,
 )
-from bench.common.processes import RESULT, in_fresh_process
+from bench.common.processes import in_fresh_process
+from bench.finetune import sizes as by_size
+from bench.finetune.runner import Runner, arguments
 from bench.finetune.setting import Setting
 from bench.ladder.setting import default_text
 
@@ -75,6 +79,7 @@ def main() -> None:
         "equality": equality,
         "memory": memory,
         "speed": speed,
+        "sizes": sizes,
         "heads": heads,
         "checkpoints": checkpoints,
     }
@@ -157,16 +162,7 @@ def job(
     name: str, setting: Setting, *, threads: int | None = None, **options: Any
 ) -> dict[str, Any]:
     """Run a job of ``bench.finetune.runs`` in a process of its own; return its result."""
-    return in_fresh_process("bench.finetune.runs", *_arguments(name, setting, threads, options))
-
-
-def _arguments(
-    name: str, setting: Setting, threads: int | None, options: Mapping[str, Any]
-) -> list[str]:
-    out = [name, "--setting", json.dumps(asdict(setting))]
-    for key, value in {"threads": threads or os.cpu_count(), **options}.items():
-        out += [f"--{key.replace('_', '-')}", str(value)]
-    return out
+    return in_fresh_process("bench.finetune.runs", *arguments(name, setting, threads, options))
 
 
 # -- memory --------------------------------------------------------------------------------
@@ -278,45 +274,46 @@ def _in_turn(setting: Setting, *, at_once: int, chunk: int, rounds: int) -> dict
     return rates
 
 
-class Runner:
-    """A process that is ready to train, and trains an epoch whenever it is told to."""
+# -- packs by size ---------------------------------------------------------------------------
 
-    def __init__(self, setting: Setting, *, threads: int, **options: Any) -> None:
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "bench.finetune.runs",
-                *_arguments("speed", setting, threads, options),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+
+def sizes(given: Given) -> Part:
+    """Compare packs of several sizes with one run by peft, and with two processes."""
+    figures: dict[str, Any] = {}
+    rows, goals = [], []
+    of_all = settings(given)
+    for name in list(of_all)[: None if given.device == "cuda" else 1]:
+        setting, _ = of_all[name]
+        found = by_size.measure_all(
+            setting, (1, 2) if given.quick else (1, 4, 16, 64), limit_s=60.0
         )
-
-    def __enter__(self) -> Runner:
-        self._line()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def begin(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-
-    def result(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._line().removeprefix(RESULT))
-        return found
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"bench.finetune.runs ended ({self._process.poll()})")
-        return line
+        figures[name] = found
+        peers = [
+            rate
+            for peer in (by_size.SOLO, by_size.TWO)
+            for rate in by_size.rates_of(found, peer).values()
+        ]
+        alone = by_size.rates_of(found, by_size.SOLO).get(1)
+        rows += [
+            {
+                "tokens of a trial": name,
+                "method": row["method"],
+                "trials": row.get("k"),
+                "trial-steps a second": row.get("rate"),
+                "times one run": row["rate"] / alone if alone and "rate" in row else None,
+                "peak, MB": row.get("peak_mb", row.get("base_mb")),
+                "seconds until ready": row.get("ready_s"),
+                "blocks": row.get("blocks"),
+                "reason": row.get("reason"),
+            }
+            for row in found
+        ]
+        best = max(by_size.rates_of(found, by_size.PACK).values(), default=0.0)
+        goals.append(at_least(f"{name}: best pack / best of one and two processes",
+                              best / max(peers), 1))  # fmt: skip
+    print()
+    table(rows)
+    return figures, goals
 
 
 # -- 2: a head, and the top block ----------------------------------------------------------
@@ -454,10 +451,10 @@ def checkpoints(given: Given) -> Part:
 
 
 def studies_job(name: str, setting: Setting, **options: Any) -> dict[str, Any]:
-    arguments = [name, "--setting", json.dumps(asdict(setting))]
+    given = [name, "--setting", json.dumps(setting.as_dict())]
     for key, value in options.items():
-        arguments += [f"--{key}", str(value)]
-    return in_fresh_process("bench.finetune.studies", *arguments)
+        given += [f"--{key}", str(value)]
+    return in_fresh_process("bench.finetune.studies", *given)
 
 
 if __name__ == "__main__":

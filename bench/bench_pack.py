@@ -1,7 +1,7 @@
 """K trials in one process: thrifty's packs beside plain loops, processes and ``torch.vmap``.
 
     python -m bench.bench_pack [--quick] [--repeats 3] [--models mlp,lenet] [--speed-only]
-    python -m bench.bench_pack --device cuda [--limit 80] [--models mlp,gpt]
+    python -m bench.bench_pack --device cuda [--limit 80] [--models mlp,gpt] [--methods vmap]
 
 It also shows how precise packs are. On the CPU each method gets two cores: two processes of one
 thread, or one process of two; *1 thread* says otherwise. Each measurement has a fresh process. All
@@ -256,6 +256,9 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--device", default="cpu")
     options.add_argument("--limit", type=float, default=80.0, help="on a GPU: seconds of a model")
+    options.add_argument(
+        "--methods", default="", help="on a GPU: parts of names of methods, such as vmap,processes"
+    )
     options.add_argument("--models", default="", help="a few of them, with commas between")
     options.add_argument(
         "--speed-only",
@@ -273,7 +276,10 @@ def main() -> None:
                 "run this on a machine with one and a build of PyTorch for it, or leave --device "
                 "out to measure the CPU"
             )
-        on_gpu.run(models=models, device=args.device, quick=args.quick, limit_s=args.limit)
+        on_gpu.run(
+            models=models, device=args.device, quick=args.quick, limit_s=args.limit,
+            methods=[part for part in args.methods.split(",") if part],
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -34,12 +34,16 @@ NEEDED = {
     "sklearn": "scikit-learn",
     "sqlalchemy": "sqlalchemy",
 }
-NEEDED_BY_TESTS = {
-    "allpairspy": "allpairspy",
-    "hypothesis": "hypothesis",
-    "pytest": "pytest",
-    "pytest_timeout": "pytest-timeout",
-    "xdist": "pytest-xdist",
+NEEDED_BY = {
+    "tests": {
+        "allpairspy": "allpairspy",
+        "hypothesis": "hypothesis",
+        "pytest": "pytest",
+        "pytest_timeout": "pytest-timeout",
+        "xdist": "pytest-xdist",
+    },
+    "finetune": {"peft": "peft", "transformers": "transformers"},
+    "finetune_memory": {"peft": "peft", "transformers": "transformers"},
 }
 # Warnings are no errors there: the packages are not the versions that the project pins.
 TESTED = ("tests/pack", "tests/nn", "tests/graph", "tests/integrations/test_fine_tune.py")
@@ -74,6 +78,8 @@ STEPS = {
         limit_s=540,
     ),
     "pack": _bench("pack", "--device", "cuda", "--limit", "75", limit_s=540),
+    "finetune": _bench("finetune", "--device", "cuda", "--only", "sizes", limit_s=300),
+    "finetune_memory": _bench("finetune", "--device", "cuda", "--only", "memory", limit_s=240),
     "graph": _bench("graph", "--device", "cuda", limit_s=540),
     "gyro": _bench("gyro", "--device", "cuda", "--only", "speed", limit_s=300),
     "sharing": _bench("sharing", "--device", "cuda", limit_s=120),
@@ -138,7 +144,9 @@ def _problem(steps: list[str]) -> str:
             f"PyTorch {torch.__version__} sees no GPU here; run this on a machine with one, with "
             "PyTorch's build for its driver"
         )
-    needed = {**NEEDED, **(NEEDED_BY_TESTS if "tests" in steps else {})}
+    needed = dict(NEEDED)
+    for step in steps:
+        needed |= NEEDED_BY.get(step, {})
     missing = [name for module, name in needed.items() if importlib.util.find_spec(module) is None]
     return f"missing packages: {' '.join(missing)}" if missing else ""
 

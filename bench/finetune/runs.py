@@ -108,26 +108,30 @@ class Solo:
 
 
 def speed(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
-    """Train one epoch to warm up, then ``args.epochs`` epochs after a signal."""
+    """Train one epoch to warm up, then as many epochs as each line of the input says."""
     configs = configurations(args.trials)[args.first :: args.every]
+    empty = memory_now(setting)
     found: dict[str, Any] = {}
     if args.method == "packed":
         run: Packed | Solo = Packed(setting, configs, at_once=args.at_once)
     else:
         run = Solo(setting, configs)
     run.train()
-    _synchronise(setting)
+    synchronise(setting)
     print(READY, flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        epochs = int(line)
         checks = run.backend.budget.spent_s if isinstance(run, Packed) else 0.0
         began = time.monotonic()
-        for _epoch in range(args.epochs):
-            run.train(ends=False)
-        _synchronise(setting)
+        with peak_memory(setting) as peak:
+            for _epoch in range(epochs):
+                run.train(ends=False)
+            synchronise(setting)
         found = {
             "began": began,
             "ended": time.monotonic(),
-            "trial_steps": args.epochs * setting.steps * len(configs),
+            "trial_steps": epochs * setting.steps * len(configs),
+            "peak": peak["bytes"] - empty,
         }
         if isinstance(run, Packed):
             found["checks_s"] = run.backend.budget.spent_s - checks
@@ -136,7 +140,8 @@ def speed(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _synchronise(setting: Setting) -> None:
+def synchronise(setting: Setting) -> None:
+    """Wait until the device has done all that it was told to."""
     if setting.device == "cuda":
         torch.cuda.synchronize()
 
@@ -152,14 +157,14 @@ def parts(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
     next(steps)
     began = time.perf_counter()
     next(steps)
-    _synchronise(setting)
+    synchronise(setting)
     whole = time.perf_counter() - began
     activities = [ProfilerActivity.CPU]
     if setting.device == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities, record_shapes=True) as seen:
         next(steps)
-        _synchronise(setting)
+        synchronise(setting)
     return {"seconds": whole, "parts": _sorted_events(seen)}
 
 
@@ -254,11 +259,11 @@ def memory(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
         begin = lambda: Solo(setting, configs[:1])  # noqa: E731
     _warm_up(setting, args)
     gc.collect()
-    empty = _now(setting)
-    with _peak(setting) as building:
+    empty = memory_now(setting)
+    with peak_memory(setting) as building:
         run = begin()
-    built = _now(setting)
-    with _peak(setting) as training:
+    built = memory_now(setting)
+    with peak_memory(setting) as training:
         run.train()
         run.train()
     return {
@@ -279,7 +284,7 @@ def _warm_up(setting: Setting, args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _peak(setting: Setting) -> Iterator[dict[str, int]]:
+def peak_memory(setting: Setting) -> Iterator[dict[str, int]]:
     """Give the highest memory of the process, or of the GPU, within the context."""
     out: dict[str, int] = {}
     if setting.device == "cuda":
@@ -294,7 +299,8 @@ def _peak(setting: Setting) -> Iterator[dict[str, int]]:
     out["bytes"] = int(peak.split()[1]) * 1024
 
 
-def _now(setting: Setting) -> int:
+def memory_now(setting: Setting) -> int:
+    """Return the memory of the process, or of the GPU, in bytes."""
     if setting.device == "cuda":
         return int(torch.cuda.memory_allocated())
     return int(psutil.Process().memory_info().rss)
@@ -312,7 +318,6 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--first", type=int, default=0, help="the first trial of a process")
     parser.add_argument("--every", type=int, default=1, help="its step from trial to trial")
-    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument(
         "--moved", type=int, default=0, help="runs moved by one ulp, for each trial"
     )

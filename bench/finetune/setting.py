@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -48,6 +48,10 @@ class Setting:
     double: bool = False
     device: str = "cpu"
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields, for the command line of another process."""
+        return asdict(self)
+
     @property
     def config(self) -> transformers.LlamaConfig:
         return transformers.LlamaConfig(
@@ -81,18 +85,21 @@ def _tokens(num: int, length: int, vocabulary: int) -> torch.Tensor:
 def configurations(num: int = 16) -> list[dict[str, Any]]:
     """Return LoRA configurations: each rank with each rate, the layers by turns.
 
-    Each rank and each rate has both sets of layers.
+    Each rank and each rate has both sets of layers. After 16, the next 16 have another alpha.
 
     >>> len({(each["rank"], each["lr"]) for each in configurations()})
     16
+    >>> len({(each["rank"], each["lr"], each["alpha"]) for each in configurations(64)})
+    64
     """
     return [
         {
             "rank": rank,
-            "alpha": 2 * rank,
+            "alpha": factor * rank,
             "lr": rate,
             "targets": TARGETS[(place + number) % len(TARGETS)],
         }
+        for factor in (2, 1, 4, 8)
         for place, rank in enumerate(RANKS)
         for number, rate in enumerate(RATES)
     ][:num]

@@ -1,6 +1,7 @@
 """K trials on one GPU: thrifty's packs beside solo training, ``torch.func`` and processes.
 
     python -m bench.pack.on_gpu MODEL [--device cuda] [--limit 80] [--ks 1,4,16,64]
+        [--methods processes,vmap]
 
 Each model has a process, which says the result of each measurement as soon as it has it. A
 measurement repeats whole epochs until they have taken long enough; everything is warm before the
@@ -38,6 +39,9 @@ KS = (1, 4, 16, 64)
 SECONDS = 1.0
 LEAST_STEPS = 400
 """Steps of each measurement, at least: a short stage, whose last epoch thrifty verifies."""
+
+_ALWAYS = 2
+"""Methods that no choice leaves out: solo training, and the largest pack."""
 
 Rates = dict[str, dict[int, float]]
 """Trial-steps a second by method and K."""
@@ -125,8 +129,18 @@ def _vmap(workload: Workload, k: int, device: str) -> Train:
     return train
 
 
-def measure(model: str, *, device: str, limit_s: float, ks: Sequence[int]) -> None:
-    """Say the rate of each method and K until the time is up."""
+def measure(
+    model: str, *, device: str, limit_s: float, ks: Sequence[int], only: Sequence[str] = ()
+) -> None:
+    """Say the rate of each method and K until the time is up.
+
+    Args:
+        model: Name of a workload.
+        device: Where to train.
+        limit_s: Seconds after which no method begins.
+        ks: Numbers of trials, ascending.
+        only: Parts of names of methods to measure besides solo training and the largest pack.
+    """
     began = time.perf_counter()
     workload = ZOO[model]
     alone = _Alone(workload, device, compiles=False)
@@ -135,7 +149,9 @@ def measure(model: str, *, device: str, limit_s: float, ks: Sequence[int]) -> No
     work = work_of(partial(alone.train, 1))
     say_result({"work": work._asdict(), "flops_s": flops_s, "bytes_s": bytes_s})
     del alone
-    for method, k, make in methods(workload, device, ks):
+    for number, (method, k, make) in enumerate(methods(workload, device, ks)):
+        if number >= _ALWAYS and only and not any(part in method for part in only):
+            continue
         name = method if make else f"{k} {method}"
         said: dict[str, Any] = {"method": name, "k": k}
         if time.perf_counter() - began > limit_s:
@@ -162,13 +178,15 @@ def measure(model: str, *, device: str, limit_s: float, ks: Sequence[int]) -> No
             say_result(said)
 
 
-def run(*, models: Sequence[str], device: str, quick: bool, limit_s: float) -> None:
+def run(
+    *, models: Sequence[str], device: str, quick: bool, limit_s: float, methods: Sequence[str] = ()
+) -> None:
     """Measure all models, each in a process of its own, and print tables and goals."""
     results: dict[str, list[dict[str, Any]]] = {}
     for model in models or MODELS:
         ks = "1,2" if quick else ",".join(map(str, KS))
         command = ["-m", "bench.pack.on_gpu", model, "--device", device, "--ks", ks]
-        command += ["--limit", str(limit_s)]
+        command += ["--limit", str(limit_s), "--methods", ",".join(methods)]
         process = subprocess.Popen(
             [sys.executable, *command], stdout=subprocess.PIPE, text=True, bufsize=1
         )
@@ -249,11 +267,13 @@ def main() -> None:
     parser.add_argument("model", choices=ZOO)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--limit", type=float, default=80.0, help="seconds")
+    parser.add_argument("--methods", default="", help="parts of names (default: all)")
     parser.add_argument("--ks", default=",".join(map(str, KS)))
     args = parser.parse_args()
     torch.set_num_threads(1)
     ks = tuple(int(k) for k in args.ks.split(","))
-    measure(args.model, device=args.device, limit_s=args.limit, ks=ks)
+    only = [part for part in args.methods.split(",") if part]
+    measure(args.model, device=args.device, limit_s=args.limit, ks=ks, only=only)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from thrifty.cli._outputs import _write_adapter
 from thrifty.core import TaskError, derive_seed, step_seed
 from thrifty.pack import BlockOptions, FusedBackend, HyperParameters, UnfusableError
 from thrifty.pack._state import unpack_state
+from thrifty.pack.fused._dry_run import dry_run
 from thrifty.pack.task._data import epoch_order
 from thrifty.testing import LineTask
 
@@ -160,6 +161,37 @@ def test_ranks_come_in_any_order():
         backend.stack(slot, trial.member)
     assert len({id(block) for block in backend._home.values()}) == 1
     check_packed(llama(), of)
+
+
+def test_one_dry_run_for_adapters_that_fit_into_wider_ones(monkeypatch):
+    """Neither ranks below a tested one nor factors take another dry run."""
+    tested = []
+
+    def counted(*args, **kwargs):
+        tested.append(args)
+        return dry_run(*args, **kwargs)
+
+    monkeypatch.setattr("thrifty.pack.backends._fused.dry_run", counted)
+    backend = FusedBackend(llama(), device=here(), block=BlockOptions(size=8))
+    of = trials({"rank": 4}, {"rank": 2, "alpha": 3}, {"rank": 4, "alpha": 1}, {"rank": 3})
+    for slot, trial in enumerate(of):
+        backend.stack(slot, trial.member)
+    assert len(tested) == 1
+    assert len({id(block) for block in backend._home.values()}) == 1
+    backend.stack(len(of), trials({"rank": 5})[0].member)
+    assert len(tested) == 2
+    check_packed(llama(), of)
+
+
+def test_adapters_over_a_base_in_single_precision_are_in_one_pack():
+    """The base stays in single precision while the rest is compared in double."""
+    task = th.FineTune(
+        SMALL, adapter=LORA, data=sentences, optimizer=th.AdamW(lr="lr"), batch_size=8
+    )
+    of = trials({"rank": 2}, {"rank": 4, "alpha": 2}, {"rank": 1})
+    assert num_blocks(task, of) == 1
+    found, wanted = packed(task, of), alone(task, of)
+    assert_same(found, wanted, tolerance=1e-4)
 
 
 def tied(hp):

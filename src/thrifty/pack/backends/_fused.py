@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -76,6 +77,14 @@ class Traits:
     kin: Hashable
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tested:
+    """A tested structure, and what trials that differ from it in widths at most have in common."""
+
+    structure: Structure
+    likeness: Hashable
+
+
 class FusedBackend(Backend):
     """A back-end with any number of slots; trials of equal structure share blocks of limited size.
 
@@ -119,7 +128,8 @@ class FusedBackend(Backend):
         self.structures = {} if structures is None else structures
         self.refused = dict(refused or {})
         self._feeds: dict[Hashable, Feed] = {}
-        self._fits: dict[tuple[Hashable, Hashable], bool] = {}
+        self._fits: dict[tuple[Hashable, Structure], bool] = {}
+        self._tested: list[_Tested] = []
         self._built_in: dict[Hashable, tuple[str, ...]] = {}
         """Paths of dropout rates and numbers that are built into programs.
 
@@ -206,11 +216,7 @@ class FusedBackend(Backend):
             raise UnfusableError(reason)
         key = self._structure_key(trial)
         if key not in self.structures:
-            known = _found_out(trial, values)
-            if isinstance(known, Structure) and known.built_in:
-                self._built_in[key] = tuple(sorted(known.built_in))
-                key = self._structure_key(trial)
-            self.structures[key] = known
+            key = self._test(trial, values)
         known = self.structures[key]
         if isinstance(known, str) and known.endswith(SETTLES) and _settled(trial, values):
             return self.structure(trial, values, channels_last=channels_last)
@@ -230,6 +236,18 @@ class FusedBackend(Backend):
         found = self.structures[key]
         assert isinstance(found, Structure)
         return found
+
+    def _test(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
+        """Find out the structure of a trial, or why it has none; return its key."""
+        key = self._structure_key(trial)
+        known = self._narrowed(trial, values) or _found_out(trial, values)
+        if isinstance(known, Structure):
+            self._tested.append(_Tested(structure=known, likeness=_likeness(trial)))
+            if known.built_in:
+                self._built_in[key] = tuple(sorted(known.built_in))
+                key = self._structure_key(trial)
+        self.structures[key] = known
+        return key
 
     def _differ(self, trial: FusedTrial, key: Hashable) -> bool:
         """Return whether trials of a structure mostly differ in what is frozen in them.
@@ -412,10 +430,8 @@ class FusedBackend(Backend):
         example = next(t for block in self._blocks[other] for t in block.trials)
         parameters = dict(trial.model.named_parameters())
         if (
-            example.source is not trial.source
-            or self._kind(example, example.plan_values) != self._kind(trial, values)
-            or family(example.model) != family(trial.model)
-            or settings(vars(example.task)) != settings(vars(trial.task))
+            self._kind(example, example.plan_values) != self._kind(trial, values)
+            or _likeness(example) != _likeness(trial)
             or example.batch_size(example.plan_values) != trial.batch_size(values)
             or not structure.layout.holds(parameters)
             or structure.held != self.structure(trial, values).held
@@ -423,11 +439,17 @@ class FusedBackend(Backend):
             or size < MIN_FILL * sum(s.shape.numel() for s in structure.layout.segments)
         ):
             return False
-        pair = (self._structure_key(trial), other)
+        return self._fits_into(trial, values, structure)
+
+    def _fits_into(
+        self, trial: FusedTrial, values: Mapping[str, Any], structure: Structure
+    ) -> bool:
+        """Return whether a trial, padded to the width of a structure, has its own step in it."""
+        pair = (self._structure_key(trial), structure)
         if pair not in self._fits:
             try:
                 with no_exits(), freed_at_once(sum(p.nbytes for p in trial.model.parameters())):
-                    batch = next(trial.batches(EpochPlan(epoch=0, values=values)))
+                    batch = next(_few_rows(trial, values))
                     self._fits[pair] = fits_inside(structure, trial.model, batch)
             except Exception as error:
                 if out_of_memory(error):
@@ -435,6 +457,35 @@ class FusedBackend(Backend):
                 # if training meets the error too, it becomes the outcome of the trial there
                 self._fits[pair] = False
         return self._fits[pair]
+
+    def _narrowed(self, trial: FusedTrial, values: Mapping[str, Any]) -> Structure | None:
+        """Return the structure of a trial whose adapters are narrower than those of a tested one.
+
+        It is the same code with other widths, so the dry run of the wider one counts for both. Each
+        program is checked when it first trains, whatever it was derived from. None if there is no
+        wider one.
+        """
+        if not trial.frozen:
+            return None
+        own = _likeness(trial)
+        for tested in self._tested:
+            known = tested.structure
+            if (
+                tested.likeness == own
+                and self._is_narrower(trial, known)
+                and self._fits_into(trial, values, known)
+            ):
+                return known.narrowed(trial.model)
+        return None
+
+    def _is_narrower(self, trial: FusedTrial, structure: Structure) -> bool:
+        parameters = dict(trial.model.named_parameters())
+        if not structure.held or not structure.layout.holds(parameters):
+            return False
+        with suppress(UnfusableError):  # one of these tensors is no longer a fresh model's
+            trial.frozen_key(structure.held)
+            return True
+        return False
 
     def _kind(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
         return grouped_optimizer(trial.followed, values)[1]
@@ -612,6 +663,11 @@ class FusedBackend(Backend):
                     sizes,
                 )
         return self._feeds[key]
+
+
+def _likeness(trial: FusedTrial) -> Hashable:
+    """Return a key that is equal for trials whose code and data differ in widths at most."""
+    return trial.source_number, family(trial.model), settings(vars(trial.task))
 
 
 def _sent(order: torch.Tensor, device: torch.device) -> torch.Tensor:

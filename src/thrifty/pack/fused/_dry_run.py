@@ -219,6 +219,13 @@ def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> boo
     if structure.whole:
         return False
     rows = _some_rows(pytree.tree_leaves(batch), double=True)
+    with as_it_was({"task": structure.task, "model": model}):
+        return _fits_inside(structure, model, rows)
+
+
+def _fits_inside(
+    structure: Structure, model: torch.nn.Module, rows: Sequence[torch.Tensor]
+) -> bool:
     try:
         narrow = _copy(model, double=True, lower=structure.held)
         lent = _lent(structure.model, structure.held, by=narrow)

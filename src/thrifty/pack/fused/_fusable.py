@@ -231,7 +231,13 @@ _NUMBERS = {_LORA + "layer.LoraLayer": ("scaling",)}
 _DESCRIPTIONS = {
     _LORA + "layer.LoraLayer": ("r", "lora_alpha", "kwargs"),
     _LORA + "model.LoraModel": ("peft_config",),
-    "peft.peft_model.PeftModel": ("_peft_config",),
+    "peft.peft_model.PeftModel": (
+        "_peft_config",
+        # methods of the base, bound to it and so to its description; only generation calls them
+        "base_model_prepare_inputs_for_generation",
+        "base_model_prepare_encoder_decoder_kwargs_for_generation",
+    ),
+    "transformers.modeling_utils.PreTrainedModel": ("peft_config",),
 }
 """Attributes that only describe an adapter, by the name of their class."""
 

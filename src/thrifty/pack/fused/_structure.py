@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from thrifty.core import freed_at_once
+from thrifty.pack._frozen import copy_of
 from thrifty.pack._state import step_counters
 from thrifty.pack.task._task import Task
 from thrifty.pack.verify import KnownRounding
@@ -189,10 +190,30 @@ class Structure:
             numbers=self.numbers,
             channels_last=channels_last,
         )
-        out.built_in |= self.built_in
-        out.whole, out.sharing, out.padding = self.whole, self.sharing, self.padding
-        out.draws_nothing, out.fused_metrics = self.draws_nothing, self.fused_metrics
-        return out
+        return self._with_findings(out)
+
+    def narrowed(self, model: torch.nn.Module) -> Structure:
+        """Return the structure of a narrower model, with all that was found out about this one.
+
+        Args:
+            model: A model that, padded with zeros, has its own step in this structure.
+        """
+        own, numbers = dict(model.named_parameters()), numbers_of(model)
+        out = Structure(
+            self.task,
+            copy_of(model),
+            batch_spec=self.batch_spec,
+            trained=[name for name in self.trained if name in own],
+            held=self.held,
+            numbers=[path for path in self.numbers if path in numbers],
+        )
+        return self._with_findings(out)
+
+    def _with_findings(self, other: Structure) -> Structure:
+        other.built_in |= self.built_in
+        other.whole, other.sharing, other.padding = self.whole, self.sharing, self.padding
+        other.draws_nothing, other.fused_metrics = self.draws_nothing, self.fused_metrics
+        return other
 
     def recorded(
         self,
