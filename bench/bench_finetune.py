@@ -31,7 +31,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -285,7 +285,9 @@ def sizes(given: Given) -> Part:
     for name in list(of_all)[: None if given.device == "cuda" else 1]:
         setting, _ = of_all[name]
         found = by_size.measure_all(
-            setting, (1, 2) if given.quick else (1, 4, 16, 64), limit_s=60.0
+            setting if given.quick else replace(setting, steps=10),
+            (1, 2) if given.quick else (1, 4, 16, 64),
+            limit_s=60.0,
         )
         figures[name] = found
         peers = [

@@ -55,7 +55,7 @@ def random_branches(num: int) -> tuple[list[dict[str, Any]], list[Goal]]:
             steps = EPOCHS // EVERY
             epoch = int(EVERY * rng.integers(1, steps) if at_state else rng.integers(1, EPOCHS))
             factor = float(rng.choice([0.1, 0.3, 3.0])) * float(rng.uniform(0.9, 1.1))
-            branch = study.branch(trial, epoch=epoch, scale={"lr": factor})
+            branch = study.branch(trial, after=epoch, scale={"lr": factor})
             study.enqueue_trial(branch)
             counted = Counted()
             study.run(progress=False, executor=SOLO, observers=[counted])

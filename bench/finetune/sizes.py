@@ -26,6 +26,8 @@ from bench.finetune.setting import Setting, configurations
 
 
 SECONDS = 2.0
+LEAST_STEPS = 200
+"""Steps of each measurement, at least: a short stage, whose last epoch thrifty verifies."""
 SOLO, TWO, PACK = "peft, one process", "peft, two processes", "thrifty, one pack"
 
 
@@ -55,7 +57,7 @@ def _two_processes(setting: Setting) -> dict[str, Any]:
     options = {"method": "solo", "trials": 2, "every": 2, "threads": 1}
     with ExitStack() as stack:
         both = [stack.enter_context(Runner(setting, first=first, **options)) for first in range(2)]
-        epochs = 1
+        epochs = _first(setting)
         while True:
             for runner in both:
                 runner.begin(epochs=epochs)
@@ -68,13 +70,17 @@ def _two_processes(setting: Setting) -> dict[str, Any]:
             epochs = _more(epochs, seconds)
 
 
+def _first(setting: Setting) -> int:
+    return -(-LEAST_STEPS // setting.steps)
+
+
 def _more(epochs: int, seconds: float) -> int:
     return max(2 * epochs, round(1.1 * epochs * SECONDS / max(seconds, 1e-3)))
 
 
 def measure(run: Packed | Solo, setting: Setting, num_trials: int) -> float:
     """Return trial-steps a second of whole epochs."""
-    epochs = 1
+    epochs = _first(setting)
     while True:
         synchronise(setting)
         began = time.monotonic()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from thrifty.core import (
         AlgorithmError as AlgorithmError,
         CheckpointError as CheckpointError,
+        CloudError as CloudError,
         DivergedError as DivergedError,
         GraphError as GraphError,
         HeteroError as HeteroError,
@@ -155,7 +156,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "core": (
-        "AlgorithmError CheckpointError DivergedError GraphError HeteroError LayerError "
+        "AlgorithmError CheckpointError CloudError DivergedError GraphError HeteroError LayerError "
         "MissingExtraError PackMismatchError PeerLostError ScheduleError "
         "SpaceError StateError StoreBusyError StoreError StoreUnreachableError "
         "StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "

@@ -11,7 +11,7 @@ from tests.cloud._drawn_fleets import AS_NAMED, GIB, a_profile, a_workload, an_o
 from thrifty.cloud import FleetOptions, HardwareEstimates, Interval, estimate, plan_fleet
 from thrifty.cloud._hardware import precision_of
 from thrifty.cloud._offer import ACCELERATORS
-from thrifty.cloud._probe import Arena
+from thrifty.cloud._probe import Contenders
 from thrifty.cloud.planning._table import table_of
 from thrifty.core import CloudError
 
@@ -142,9 +142,11 @@ def test_without_the_profile_s_precision_a_step_may_need_twice_the_memory():
 def test_what_a_probe_would_tell_keeps_the_gain():
     unsure = replace(KNOWN, measured_compute={"V100": Interval(median=1.0, low=0.5, high=2.0)})
     options = FleetOptions(estimates=unsure, deadline_s=1e6, max_nodes=1)
-    arena = Arena.of(table_of(a_workload(precisions=ALL), [an_offer()], options), options.goal)
-    _, work_s = arena._works({"compute": ("V100", np.array([1.0]))})
-    assert work_s[0, 0, 0, 0] == pytest.approx(arena.table.work_s[0, 0, 0])
+    contenders = Contenders.of(
+        table_of(a_workload(precisions=ALL), [an_offer()], options), options.goal
+    )
+    _, work_s = contenders._works({"compute": ("V100", np.array([1.0]))})
+    assert work_s[0, 0, 0, 0] == pytest.approx(contenders.table.work_s[0, 0, 0])
 
 
 @pytest.mark.parametrize("precisions", [(), ("bfloat16",), ("float32", "float8")])

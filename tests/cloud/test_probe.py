@@ -89,8 +89,11 @@ def test_what_cannot_change_the_choice_is_not_measured():
     probes = probes_of([SURE, HOPELESS])
     assert probes.next() is None
     assert probes.ended == "no probe is worth its price"
-    arena = probes._arena()
-    judged = {probe.offer: probes._judged(probe, arena).gain for probe in probes._possible(arena)}
+    contenders = probes._contenders()
+    judged = {
+        probe.offer: probes._judged(probe, contenders).gain
+        for probe in probes._possible(contenders)
+    }
     assert judged[HOPELESS] == 0.0
 
 
@@ -118,7 +121,7 @@ def test_what_costs_more_is_a_rival_of_a_choice_that_may_miss_the_deadline():
     dear = replace(SURE, instance_type="dear", price_usd_h=40.0)
     probes = probes_of([RIVAL, dear], estimates=known)
     assert str(probes.plan.best) == "1 x rival (1 A10)"
-    assert dear in probes._arena().rivals
+    assert dear in probes._contenders().rivals
 
 
 def test_certain_knowledge_is_worth_nothing():
@@ -172,9 +175,10 @@ def test_of_two_probes_the_one_that_brings_more_for_a_dollar_is_first():
     )
     large = an_offer("sure", accelerator="L4", accelerator_count=8, price_usd_h=24.0)
     probes = probes_of([SURE, RIVAL, large], estimates=known)
-    arena = probes._arena()
+    contenders = probes._contenders()
     gains = {
-        probe.offer.device: probes._judged(probe, arena).gain for probe in probes._possible(arena)
+        probe.offer.device: probes._judged(probe, contenders).gain
+        for probe in probes._possible(contenders)
     }
     assert gains["L4"] > gains["A10"] > gains["L4"] / 8
     assert probes.next().offer == RIVAL
@@ -189,8 +193,8 @@ def test_of_very_many_rivals_the_most_promising_are_compared():
     many = [
         replace(RIVAL, instance_type=f"rival{at}", price_usd_h=3.0 + at / 100) for at in range(90)
     ]
-    arena = probes_of([SURE, *many[::-1]])._arena()
-    assert set(arena.rivals) == {SURE, *many[:60]}
+    contenders = probes_of([SURE, *many[::-1]])._contenders()
+    assert set(contenders.rivals) == {SURE, *many[:60]}
     assert probes_of([SURE, *many]).next().offer == many[0]
 
 
@@ -294,7 +298,7 @@ def test_two_machines_show_what_one_does():
     known = replace(UNSURE, measured_network={"sure": exactly(1.0)})
     sums = a_workload(steps=100_000, profile=a_profile(bucket_bytes=(1e9, 1e9)))
     probes = probes_of([SURE, replace(RIVAL, baseline_gbps=None)], sums, estimates=known)
-    found = {probe.finds for probe in probes._possible(probes._arena())}
+    found = {probe.finds for probe in probes._possible(probes._contenders())}
     assert found == {("compute",), ("compute", "network")}
 
 
@@ -509,9 +513,9 @@ def test_gains_are_those_of_whole_plans(
         draws=6,
         seed=3,
     )
-    arena = probes._arena()
-    for probe in probes._possible(arena):
-        judged = probes._judged(probe, arena)
+    contenders = probes._contenders()
+    for probe in probes._possible(contenders):
+        judged = probes._judged(probe, contenders)
         expected = slow_gain(probe, workload, catalogue, goal=goal, seed=3, draws=6, **options)
         assert judged.gain == pytest.approx(expected, rel=1e-9, abs=1e-6)
 

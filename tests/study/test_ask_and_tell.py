@@ -14,7 +14,7 @@ import pytest
 
 import thrifty as th
 from thrifty.core import UsageError
-from thrifty.run import _told
+from thrifty.run import _ask_tell
 from thrifty.testing import LineTask
 
 
@@ -243,7 +243,7 @@ def test_what_is_enqueued_while_it_is_asked(tmp_path):
 
 
 def test_who_waits_for_results_is_told_so(monkeypatch, caplog):
-    monkeypatch.setattr(_told, "SAY_S", 0.01)
+    monkeypatch.setattr(_ask_tell, "SAY_S", 0.01)
     study = make(algorithm=th.SuccessiveHalving(max_epochs=9, num_trials=3))
     first = [study.ask() for _ in range(3)]
     assert study.ask(wait=False) is None

@@ -102,7 +102,7 @@ def test_a_branch_is_as_if_trained_alone_and_its_prefix_is_free(
     study = grid(folder).run(progress=False, executor=SOLO)
     change = {"lr": Linear(0.05)} if factor is None else None
     branch = study.branch(
-        number, epoch=epoch, scale=None if change else {"lr": factor}, change=change
+        number, after=epoch, scale=None if change else {"lr": factor}, change=change
     )
     study.enqueue_trial(branch)
     assert trained(study) == branch.epochs_to_train == branch.epochs_again + 6 - epoch
@@ -122,14 +122,14 @@ def test_a_branch_is_as_if_trained_alone_and_its_prefix_is_free(
 def test_a_branch_of_a_state_that_is_not_kept_says_what_is_trained_again(tmp_path):
     study = grid(tmp_path).run(progress=False, executor=SOLO)
     kept = [known.epoch for known in study.known(study.trials[0].config) if known.kept]
-    branch = study.branch(0, epoch=5, scale={"lr": 0.5})
+    branch = study.branch(0, after=5, scale={"lr": 0.5})
     nearest = max(epoch for epoch in [0, *kept] if epoch <= 5)
     assert (branch.kept_epoch, branch.epochs_again) == (nearest, 5 - nearest)
     assert "1 to train" not in str(branch) or nearest == 5
     assert ("trained again" in str(branch)) == (nearest < 5)
     study.enqueue_trial(branch)
     assert trained(study) == branch.epochs_to_train
-    assert study.branch(0, epoch=5, scale={"lr": 0.5}).epochs_to_train == 0
+    assert study.branch(0, after=5, scale={"lr": 0.5}).epochs_to_train == 0
 
 
 @pytest.mark.sample(1)
@@ -142,10 +142,10 @@ def test_states_that_are_kept_on_purpose_make_branches_free(tmp_path, executor):
     assert study.savings.unique_epochs == plain.savings.unique_epochs
     for number in range(8):
         for epoch in (2, 4):
-            branch = study.branch(number, epoch=epoch, scale={"lr": 0.5})
+            branch = study.branch(number, after=epoch, scale={"lr": 0.5})
             assert (branch.epochs_again, branch.epochs_to_train) == (0, 6 - epoch)
-        assert study.branch(number, epoch=5, scale={"lr": 0.5}).epochs_again <= 1
-    branch = study.branch(3, epoch=4, scale={"lr": 0.5})
+        assert study.branch(number, after=5, scale={"lr": 0.5}).epochs_again <= 1
+    branch = study.branch(3, after=4, scale={"lr": 0.5})
     study.enqueue_trial(branch)
     assert trained(study) == 2
 
@@ -158,7 +158,7 @@ def test_epochs_between_states_are_a_number(every):
 
 def test_several_seeds_branch_together(tmp_path):
     study = grid(tmp_path, seeds=2).run(progress=False, executor=SOLO)
-    branch = study.branch(1, epoch=2, scale={"lr": 0.5})
+    branch = study.branch(1, after=2, scale={"lr": 0.5})
     study.enqueue_trial(branch)
     assert trained(study) == branch.epochs_to_train
     assert study.trials[-1].num_seeds == 2
@@ -166,9 +166,9 @@ def test_several_seeds_branch_together(tmp_path):
 
 def test_branches_branch(tmp_path):
     study = grid(tmp_path).run(progress=False, executor=SOLO)
-    study.enqueue_trial(study.branch(0, epoch=2, scale={"lr": 0.5}))
+    study.enqueue_trial(study.branch(0, after=2, scale={"lr": 0.5}))
     trained(study)
-    twig = study.branch(len(study.trials) - 1, epoch=4, change={"lr": 0.01})
+    twig = study.branch(len(study.trials) - 1, after=4, change={"lr": 0.01})
     study.enqueue_trial(twig)
     assert trained(study) == twig.epochs_to_train
     assert study.trials[-1].curve[:4] == study.trials[-2].curve[:4]
@@ -176,7 +176,7 @@ def test_branches_branch(tmp_path):
 
 def test_a_hyperparameter_that_is_read_once_cannot_change(tmp_path):
     study = grid(tmp_path).run(progress=False, executor=SOLO)
-    study.enqueue_trial(study.branch(0, epoch=2, change={"width": 3}))
+    study.enqueue_trial(study.branch(0, after=2, change={"width": 3}))
     trained(study)
     assert study.trials[-1].state == "failed"
     assert "reads it only once" in study.trials[-1].error
@@ -185,18 +185,18 @@ def test_a_hyperparameter_that_is_read_once_cannot_change(tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"trial": 99, "epoch": 2, "scale": {"lr": 0.5}}, "has no trial 99; it has 8"),
-        ({"trial": True, "epoch": 2, "scale": {"lr": 0.5}}, "has no trial True"),
-        ({"trial": 1.0, "epoch": 2, "scale": {"lr": 0.5}}, "has no trial 1.0"),
-        ({"trial": 0, "epoch": 6, "scale": {"lr": 0.5}}, "after 1 to 5"),
-        ({"trial": 0, "epoch": 0, "scale": {"lr": 0.5}}, "after 1 to 5"),
-        ({"trial": 0, "epoch": 1.5, "scale": {"lr": 0.5}}, "after 1 to 5"),
-        ({"trial": 0, "epoch": 2, "scale": {"rate": 0.5}}, "has no 'rate'; it has: lr, width"),
-        ({"trial": 0, "epoch": 2}, "nothing changes"),
-        ({"trial": 0, "epoch": 2, "scale": {"lr": 1.0}}, "nothing changes"),
-        ({"trial": 0, "epoch": 2, "change": {"lr": 0.1}}, "nothing changes"),
+        ({"trial": 99, "after": 2, "scale": {"lr": 0.5}}, "has no trial 99; it has 8"),
+        ({"trial": True, "after": 2, "scale": {"lr": 0.5}}, "has no trial True"),
+        ({"trial": 1.0, "after": 2, "scale": {"lr": 0.5}}, "has no trial 1.0"),
+        ({"trial": 0, "after": 6, "scale": {"lr": 0.5}}, "after 1 to 5"),
+        ({"trial": 0, "after": 0, "scale": {"lr": 0.5}}, "after 1 to 5"),
+        ({"trial": 0, "after": 1.5, "scale": {"lr": 0.5}}, "after 1 to 5"),
+        ({"trial": 0, "after": 2, "scale": {"rate": 0.5}}, "has no 'rate'; it has: lr, width"),
+        ({"trial": 0, "after": 2}, "nothing changes"),
+        ({"trial": 0, "after": 2, "scale": {"lr": 1.0}}, "nothing changes"),
+        ({"trial": 0, "after": 2, "change": {"lr": 0.1}}, "nothing changes"),
         (
-            {"trial": 0, "epoch": 2, "scale": {"lr": 0.5}, "change": {"lr": 0.1}},
+            {"trial": 0, "after": 2, "scale": {"lr": 0.5}, "change": {"lr": 0.1}},
             "in scale and in change",
         ),
     ],
@@ -211,4 +211,4 @@ def test_trials_of_a_ladder_do_not_branch(tmp_path):
     ladder = th.Ladder(horizons=[4, 8], rates=[0.1], cooldown=0.25)
     study = make_study(tmp_path, space=ladder, algorithm=GridSearch(max_epochs=8))
     with pytest.raises(UsageError, match="cannot branch"):
-        study.run(progress=False, executor=SOLO).branch(0, epoch=2, scale={"lr": 0.5})
+        study.run(progress=False, executor=SOLO).branch(0, after=2, scale={"lr": 0.5})

@@ -26,7 +26,7 @@ from thrifty import Choice, External, Float, Int, KDESampler, RandomSearch, Spac
 from thrifty.core import TaskError, UsageError, error_text, fingerprint
 from thrifty.pack.identity import identify
 from thrifty.run import AskedTrial
-from thrifty.run._told import checked_metrics
+from thrifty.run._ask_tell import checked_metrics
 from thrifty.space import Domain
 
 

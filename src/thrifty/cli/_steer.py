@@ -188,7 +188,7 @@ def branch_command(  # noqa: PLR0913 (one argument for each option)
     study = load_stored_study(name, storage=storage, trust_file=trust_file)
     branch = study.branch(
         trial,
-        epoch=after,
+        after=after,
         scale=_once(scale, "--scale"),
         change=read_config(_once(change, "--change")),
     )

@@ -206,8 +206,8 @@ class Probes:
         Raises:
             CloudError: no fleet meets the goal any more.
         """
-        arena = self._arena()
-        judged = [self._judged(probe, arena) for probe in self._possible(arena)]
+        contenders = self._contenders()
+        judged = [self._judged(probe, contenders) for probe in self._possible(contenders)]
         worth = [probe for probe in judged if probe.gain > self._price(probe)]
         payable = [probe for probe in worth if self._is_payable(probe)]
         if payable:
@@ -310,13 +310,13 @@ class Probes:
             plan, notes=(*plan.notes, "it meets the goal by its median, not at its high end")
         )
 
-    def _arena(self) -> Arena:
+    def _contenders(self) -> Contenders:
         known, _ = known_offers(self._offers, self.estimates)
-        return Arena.of(table_of(self._workload, known, self._options), self._goal)
+        return Contenders.of(table_of(self._workload, known, self._options), self._goal)
 
-    def _possible(self, arena: Arena) -> list[Probe]:
+    def _possible(self, contenders: Contenders) -> list[Probe]:
         """Return the cheapest probe for each factor of the rivals that is not known well enough."""
-        unsure = self._unsure(arena)
+        unsure = self._unsure(contenders)
         machines = sorted(
             (
                 (usd_h, place, offer, spot)
@@ -357,10 +357,10 @@ class Probes:
                 return None
         return offer.usd_h(spot=spot)
 
-    def _unsure(self, arena: Arena) -> set[tuple[What, str]]:
+    def _unsure(self, contenders: Contenders) -> set[tuple[What, str]]:
         """Return the rivals' factors that are known less well than a probe would measure them."""
         unsure: set[tuple[What, str]] = set()
-        for offer in arena.rivals:
+        for offer in contenders.rivals:
             for what in _MACHINES:
                 if what == "inner" and offer.accelerator_count == 1:
                     continue
@@ -372,14 +372,14 @@ class Probes:
                     unsure.add((what, subject))
         return unsure
 
-    def _judged(self, probe: Probe, arena: Arena) -> Probe:
+    def _judged(self, probe: Probe, contenders: Contenders) -> Probe:
         """Return the probe with its expected gain, from draws of its outcome."""
         rng = np.random.default_rng(derive_seed(self._seed, "probe", str(probe)))
         drawn = {
             what: outcomes(_believed(what, probe.offer, self.estimates), self._draws, rng=rng)
             for what in probe.finds
         }
-        gains, why = arena.gains({
+        gains, why = contenders.gains({
             what: (subject_of(what, probe.offer), values) for what, values in drawn.items()
         })
         return replace(probe, gain=fmean(gains), why=why)
@@ -409,7 +409,7 @@ What = Literal["compute", "inner", "network"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arena:
+class Contenders:
     """The present choice among fleets of equal machines, and its rivals.
 
     Attributes:
@@ -425,8 +425,8 @@ class Arena:
     rivals: tuple[Offer, ...]
 
     @classmethod
-    def of(cls, table: Table, goal: Goal) -> Arena:
-        """Return the arena of the choice and the sixty most promising offers.
+    def of(cls, table: Table, goal: Goal) -> Contenders:
+        """Return the choice and the sixty most promising offers.
 
         These are the offers that would be best if all estimates came out at their low ends. Offers
         that only cost more than the choice count as well: they can replace a choice that turns out

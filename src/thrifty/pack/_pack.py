@@ -15,7 +15,7 @@ from .fused._dry_run import dry_run
 from .fused._fusable import UnfusableError, check_memory, dropout_rates, rate_places, signature
 from .fused._member import FusedTrial, IteratorFeed
 from .fused._step import BlockOptions, denormals_flushed
-from .fused._tape import Arena
+from .fused._tape import BufferPool
 from .fused.optimizers import grouped_optimizer
 from .task._data import own_copy
 from .task._followed_optimizer import FollowedOptimizers
@@ -201,7 +201,7 @@ class Pack:
             found[0][0],
             options=BlockOptions(size=len(self._trials)),
             device=self._device,
-            arena=Arena(),
+            buffer_pool=BufferPool(),
             budget=self.checks,
             checks_all=True,
         )

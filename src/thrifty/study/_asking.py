@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from thrifty.core import UsageError
 from thrifty.run import AskedTrial, External
-from thrifty.run._told import Told, ToldExecutor, checked_metrics
+from thrifty.run._ask_tell import AskTell, AskTellExecutor, checked_metrics
 
 from ._goals import Goals
 from ._reader import is_in_memory
@@ -144,7 +144,7 @@ class Asking:
 
     def __init__(self, run: Callable[..., object]) -> None:
         self._run = run
-        self._told = Told(opened=[])
+        self._told = AskTell(opened=[])
         self._error: BaseException | None = None
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._train, name="thrifty-asked", daemon=True)
@@ -186,7 +186,7 @@ class Asking:
             executor.was_stopped = True
         self._thread.join()
 
-    def _executor(self) -> ToldExecutor | None:
+    def _executor(self) -> AskTellExecutor | None:
         """Return the executor; None if the run has ended without one."""
         while not self._told.opened and self._thread.is_alive():
             self._is_ready.wait(0.01)
@@ -202,7 +202,7 @@ class Asking:
             for executor in self._told.opened:
                 executor.close()
 
-    def _end_if_over(self, executor: ToldExecutor | None) -> None:
+    def _end_if_over(self, executor: AskTellExecutor | None) -> None:
         """Wait for the end of a run that is over, and raise the error that has ended it."""
         if executor is None or executor.is_ended:
             self._thread.join()

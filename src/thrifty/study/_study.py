@@ -23,8 +23,8 @@ from thrifty.core import (
 from thrifty.pack import SelfDescribing, Task, Trainable
 from thrifty.plan import ForestStage
 from thrifty.run import ExecutorConfig, Faults, Local
+from thrifty.run._ask_tell import check_trains
 from thrifty.run._simulated import EpochSeconds
-from thrifty.run._told import check_trains
 from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Amount, Space, TimeUnit
 from thrifty.space._conditions import branched
@@ -404,7 +404,7 @@ class Study(PlotMixin, SteeringMixin, AskingMixin):
         self,
         trial: int,
         *,
-        epoch: int | Amount,
+        after: int | Amount,
         scale: Mapping[str, float] | None = None,
         change: Mapping[str, Any] | None = None,
     ) -> Branch:
@@ -416,7 +416,7 @@ class Study(PlotMixin, SteeringMixin, AskingMixin):
 
         Args:
             trial: The number of the trial.
-            epoch: After how many epochs the branch begins.
+            after: How many epochs of the trial the branch has; it begins after them.
             scale: What to multiply hyper-parameters by from there on.
             change: New values or schedules of hyper-parameters; the time of a schedule begins
                 there.
@@ -436,7 +436,7 @@ class Study(PlotMixin, SteeringMixin, AskingMixin):
         ...     algorithm=th.GridSearch(max_epochs=4),
         ...     storage="sqlite://",
         ... )
-        >>> branch = study.run(progress=False).branch(0, epoch=3, scale={"lr": 0.3})
+        >>> branch = study.run(progress=False).branch(0, after=3, scale={"lr": 0.3})
         >>> branch.config
         {'lr': Branched(Constant(0.1), at=3, factor=0.3)}
         >>> study.enqueue_trial(branch)
@@ -456,9 +456,10 @@ class Study(PlotMixin, SteeringMixin, AskingMixin):
             )
         parent = ledger.history[trial]
         horizon = self.algorithm.max_epochs if parent.horizon is None else parent.horizon
+        epoch = self._first_epochs(after) if isinstance(after, Amount) else after
         config = branched(
             parent.config,
-            epoch=self._first_epochs(epoch) if isinstance(epoch, Amount) else epoch,
+            epoch=epoch,
             horizon=horizon,
             scale=scale or {},
             change=self._sizes.in_epochs(change or {}),
@@ -469,7 +470,7 @@ class Study(PlotMixin, SteeringMixin, AskingMixin):
         num, kept, again, to_train = cost_of(known, horizon=horizon, num_seeds=self.seeds)
         return Branch(
             trial=trial,
-            epoch=epoch if isinstance(epoch, int) else self._first_epochs(epoch),
+            epoch=epoch,
             config=config,
             known_epochs=num,
             kept_epoch=kept,

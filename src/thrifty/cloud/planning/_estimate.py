@@ -25,7 +25,7 @@ from ._devices import (
     slopes_of,
     widened,
 )
-from ._own_profile import seen_from
+from ._own_profile import profiled_on
 
 
 Machines = Sequence[tuple[Offer, int, bool]]
@@ -88,7 +88,7 @@ def estimate(
     devices_of = {offer.accelerator for offer, _, _ in machines}
     # Machines of several types are compared by one profile.
     alone = devices_of.pop() if len(devices_of) == 1 else ""
-    workload, estimates = seen_from(workload, estimates, alone)
+    workload, estimates = profiled_on(workload, estimates, alone)
     kinds = {kind_of(offer): offer for offer, _, _ in machines}
     places = {kind: place for place, kind in enumerate(kinds)}
     # Devices of several types train in one precision, where they can.

@@ -18,7 +18,7 @@ from thrifty.perf import StepProfile
 from ._devices import FACTORS, Devices, kind_of, replay_slopes
 
 
-def seen_from(
+def profiled_on(
     workload: Workload, estimates: HardwareEstimates, accelerator: str
 ) -> tuple[Workload, HardwareEstimates]:
     """Return the workload and the estimates by the profile that serves for an accelerator.

@@ -18,7 +18,7 @@ from ._devices import misfit, spell_s
 from ._estimate import estimate
 from ._fleet_options import FleetOptions, Goal, availability_notes
 from ._mixed import mixed_fleets
-from ._own_profile import one_profile_only, seen_from
+from ._own_profile import one_profile_only, profiled_on
 from ._table import Table, flat, fleet_at, tables_of
 
 
@@ -66,7 +66,7 @@ def notes_on(
     machines = best.machines if best else ()
     devices = {rented.offer.accelerator for rented in machines}
     alone = devices.pop() if len(devices) == 1 else ""
-    workload, _ = seen_from(workload, options.estimates, alone)
+    workload, _ = profiled_on(workload, options.estimates, alone)
     if unknown:
         notes.append(f"left out, because their speed is unknown: {', '.join(unknown)}")
     if not any(workload.profile.peak_bytes):
@@ -384,15 +384,15 @@ def replan(
     """
     options = options or FleetOptions()
     goal, market = options.goal, options.market
-    left = _left(workload, done_steps)
+    left = _remaining(workload, done_steps)
     lost = {_place(each.offer): each.spot for each in sorted(gone, key=lambda each: -each.spot)}
     present = None
     if not any(_is_gone(each, gone) for each in fleet.machines):
-        present = _going_on(fleet, left, estimates=options.estimates, market=market)
+        present = _continued(fleet, left, estimates=options.estimates, market=market)
     try:
         plan = plan_fleet(
             left,
-            [kept for offer in offers if (kept := _kept(offer, lost)) is not None],
+            [rest for offer in offers if (rest := _without_lost_spot(offer, lost)) is not None],
             options
             if market is None
             else replace(options, market=_Without(market=market, lost=lost)),
@@ -432,7 +432,7 @@ class _Without:
         return self.market.spot_usd_h(offer)
 
 
-def _left(workload: Workload, done_steps: int) -> Workload:
+def _remaining(workload: Workload, done_steps: int) -> Workload:
     """Return the workload that is left to train."""
     if done_steps < 0:
         raise CloudError(f"`done_steps` must be at least 0, got {done_steps}")
@@ -455,7 +455,7 @@ def _left(workload: Workload, done_steps: int) -> Workload:
     return replace(workload, parallelism_phases=tuple(phases))
 
 
-def _going_on(
+def _continued(
     fleet: Fleet, left: Workload, *, estimates: HardwareEstimates, market: SpotHistory | None
 ) -> Fleet:
     """Return the forecast for machines that are already running."""
@@ -463,12 +463,12 @@ def _going_on(
     whole = estimate(left, machines, estimates=estimates, spot_market=market)
     return replace(
         whole,
-        time_s=_less(whole.time_s, left.setup_s),
-        cost_usd=_less(whole.cost_usd, left.setup_s / 3600 * whole.usd_h),
+        time_s=_minus(whole.time_s, left.setup_s),
+        cost_usd=_minus(whole.cost_usd, left.setup_s / 3600 * whole.usd_h),
     )
 
 
-def _less(interval: Interval, by: float) -> Interval:
+def _minus(interval: Interval, by: float) -> Interval:
     return Interval(median=interval.median - by, low=interval.low - by, high=interval.high - by)
 
 
@@ -479,7 +479,7 @@ def _is_gone(rented: MachineGroup, gone: Sequence[MachineGroup]) -> bool:
     )
 
 
-def _kept(offer: Offer, lost: Mapping[_Place, bool]) -> Offer | None:
+def _without_lost_spot(offer: Offer, lost: Mapping[_Place, bool]) -> Offer | None:
     """Return the offer without its lost spot price; None if nothing is left of it."""
     only_spot = lost.get(_place(offer))
     if only_spot is None:

@@ -15,7 +15,7 @@ from thrifty.core import CloudError
 
 from ._devices import Devices, EqualSteps, bound_by, equal_steps, kind_of
 from ._fleet_options import FleetOptions, Goal
-from ._own_profile import by_profile, seen_from
+from ._own_profile import by_profile, profiled_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ def tables_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions
     groups = by_profile(workload, offers)
     tables, failed = [], None
     for accelerator, mine in groups or [("", [])]:
-        seen, estimates = seen_from(workload, options.estimates, accelerator)
+        seen, estimates = profiled_on(workload, options.estimates, accelerator)
         try:
             tables.append(table_of(seen, mine, replace(options, estimates=estimates)))
         except CloudError as error:

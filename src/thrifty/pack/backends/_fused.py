@@ -42,7 +42,7 @@ from thrifty.pack.fused._member import ArrayFeed, Feed, FeedError, FusedTrial, I
 from thrifty.pack.fused._row_state import steps_taken
 from thrifty.pack.fused._step import BlockOptions, denormals_flushed
 from thrifty.pack.fused._structure import Structure
-from thrifty.pack.fused._tape import Arena
+from thrifty.pack.fused._tape import BufferPool
 from thrifty.pack.fused.optimizers import GroupedOptimizer, grouped_optimizer
 from thrifty.pack.task._array_samples import Samples
 from thrifty.pack.task._data import LastingError, samples_of, train_batches
@@ -118,7 +118,7 @@ class FusedBackend(Backend):
         self._options: dict[Hashable, BlockOptions] = {}
         self._task = task
         self._device = torch.device(device)
-        self._arena = Arena()
+        self._buffer_pool = BufferPool()
         self.activations = activation_store(self._device) if activations is None else activations
         self._trials: dict[int, FusedTrial] = {}
         self._blocks: dict[Hashable, list[Block]] = {}
@@ -414,7 +414,9 @@ class FusedBackend(Backend):
 
     def memory_bytes(self) -> int:
         """Return how many bytes all blocks hold."""
-        return self._arena.num_bytes + sum(block.memory_bytes() for block in self._all_blocks())
+        return self._buffer_pool.num_bytes + sum(
+            block.memory_bytes() for block in self._all_blocks()
+        )
 
     # -- which trial is in which block ---------------------------------------------------
 
@@ -523,7 +525,7 @@ class FusedBackend(Backend):
                 optimizer,
                 options=options,
                 device=self._device,
-                arena=self._arena,
+                buffer_pool=self._buffer_pool,
                 activations=self.activations,
                 budget=self.budget,
                 solo_times=self.solo_times,

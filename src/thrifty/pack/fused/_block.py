@@ -24,7 +24,7 @@ from ._randomness import draw_masks
 from ._row_state import RowState
 from ._step import BlockOptions, LossHistory, denormals_flushed
 from ._structure import Structure
-from ._tape import Arena
+from ._tape import BufferPool
 from .optimizers import GroupedOptimizer
 
 
@@ -47,7 +47,7 @@ class Block:
         optimizer: The optimizer that updates their rows.
         options: How the trials are fused.
         device: The device on which they train.
-        arena: Memory for buffers, shared with other blocks.
+        buffer_pool: Memory for buffers, shared with other blocks.
         activations: Where activations of a frozen trunk are kept (default: nowhere).
         budget: Time budget of checks.
         solo_times: Collects the times of steps and evaluations alone (default: a new collection).
@@ -67,7 +67,7 @@ class Block:
         *,
         options: BlockOptions,
         device: torch.device,
-        arena: Arena,
+        buffer_pool: BufferPool,
         budget: CheckBudget,
         solo_times: SoloTimes | None = None,
         checks_all: bool = False,
@@ -83,7 +83,7 @@ class Block:
             self._state,
             options=options,
             device=device,
-            arena=arena,
+            buffer_pool=buffer_pool,
             activations=activations,
         )
         self._losses = LossHistory(self.capacity, dtype=structure.layout.dtype, device=device)

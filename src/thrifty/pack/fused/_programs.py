@@ -21,7 +21,7 @@ from ._record import Program, Ref
 from ._row_state import RowState
 from ._step import BlockOptions
 from ._structure import Recorded, Structure, Variant, in_order
-from ._tape import Arena, Tape, bind, captured
+from ._tape import BufferPool, Tape, bind, captured
 from ._trunk import Cut, cuts_of
 
 
@@ -176,7 +176,7 @@ class Programs(User):
         *,
         options: BlockOptions,
         device: torch.device,
-        arena: Arena,
+        buffer_pool: BufferPool,
         activations: ActivationStore | None = None,
     ) -> None:
         self._structure = structure
@@ -184,7 +184,7 @@ class Programs(User):
         self._store = activations
         self._options = options
         self._device = device
-        self._arena = arena
+        self._buffer_pool = buffer_pool
         self._bound: dict[Hashable, Bound] = {}
         self.num_uncaptured = 0
         """Count of programs that cannot be captured as a CUDA graph and run call by call."""
@@ -345,7 +345,9 @@ class Programs(User):
         if self._options.compile and variant.training:
             tape = compiled(program, inputs, draws=noises, destinations=wanted)
         else:
-            tape = bind(program, inputs, draws=noises, destinations=wanted, arena=self._arena)
+            tape = bind(
+                program, inputs, draws=noises, destinations=wanted, buffer_pool=self._buffer_pool
+            )
         if self._options.cuda_graphs and self._device.type == "cuda" and recorded.program.calls:
             return self._captured(tape, untrained)
         return tape
@@ -400,7 +402,10 @@ class Programs(User):
                 continue
             values = {v.number: _empty(program, v.number, self._device) for v in cut.values}
             tape = bind(
-                cut.trunk, inputs, destinations=dict(enumerate(values.values())), arena=self._arena
+                cut.trunk,
+                inputs,
+                destinations=dict(enumerate(values.values())),
+                buffer_pool=self._buffer_pool,
             )
             bound.trunk = KeptTrunk(
                 cut, tape, tuple(values.values()), activations=kept, samples=samples

@@ -100,13 +100,13 @@ def captured(
     return Tape(_Replay(graph, tape, shared), tape.outputs)
 
 
-class Arena:
+class BufferPool:
     """Buffers that several tapes use in turn, so that each tape finds its buffers in cache."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[Any, ...], list[torch.Tensor]] = {}
         self.num_bytes = 0
-        """Bytes of all buffers ever allocated; none is freed before the arena."""
+        """Bytes of all buffers ever allocated; none is freed before the pool."""
 
     def take(self, num_bytes: int, device: torch.device) -> torch.Tensor:
         """Return a free buffer of bytes, allocating one if needed."""
@@ -127,7 +127,7 @@ def bind(
     *,
     draws: Sequence[torch.Tensor] = (),
     destinations: Mapping[int, torch.Tensor] | None = None,
-    arena: Arena | None = None,
+    buffer_pool: BufferPool | None = None,
 ) -> Tape:
     """Bind a program to its inputs.
 
@@ -136,11 +136,11 @@ def bind(
         inputs: The tensors that the tape reads.
         draws: Tensors that replace the program's own draws.
         destinations: Tensors that outputs are written to, by position of the output.
-        arena: Memory for buffers (default: a new arena).
+        buffer_pool: Memory for buffers (default: a new one).
     """
     known = {**dict(enumerate(inputs)), **program.constants}
     known.update({n: t for n, t in zip(program.draws, draws, strict=False) if n is not None})
-    return _Binder(program, known, destinations or {}, arena or Arena()).tape()
+    return _Binder(program, known, destinations or {}, buffer_pool or BufferPool()).tape()
 
 
 class _Binder:
@@ -149,10 +149,10 @@ class _Binder:
         program: Program,
         known: Mapping[int, torch.Tensor],
         destinations: Mapping[int, torch.Tensor],
-        arena: Arena,
+        buffer_pool: BufferPool,
     ) -> None:
         self._program = program
-        self._arena = arena
+        self._buffer_pool = buffer_pool
         self._device = known[0].device
         self._static: dict[int, torch.Tensor] = dict(known)
         self._constant_values: set[int] = set()
@@ -178,7 +178,7 @@ class _Binder:
         for position, value in enumerate(self._program.outputs):
             outputs.append(None if value is None else self._output(position, value))
         for buffer in [*self._buffers.values(), *self._held]:
-            self._arena.give_back(buffer)
+            self._buffer_pool.give_back(buffer)
         body = "\n    ".join(self._lines) or "pass"
         exec(f"def run():\n    {body}\n", self._names)
         # a function in its own namespace is a cycle: it would keep the program until a collection
@@ -288,7 +288,7 @@ class _Binder:
         if root is None:
             span = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
             num_bytes = max(span if shape.numel() else 0, 1) * dtype.itemsize
-            buffer = self._arena.take(-(-num_bytes // 64) * 64, self._device)
+            buffer = self._buffer_pool.take(-(-num_bytes // 64) * 64, self._device)
         else:
             buffer = self._buffers.pop(root)
         self._buffers[number] = buffer
@@ -379,7 +379,7 @@ class _Binder:
 
     def _release(self, index: int) -> None:
         for root in [r for r in self._buffers if self._last_use.get(r, -1) <= index]:
-            self._arena.give_back(self._buffers.pop(root))
+            self._buffer_pool.give_back(self._buffers.pop(root))
 
     def _forget(self, index: int, call: Call) -> None:
         """Emit the deletion of local variables that no later call reads, to free their memory."""

@@ -123,7 +123,7 @@ def _name(node: int, epoch: int) -> str:
     return f"{node}-{epoch}"
 
 
-class ToldExecutor(Executor):
+class AskTellExecutor(Executor):
     """Gives each waiting ``ask`` an assignment, and turns each ``tell`` into events.
 
     The study's loop runs in a thread of its own, and calls the methods of ``Executor``; ``ask`` and
@@ -340,10 +340,10 @@ def _started(asked: AskedTrial) -> StageStarted:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Told(ExecutorConfig):
+class AskTell(ExecutorConfig):
     """The executor of ``Study.ask``; ``opened`` has the executor once the run has begun."""
 
-    opened: list[ToldExecutor]
+    opened: list[AskTellExecutor]
     pack: str = "solo"
     pack_size: int | None = 1
 
@@ -358,7 +358,7 @@ class Told(ExecutorConfig):
         max_base_bytes: float = MAX_BASE_BYTES,
     ) -> Executor:
         """Return the executor."""
-        executor = ToldExecutor(StateFiles(checkpoints, folder=folder, name=_WORKER))
+        executor = AskTellExecutor(StateFiles(checkpoints, folder=folder, name=_WORKER))
         self.opened.append(executor)
         return executor
 
@@ -369,7 +369,7 @@ def check_trains(task: Task | Trainable, executor: ExecutorConfig | None) -> Non
     Raises:
         UsageError: The task is an ``External``, and the executor is not that of ``Study.ask``.
     """
-    if isinstance(task, External) and not isinstance(executor, Told):
+    if isinstance(task, External) and not isinstance(executor, AskTell):
         raise UsageError(
             f"{task.name!r} is trained elsewhere; call study.ask() and study.tell(), not run()"
         )
