@@ -42,6 +42,9 @@ trial_option = click.option(
 )
 
 
+# -- acts that the driver applies --------------------------------------------------------
+
+
 @click.command("stop")
 @click.argument("name", shell_complete=complete_study)
 @trial_option
@@ -148,6 +151,9 @@ def _line(act: Act) -> str:
     )
 
 
+# -- branches ----------------------------------------------------------------------------
+
+
 @click.command("branch")
 @click.argument("name", shell_complete=complete_study)
 @click.option("--trial", type=int, required=True, help="Number of the trial to branch off.")
@@ -220,6 +226,9 @@ def _once(pairs: tuple[tuple[str, Any], ...], option: str) -> dict[str, Any]:
 
 
 _DAY_S = 86_400.0
+
+
+# -- deleting ----------------------------------------------------------------------------
 
 
 @click.command("delete")

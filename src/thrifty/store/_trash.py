@@ -266,6 +266,9 @@ def _renumbered(row: Mapping[str, Any], table: Table, *, study: int) -> dict[str
     return own | {"study": study}
 
 
+# -- what no study needs -----------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
     """What was removed, or would be.

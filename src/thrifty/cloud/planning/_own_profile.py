@@ -18,6 +18,9 @@ from thrifty.perf import StepProfile
 from ._devices import FACTORS, Devices, kind_of, replay_slopes
 
 
+# -- profiles of several devices ---------------------------------------------------------
+
+
 def profiled_on(
     workload: Workload, estimates: HardwareEstimates, accelerator: str
 ) -> tuple[Workload, HardwareEstimates]:
@@ -71,6 +74,9 @@ _ITERATIONS = 12
 _DAMPING = 0.7
 _FARTHEST = 2.0
 """Largest move of a factor's logarithm in one iteration."""
+
+
+# -- steps that were measured ------------------------------------------------------------
 
 
 def calibrate(

@@ -22,6 +22,9 @@ from ._own_profile import one_profile_only, profiled_on
 from ._table import Table, flat, fleet_at, tables_of
 
 
+# -- what a plan says --------------------------------------------------------------------
+
+
 def known_offers(
     offers: Sequence[Offer], estimates: HardwareEstimates, *, profiled: Collection[str] = ()
 ) -> tuple[list[Offer], tuple[str, ...]]:
@@ -179,6 +182,9 @@ def _misfit(table: Table, kind: int, *, batch: int) -> str:
     return misfit(table.workload.profile, table.kinds[kind], batch=batch, usable=usable)
 
 
+# -- planning ----------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
     """Chosen fleet and its alternatives.
@@ -324,6 +330,9 @@ def _nearest(tables: Sequence[Table], goal: Goal, others: Sequence[Fleet]) -> Fl
     return min(
         some, key=lambda each: goal.bound(each.cost_usd if goal.deadline_s is None else each.time_s)
     )
+
+
+# -- replanning --------------------------------------------------------------------------
 
 
 def replan(

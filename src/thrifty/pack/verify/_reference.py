@@ -233,6 +233,9 @@ Smaller differences are too small to come from wrong code.
 """
 
 
+# -- what may be rounding ----------------------------------------------------------------
+
+
 def is_rounding(
     packed: StepTaken,
     alone: StepTaken,
@@ -327,6 +330,9 @@ def _moved(tensor: torch.Tensor, generator: torch.Generator, *, least: float) ->
 
 SHARE = 0.01
 """The share of training time that checks may take, besides those that are never skipped."""
+
+
+# -- what checks may take ----------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
