@@ -94,3 +94,13 @@ def test_nothing_to_do():
         assert (double + whole).dtype == torch.float64
     model = doubled(model_of(), besides=())
     assert {p.dtype for p in model.parameters()} == {torch.float64}
+
+
+def test_a_shared_tensor_that_gets_memory_of_its_own_meanwhile_is_still_known():
+    """On a GPU, some calls that only read a shared tensor copy it; ``data_ptr`` does so anywhere."""
+    stored = torch.ones(3, 3)
+    lent = torch._lazy_clone(stored)
+    with upcast([lent]):
+        lent.data_ptr()
+        product = torch.ones(1, 3, dtype=torch.float64) @ lent.t()
+    assert product.dtype == torch.float64

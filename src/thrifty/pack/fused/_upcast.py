@@ -68,12 +68,16 @@ class _Upcast(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*pytree.tree_map(self._up, args), **pytree.tree_map(self._up, kwargs))
 
     def _is_lower(self, value: Any) -> bool:
-        return (
-            isinstance(value, torch.Tensor)
-            and value.dtype.is_floating_point
-            and value.dtype != torch.float64
-            and storage_address(value) in self._places
-        )
+        if (
+            not isinstance(value, torch.Tensor)
+            or not value.dtype.is_floating_point
+            or value.dtype == torch.float64
+        ):
+            return False
+        if storage_address(value) not in self._places:
+            # On a GPU, some calls that only read a shared tensor give it memory of its own.
+            self._places = {storage_address(tensor) for tensor in self._tensors}
+        return storage_address(value) in self._places
 
     def _up(self, value: Any) -> Any:
         # `double` would be recorded as `to`, which counts as a view, since it may be one.
