@@ -18,7 +18,7 @@ from thrifty.hetero import ZeusMeter
 
 
 def energy(*, quick: bool, device: str) -> Part:
-    """Multiply large matrices, and count joules in one window and in a window for each step."""
+    """Multiply large matrices, and count joules in one reading and in a reading for each step."""
     seconds = 0.3 if quick else 3.0
     place = torch.device("cuda:0" if device == "cuda" else device)
     gpus, cpus = ([0], [0]) if place.type == "cuda" else ([], [0])
@@ -47,10 +47,10 @@ def energy(*, quick: bool, device: str) -> Part:
 def _measured(
     load: _Load, meter: ZeusMeter | None, nvml: _Nvml | None, *, seconds: float, windows: int
 ) -> dict[str, Any]:
-    """Run the load (or nothing) for some seconds, with one window or one for each step."""
+    """Run the load (or nothing) for some seconds, with one reading or one for each step."""
     before = nvml.joules() if nvml is not None else None
     if meter is not None:
-        meter.joules(busy_s=0.0, whole_s=0.0)  # the window begins here
+        meter.joules(busy_s=0.0, whole_s=0.0)  # the first reading begins here
     began = time.monotonic()
     steps: list[float] = []
     while time.monotonic() < began + seconds:
@@ -133,7 +133,7 @@ def _sampled(nvml: _Nvml | None) -> Iterator[list[float]]:
 
 
 def _goals(rows: list[dict[str, Any]]) -> list[Goal]:
-    """Return how far the joules are from NVML's counter; loads whose windows are equally long."""
+    """Return how far the joules are from NVML's counter; of each load."""
     goals = [equal("loads without joules", sum(row["ZeusMeter, J"] is None for row in rows), 0)]
     for row in rows:
         ours, direct = row["ZeusMeter, J"], row["NVML's counter, J"]

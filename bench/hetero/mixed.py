@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +68,37 @@ def _rows(
     kinds = [(f"{devices[rank]} alone", "alone", rank) for rank in range(len(devices))]
     kinds += [(kind, kind, 0) for kind in ("even", "uneven", "uneven, checked")]
     for label, kind, rank in kinds:
-        line = found.get((f"{name}: {kind}", rank, ""))
+        ranks = [rank] if kind == "alone" else range(len(devices))
+        line = _trained(f"{name}: {kind}", found, ranks)
         if line is not None:
-            total = sum(line["split"])
+            # A worker that stands by has no share.
+            shares = dict(zip(line["trained_by"], line["split"], strict=True))
+            own = "0" if kind == "alone" else str(rank)
             rows.append({
                 "network": name,
                 "workers": label,
                 "samples/s": line["samples_per_s"],
                 "ms a step": line["step_ms"],
                 "split": " + ".join(map(str, line["split"])),
-                "first worker's share": line["split"][0] / total,
+                "trained by": " + ".join(
+                    devices[rank if kind == "alone" else int(each)] for each in shares
+                ),
+                "first worker's share": shares.get(own, 0) / sum(line["split"]),
                 "busy, ms": " / ".join(f"{each:.2f}" for each in line["busy_ms"]),
                 "splits": line["splits"],
             })
     return rows
+
+
+def _trained(
+    phase: str, found: dict[tuple[str, int, str], dict[str, Any]], ranks: Iterable[int]
+) -> dict[str, Any] | None:
+    """Return what the first worker says that has trained all steps; others may have stood by."""
+    for rank in ranks:
+        line = found.get((phase, rank, ""))
+        if line is not None and "samples_per_s" in line:
+            return line
+    return None
 
 
 def _answer_row(line: dict[str, Any], devices: Sequence[str]) -> dict[str, Any]:
@@ -94,11 +111,11 @@ def _answer_row(line: dict[str, Any], devices: Sequence[str]) -> dict[str, Any]:
 
 
 def _speed_goals(name: str, found: dict[tuple[str, int, str], dict[str, Any]]) -> list[Any]:
-    def rate(kind: str, rank: int = 0) -> float:
-        line = found.get((f"{name}: {kind}", rank, ""))
+    def rate(kind: str, *ranks: int) -> float:
+        line = _trained(f"{name}: {kind}", found, ranks or sorted({rank for _, rank, _ in found}))
         return line["samples_per_s"] if line else 0.0
 
-    fastest = max(rate("alone"), rate("alone", 1), 1e-9)
+    fastest = max(rate("alone", 0), rate("alone", 1), 1e-9)
     return [
         at_least(f"{name}: uneven / even", rate("uneven") / max(rate("even"), 1e-9), 1.0),
         at_least(f"{name}: uneven / the fastest worker alone", rate("uneven") / fastest, 0.9),

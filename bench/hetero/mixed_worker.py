@@ -63,7 +63,7 @@ class Worker:
             # The steps of an even split take as long as those of the slowest worker.
             self._speed(
                 f"{name}: even", name, members, steps=max(4, self._steps // 3), verify=False,
-                curve=StepCurve(sample_s=1.0), balancing=_NEVER,
+                curve=StepCurve(sample_s=1.0), balancing=_NEVER, stand_by=False,
             )  # fmt: skip
             self._speed(f"{name}: uneven", name, members, steps=self._steps, verify=False)
         for name in networks:
@@ -81,7 +81,7 @@ class Worker:
         """Return the parameters after a few steps with a split of 3 to 1 (to 1 ...)."""
         curve = StepCurve(sample_s=3.0 if self._rank else 1.0)
         trainer, parameters = self._trainer(
-            name, members, dtype=dtype, verify=verify, curve=curve, balancing=_NEVER
+            name, members, dtype=dtype, verify=verify, curve=curve, balancing=_NEVER, stand_by=False
         )
         for report in trainer.run(epochs=1000):
             if report.step >= self._answer_steps:
@@ -99,6 +99,10 @@ class Worker:
             ends.append(time.monotonic())
             if report.step >= steps:
                 break
+        if len(reports) < steps:
+            # This worker stood by, so the reports of those that trained count.
+            self._say(phase, stood_by_after=len(reports))
+            return
         warm = min(len(reports) // 3, 10)
         counted = reports[warm + 1 :]
         self._say(
@@ -106,6 +110,7 @@ class Worker:
             samples_per_s=sum(sum(each.sizes) for each in counted) / (ends[-1] - ends[warm]),
             step_ms=1e3 * (ends[-1] - ends[warm]) / len(counted),
             split=list(reports[-1].sizes),
+            trained_by=list(reports[-1].names),
             splits=len({each.sizes for each in reports}),
             busy_ms=[round(1e3 * busy, 2) for busy in reports[-1].busy_s],
             loss=reports[-1].loss,

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from thrifty.hetero import HeteroTrainer, StepReport
+from thrifty.hetero import HeteroOptions, HeteroTrainer, StepReport
 
 
 SAMPLES = 16_384
@@ -59,8 +59,10 @@ def by_thrifty(model: nn.Module, options: dict[str, Any]) -> Iterator[dict[str, 
     """Train by thrifty, unevenly or alone."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     trainer = HeteroTrainer(
-        model, optimizer, data(), loss=loss, global_batch=options["batch"], seed=0
-    )
+        model, optimizer, data(), loss=loss, global_batch=options["batch"], seed=0,
+        # The first worker's lines count, so it must not stand by.
+        options=HeteroOptions(stand_by=False),
+    )  # fmt: skip
     for report in trainer.run(epochs=1_000_000):
         yield {"sizes": report.sizes, "step_s": report.step_s, "changed": changed(report)}
 

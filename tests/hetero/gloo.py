@@ -1,17 +1,18 @@
-"""The job of each process of a real group, in a separate module so that processes can import it."""
+"""The jobs of the processes of real groups, in a module that these processes can import."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 import torch
 from torch import nn
 
-from thrifty.core import PeerLostError, TooFewWorkersError
+from thrifty.core import HeteroError, PeerLostError, TooFewWorkersError
 from thrifty.hetero import FixedMembership, HeteroOptions, HeteroTrainer, StepCurve
 from thrifty.testing import VirtualClock
 
-from .jobs import data, loss, model, sgd
+from .jobs import Costly, data, loss, model, sgd
 
 
 SPEEDS = (1.0, 3.0)
@@ -78,6 +79,86 @@ def work(rank, port, folder):
     torch.save(done, f"{folder}/{rank}.pt")
     # Exit now that everything is written: gloo's threads of a broken group may abort the process
     # while the interpreter shuts down.
+    os._exit(0)
+
+
+def join_group(rank, size, port):
+    """Join a group of CPU workers with the environment that torchrun sets."""
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    return FixedMembership(timeout_s=600)
+
+
+def costly(members, rank, speeds, *, batch=16, on_step=None, epochs=6, sum_s=10.0):
+    """Train with sums that take some seconds on the worker's own clock."""
+    net, clock = net_of("plain"), VirtualClock()
+
+    def timed(net, batch):
+        clock.advance(speeds[rank] * len(batch[0]))
+        return loss(net, batch)
+
+    trainer = HeteroTrainer(
+        net,
+        sgd(net),
+        data(torch.float32),
+        loss=timed,
+        global_batch=batch,
+        seed=5,
+        members=Costly(members, clock, sum_s),
+        clock=clock,
+        options=HeteroOptions(curve=StepCurve(sample_s=speeds[rank])),
+    )
+    steps = []
+    for report in trainer.run(epochs=epochs):
+        steps.append((report.step, list(report.names)))
+        if on_step is not None:
+            on_step(report)
+    return {"state": net.state_dict(), "steps": steps, "place": trainer.state()["epoch"]}
+
+
+def stand_by(rank, port, folder):
+    """Train jobs in which one or two of three workers stand by; then one of them is killed."""
+    members = join_group(rank, 3, port)
+    pids = torch.zeros(3, dtype=torch.int64)
+    pids[rank] = os.getpid()
+    members.agree(step=0)
+    members.all_reduce(pids)
+    done = {
+        "alone": costly(members, rank, (1.0, 15.0, 15.0)),
+        "pair": costly(members, rank, (1.0, 1.0, 60.0), batch=40, epochs=20, sum_s=30.0),
+    }
+
+    def kill(report):
+        if report.step == 14:
+            os.kill(int(pids[2]), signal.SIGKILL)
+
+    torch.save(done, f"{folder}/{rank}.pt")
+    try:
+        costly(members, rank, (1.0, 15.0, 15.0), on_step=kill)
+    except (HeteroError, TooFewWorkersError) as error:
+        done["error"] = f"{type(error).__name__}: {error}"
+    torch.save(done, f"{folder}/{rank}.pt")
+    os._exit(0)
+
+
+def abandon(rank, port, folder):
+    """Let the worker that trains alone end without a word while the other one stands by."""
+    members = join_group(rank, 2, port)
+
+    def leave(report):
+        if report.step == 14:
+            os._exit(0)
+
+    try:
+        costly(members, rank, (1.0, 15.0), on_step=leave)
+    except (HeteroError, TooFewWorkersError) as error:
+        torch.save({"error": f"{type(error).__name__}: {error}"}, f"{folder}/{rank}.pt")
     os._exit(0)
 
 

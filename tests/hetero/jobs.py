@@ -77,6 +77,48 @@ class Worker:
         return run
 
 
+class Costly:
+    """A membership whose sums take time on a worker's clock, the more workers the longer."""
+
+    def __init__(self, members, clock, seconds):
+        self._members, self._clock, self._seconds = members, clock, seconds
+        self._size = self._everyone = 1
+
+    def agree(self, *, step, broken=False):
+        view = self._members.agree(step=step, broken=broken)
+        self._size = self._everyone = len(view.names)
+        return view
+
+    def all_reduce(self, tensor):
+        self.begin_all_reduce(tensor)()
+
+    def begin_all_reduce(self, tensor):
+        wait = self._members.begin_all_reduce(tensor)
+
+        def waits():
+            wait()
+            share = (self._size - 1) / max(1, self._everyone - 1)
+            self._clock.advance(self._seconds * share)
+
+        return waits
+
+    def broadcast(self, tensor, *, source):
+        self._members.broadcast(tensor, source=source)
+
+    def close(self):
+        self._members.close()
+
+    def narrow(self, ranks):
+        self._members.narrow(ranks)
+        self._size = len(ranks)
+
+    def send(self, tensor, *, to):
+        self._members.send(tensor, to=to)
+
+    def receive(self, tensor, *, source):
+        self._members.receive(tensor, source=source)
+
+
 def plain(epochs, **options):
     """Train in one process on the whole batch."""
     dataset = options.pop("dataset", None) or data()
@@ -113,4 +155,4 @@ def distance(one, other):
     )
 
 
-__all__ = ["Worker", "data", "distance", "loss", "model", "plain", "plain_with", "sgd"]
+__all__ = ["Costly", "Worker", "data", "distance", "loss", "model", "plain", "plain_with", "sgd"]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from thrifty.core import PeerLostError, TooFewWorkersError
-from thrifty.hetero import Membership, Wait, WorkerView
+from thrifty.hetero import Membership, PartialMembership, Wait, WorkerView
 
 
 _LIMIT_S = 600.0
@@ -54,6 +54,9 @@ class ThreadCluster:
         self._served: set[str] = set()
         self._calls: dict[str, int] = {}
         self._doomed: dict[str, tuple[int, bool]] = {}
+        self._partners: dict[str, tuple[str, ...]] = {}
+        self._sent: dict[tuple[str, str], list[Tensor]] = {}
+        self._waiting: set[str] = set()
 
     def member(self, name: str) -> ThreadMembership:
         """Add a worker that takes part from the next agreement on."""
@@ -78,6 +81,17 @@ class ThreadCluster:
         """
         with self._changed:
             self._doomed[name] = (self._calls.get(name, 0) + after, delivers)
+
+    def wait_for_standby(self, name: str) -> None:
+        """Wait until a worker waits for a message."""
+        with self._changed:
+            self._wait(lambda: name in self._waiting, f"{name} to stand by")
+
+    def lose(self, name: str) -> None:
+        """Make a worker that waits for a message die."""
+        with self._changed:
+            self._doomed[name] = (0, False)
+            self._changed.notify_all()
 
     def run(self, jobs: dict[str, Callable[[Membership], Any]]) -> dict[str, Any]:
         """Run a job for each worker in its own thread.
@@ -119,7 +133,7 @@ class ThreadCluster:
             if self._broken:
                 raise PeerLostError("a worker is gone")
             self._parts[name] = tensor
-            self._combine(source)
+            self._combine(self._partners.get(name, self._current), source)
             self._wait(lambda: name in self._served or self._broken, "an exchange")
             if name not in self._served:
                 raise PeerLostError("a worker is gone")
@@ -130,6 +144,43 @@ class ThreadCluster:
                 self._result = None
                 self._parts = {}
                 self._changed.notify_all()
+
+    def narrow(self, name: str, ranks: Sequence[int]) -> None:
+        """Let a worker's exchanges reach only these workers of the present generation."""
+        with self._changed:
+            if self._broken and len(ranks) > 1:
+                raise PeerLostError("a worker is gone")
+            self._partners[name] = tuple(self._current[rank] for rank in ranks)
+
+    def send(self, name: str, tensor: Tensor, to: int) -> None:
+        """Deliver a message to a worker that waits for it, or will."""
+        with self._changed:
+            if self._broken:
+                raise PeerLostError("a worker is gone")
+            self._sent.setdefault((name, self._current[to]), []).append(tensor.clone())
+            self._changed.notify_all()
+
+    def receive(self, name: str, tensor: Tensor, source: int) -> None:
+        """Wait for a message."""
+        with self._changed:
+            key = (self._current[source], name)
+            self._waiting.add(name)
+            self._changed.notify_all()
+            self._wait(
+                lambda: self._broken or bool(self._sent.get(key)) or name in self._doomed,
+                "a message",
+            )
+            self._waiting.discard(name)
+            if name in self._doomed:
+                self._doomed.pop(name)
+                self._live.remove(name)
+                self._break()
+                self._settle()
+                self._changed.notify_all()
+                raise WorkerKilled
+            if not self._sent.get(key):
+                raise PeerLostError("a worker is gone")
+            tensor.copy_(self._sent[key].pop(0))
 
     def leave(self, name: str) -> None:
         """Remove a worker that leaves in an orderly way."""
@@ -143,15 +194,15 @@ class ThreadCluster:
 
     # --- called with the lock held
 
-    def _combine(self, source: int | None) -> None:
-        if set(self._parts) != set(self._current):
+    def _combine(self, partners: tuple[str, ...], source: int | None) -> None:
+        if set(self._parts) != set(partners):
             return
-        self._result = self._combined(source)
-        self._served = set(self._current)
+        self._result = self._combined(partners, source)
+        self._served = set(partners)
         self._changed.notify_all()
 
-    def _combined(self, source: int | None) -> Tensor:
-        parts = [self._parts[name] for name in self._current]
+    def _combined(self, partners: tuple[str, ...], source: int | None) -> Tensor:
+        parts = [self._parts[name] for name in partners]
         if source is not None:
             return parts[source].clone()
         total = parts[0].clone()
@@ -194,6 +245,7 @@ class ThreadCluster:
             self._current = names
             self._broken = False
             self._parts, self._result, self._served = {}, None, set()
+            self._partners, self._sent = {}, {}
         self._steps = tuple(self._asking[name] for name in names)
         self._asking = {}
         self._changed.notify_all()
@@ -233,6 +285,18 @@ class ThreadMembership:
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
         """Broadcast to the threads of this generation."""
         self._cluster.exchange(self.name, tensor, source)
+
+    def narrow(self, ranks: Sequence[int]) -> None:
+        """Exchange with these threads only."""
+        self._cluster.narrow(self.name, ranks)
+
+    def send(self, tensor: Tensor, *, to: int) -> None:
+        """Send a message to one thread."""
+        self._cluster.send(self.name, tensor, to)
+
+    def receive(self, tensor: Tensor, *, source: int) -> None:
+        """Wait for a message of one thread."""
+        self._cluster.receive(self.name, tensor, source)
 
     def close(self) -> None:
         """Leave the cluster."""
@@ -365,6 +429,88 @@ def check_newcomer(make: MakeMember) -> None:
         assert early.result() == late.result() == (("early", "late"), "early", 2.0)
 
 
+def check_narrow(make: MakeMember) -> None:
+    """Check that sums and broadcasts can leave workers out, which wait for messages meanwhile."""
+
+    def trains(member: Membership) -> Any:
+        assert isinstance(member, PartialMembership)
+        view = member.agree(step=0)
+        member.narrow((0, 2))
+        mine = torch.full((2,), float(view.rank + 1))
+        member.all_reduce(mine)
+        sent = torch.full((1,), float(view.rank))
+        member.broadcast(sent, source=1)  # the second one of those that train
+        if view.rank == 0:
+            member.send(torch.tensor([7, 8]), to=1)
+            member.send(torch.tensor([9]), to=1)
+        member.narrow((0, 1, 2))
+        everyone = torch.ones(1)
+        member.all_reduce(everyone)
+        return mine.tolist(), sent.item(), everyone.item()
+
+    def stands_by(member: Membership) -> Any:
+        assert isinstance(member, PartialMembership)
+        member.agree(step=0)
+        member.narrow((0, 2))
+        first, second = torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        member.receive(first, source=0)
+        member.receive(second, source=0)
+        member.narrow((0, 1, 2))
+        everyone = torch.ones(1)
+        member.all_reduce(everyone)
+        return first.tolist(), second.item(), everyone.item()
+
+    results = _together({"a": trains, "b": stands_by, "c": trains}, make)
+    assert results["a"] == results["c"] == ([4.0, 4.0], 2.0, 3.0)
+    assert results["b"] == ([7, 8], 9, 3.0)
+
+
+def check_narrow_to_one(make: MakeMember) -> None:
+    """Check that a worker that trains alone exchanges nothing."""
+
+    def trains(member: Membership) -> Any:
+        assert isinstance(member, PartialMembership)
+        member.agree(step=0)
+        member.narrow((0,))
+        mine = torch.ones(1)
+        member.begin_all_reduce(mine)()
+        member.broadcast(mine, source=0)
+        member.send(torch.tensor([1]), to=1)
+        return mine.item()
+
+    def stands_by(member: Membership) -> Any:
+        assert isinstance(member, PartialMembership)
+        member.agree(step=0)
+        member.narrow((0,))
+        told = torch.zeros(1, dtype=torch.int64)
+        member.receive(told, source=0)
+        return told.item()
+
+    assert _together({"a": trains, "b": stands_by}, make) == {"a": 1.0, "b": 1}
+
+
+def check_lost_while_standing_by(make: MakeMember) -> None:
+    """Check that a worker that stands by notices that the one that trains has gone."""
+
+    def trains(member: Membership) -> Any:
+        assert isinstance(member, PartialMembership)
+        member.agree(step=0)
+        member.narrow((0,))
+        member.close()
+
+    def stands_by(member: Membership) -> Any:
+        assert isinstance(member, PartialMembership)
+        member.agree(step=0)
+        try:
+            member.narrow((0,))
+            member.receive(torch.zeros(1, dtype=torch.int64), source=0)
+        except PeerLostError:
+            return "lost"
+        raise AssertionError("the loss of the worker that trains was not noticed")
+
+    assert _together({"a": trains, "b": stands_by}, make)["b"] == "lost"
+
+
 def check_close(make: MakeMember) -> None:
     """Check that a worker may leave twice."""
 
@@ -403,3 +549,10 @@ MEMBERSHIP_CHECKS: Sequence[Callable[[MakeMember], None]] = (
     check_close,
 )
 """Checks for memberships that come and go; each takes a maker of members."""
+
+PARTIAL_CHECKS: Sequence[Callable[[MakeMember], None]] = (
+    check_narrow,
+    check_narrow_to_one,
+    check_lost_while_standing_by,
+)
+"""Checks for memberships in which some workers can stand by."""

@@ -11,7 +11,7 @@ from tests.hetero.memberships import ThreadCluster
 from thrifty.core import PeerLostError
 from thrifty.hetero import Power, StepCurve, WorkerView
 from thrifty.hetero._job import WorkerInfo
-from thrifty.hetero.workers._membership import WorkerGroup
+from thrifty.hetero.workers._group import WorkerGroup
 
 
 class Counter:

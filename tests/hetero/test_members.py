@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.hetero.memberships import MEMBERSHIP_CHECKS, ThreadCluster
+from tests.hetero.memberships import MEMBERSHIP_CHECKS, PARTIAL_CHECKS, ThreadCluster
 from thrifty.hetero import ElasticMembership
 
 
@@ -13,6 +13,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("check", MEMBERSHIP_CHECKS)
 def test_members_in_threads_conform(check):
+    check(ThreadCluster().member)
+
+
+@pytest.mark.parametrize("check", PARTIAL_CHECKS)
+def test_members_in_threads_can_stand_by(check):
     check(ThreadCluster().member)
 
 

@@ -3,21 +3,70 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from types import ModuleType, SimpleNamespace
 
 import pytest
-import torch
+from hypothesis import given, strategies as st
 
 from thrifty.core import HeteroError, MissingExtraError
 from thrifty.hetero import Power, PowerMeter, ZeusMeter
 
 
+RANGE_MJ = 262_143_328.85
+"""Where RAPL's counter of a package wraps around."""
+
+
+class Machine:
+    """A stand-in for the zeus package on a machine whose counters move as a test says.
+
+    Numbers are millijoules, as Zeus reads them.
+    """
+
+    def __init__(self, *, gpus=(), cpus=(), dram=(), old_gpus=()):
+        self.gpus = dict(gpus)
+        self.cpus = dict(cpus)
+        self.dram = dict(dram)
+        self.old = dict(old_gpus)
+        self.made = []
+
+    def install(self, monkeypatch):
+        package, device = ModuleType("zeus"), ModuleType("zeus.device")
+        monitor = ModuleType("zeus.monitor")
+        device.get_gpus = self.get_gpus
+        device.get_cpus = self.get_cpus
+        monitor.ZeusMonitor = self.monitor
+        monkeypatch.setitem(sys.modules, "zeus", package)
+        monkeypatch.setitem(sys.modules, "zeus.device", device)
+        monkeypatch.setitem(sys.modules, "zeus.monitor", monitor)
+        return self
+
+    def get_gpus(self):
+        if not {**self.gpus, **self.old}:
+            raise RuntimeError("NVML and AMDSMI unavailable.")
+        return SimpleNamespace(
+            supports_get_total_energy_consumption=lambda gpu: gpu not in self.old,
+            get_total_energy_consumption=lambda gpu: self.gpus[gpu],
+        )
+
+    def get_cpus(self):
+        if not self.cpus:
+            raise RuntimeError("RAPL unavailable.")
+        return SimpleNamespace(
+            get_total_energy_consumption=lambda cpu: SimpleNamespace(
+                cpu_mj=self.cpus[cpu], dram_mj=self.dram.get(cpu)
+            )
+        )
+
+    def monitor(self, **options):
+        self.made.append(options)
+        return Monitor(self.old)
+
+
 class Monitor:
     """A stand-in for ``ZeusMonitor``, which has one open window for each name."""
 
-    def __init__(self, *windows):
-        self.windows = list(windows)
+    def __init__(self, spent_j):
+        self.spent_j = spent_j
         self.open = set()
 
     def begin_window(self, key):
@@ -26,11 +75,13 @@ class Monitor:
 
     def end_window(self, key):
         self.open.remove(key)
-        return self.windows.pop(0)
+        return SimpleNamespace(gpu_energy=dict(self.spent_j))
 
 
-def window(gpu=None, cpu=None, dram=None):
-    return SimpleNamespace(gpu_energy=gpu or {}, cpu_energy=cpu, dram_energy=dram)
+def read(meter):
+    joules = meter.joules(busy_s=1.0, whole_s=1.0)
+    assert type(joules) is float
+    return joules
 
 
 def test_a_model_counts_work_and_waiting():
@@ -40,133 +91,122 @@ def test_a_model_counts_work_and_waiting():
     assert meter.source == "modelled"
 
 
-def test_counters_of_all_parts_are_added():
-    monitor = Monitor(window({0: 10.0, 1: 20.0}, {0: 4.0}, {0: 1.5}))
-    meter = ZeusMeter(gpus=[0, 1], cpus=[0], monitor=monitor)
-    assert meter.joules(busy_s=1.0, whole_s=2.0) == 35.5
+def test_counters_of_all_parts_are_added(monkeypatch):
+    machine = Machine(gpus={0: 500, 1: 7000}, cpus={0: 100.0}, dram={0: 50.0}).install(monkeypatch)
+    meter = ZeusMeter(gpus=[0, 1], cpus=[0])
+    assert read(meter) == 0.0
+    machine.gpus = {0: 10_500, 1: 27_000}
+    machine.cpus, machine.dram = {0: 4100.0}, {0: 1550.0}
+    assert read(meter) == 35.5
+    assert read(meter) == 0.0
 
 
-def test_counters_that_are_not_there_count_nothing():
-    monitor = Monitor(window({0: 10.0}), window(), window(None, {0: 3.0, 1: 4.0}))
-    meter = ZeusMeter(gpus=[0], monitor=monitor)
-    joules = [meter.joules(busy_s=1.0, whole_s=1.0) for _ in range(3)]
-    assert joules == [10.0, 0.0, 7.0]
-    assert all(type(each) is float for each in joules)
+def test_only_named_parts_are_counted(monkeypatch):
+    machine = Machine(gpus={0: 0, 1: 0}, cpus={0: 0.0, 1: 0.0}).install(monkeypatch)
+    meter = ZeusMeter(gpus=[1], cpus=[0])
+    machine.gpus = {0: 9000, 1: 1000}
+    machine.cpus = {0: 500.0, 1: 9000.0}
+    assert read(meter) == 1.5
 
 
-def test_windows_follow_each_other():
-    """Windows leave no gap: energy spent between two calls counts in the second one."""
-    monitor = Monitor(window({0: 1.0}), window({0: 2.0}))
-    meter = ZeusMeter(gpus=[0], monitor=monitor)
-    assert len(monitor.open) == 1
-    for joules in (1.0, 2.0):
-        assert meter.joules(busy_s=1.0, whole_s=1.0) == joules
-        assert len(monitor.open) == 1
+@given(
+    updates=st.lists(st.integers(0, 400_000), min_size=1, max_size=60),
+    reads=st.sets(st.integers(0, 60)),
+    begin=st.integers(0, 10**9),
+)
+def test_readings_add_up_to_what_the_counter_moved(updates, reads, begin):
+    """Each joule is counted once, at whatever moments the meter is read."""
+    machine = Machine(gpus={0: begin})
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        machine.install(monkeypatch)
+        meter = ZeusMeter(gpus=[0])
+        told = 0.0
+        for at, more in enumerate(updates):
+            machine.gpus[0] += more
+            if at in reads:
+                told += read(meter)
+        told += read(meter)
+    assert told == pytest.approx((machine.gpus[0] - begin) / 1000, abs=1e-6)
+
+
+@given(
+    steps=st.lists(st.tuples(st.floats(0, RANGE_MJ / 4), st.booleans()), min_size=1, max_size=40),
+    begin=st.floats(0, RANGE_MJ, exclude_max=True),
+)
+def test_a_counter_that_wraps_around_loses_nothing(steps, begin):
+    """Zeus adds the range of a counter that has wrapped around, but not at once."""
+    whole, noticed = begin, 0
+    machine = Machine(cpus={0: begin})
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        machine.install(monkeypatch)
+        meter = ZeusMeter(cpus=[0])
+        readings = []
+        for more, notices in steps:
+            whole += more
+            wraps, raw = divmod(whole, RANGE_MJ)
+            if notices:
+                noticed = wraps
+            machine.cpus[0] = raw + noticed * RANGE_MJ
+            readings.append(read(meter))
+        machine.cpus[0] = whole
+        readings.append(read(meter))
+    assert min(readings) >= 0.0
+    assert sum(readings) == pytest.approx((whole - begin) / 1000, rel=1e-9, abs=1e-3)
 
 
 @pytest.mark.parametrize(
     ("parts", "source"),
     [({"gpus": [0]}, "NVML"), ({"cpus": [0]}, "RAPL"), ({"gpus": [1], "cpus": [0]}, "NVML+RAPL")],
 )
-def test_counters_are_named(parts, source):
-    assert ZeusMeter(monitor=Monitor(), **parts).source == source
+def test_counters_are_named(monkeypatch, parts, source):
+    Machine(gpus={0: 0, 1: 0}, cpus={0: 0.0}).install(monkeypatch)
+    assert ZeusMeter(**parts).source == source
 
 
 @pytest.mark.parametrize("parts", [{}, {"gpus": []}, {"gpus": [], "cpus": []}])
 def test_something_has_to_be_counted(parts):
     with pytest.raises(HeteroError, match="name the GPUs or the CPU packages"):
-        ZeusMeter(monitor=Monitor(), **parts)
-
-
-def zeus(monkeypatch, make):
-    """Install a stand-in for the zeus package."""
-    package, module = ModuleType("zeus"), ModuleType("zeus.monitor")
-    module.ZeusMonitor = make
-    monkeypatch.setitem(sys.modules, "zeus", package)
-    monkeypatch.setitem(sys.modules, "zeus.monitor", module)
-
-
-def test_a_monitor_of_the_named_parts_is_made(monkeypatch):
-    made = []
-
-    def make(**options):
-        made.append(options)
-        return Monitor(window({2: 6.0}))
-
-    zeus(monkeypatch, make)
-    assert ZeusMeter(gpus=[2]).joules(busy_s=1.0, whole_s=1.0) == 6.0
-    assert made[0]["gpu_indices"] == [2]
-    assert made[0]["cpu_indices"] == []
+        ZeusMeter(**parts)
 
 
 def test_counters_that_cannot_be_read_are_said(monkeypatch):
-    def make(**options):
-        raise PermissionError("/sys/class/powercap")
-
-    zeus(monkeypatch, make)
+    Machine(gpus={0: 0}).install(monkeypatch)
     with pytest.raises(
-        HeteroError, match=r"CPUs \[0\] cannot be read \(/sys/class/powercap\).*PowerMeter"
+        HeteroError, match=r"CPUs \[0\] cannot be read \(RAPL unavailable.*PowerMeter"
     ):
         ZeusMeter(cpus=[0])
 
 
 def test_without_zeus_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "zeus", None)
-    monkeypatch.delitem(sys.modules, "zeus.monitor", raising=False)
+    monkeypatch.delitem(sys.modules, "zeus.device", raising=False)
     with pytest.raises(MissingExtraError, match=r"zeus is not installed.*\.\[energy\]"):
-        ZeusMeter(gpus=[0])
+        ZeusMeter(gpus=[0], cpus=[0])
 
 
-def test_a_counter_that_stands_still_is_not_estimated(monkeypatch):
-    """A GPU's counter is updated every 20 to 100 ms; estimates between would count twice."""
-    made = []
-
-    def make(**options):
-        made.append(options["approx_instant_energy"])
-        return Monitor()
-
-    zeus(monkeypatch, make)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: [(9, 0), (6, 1)][gpu])
+def test_watts_are_polled_only_without_a_counter(monkeypatch):
+    """Zeus estimates short windows of a GPU before Volta. Beside a counter, that counts twice."""
+    machine = Machine(gpus={0: 0}, old_gpus={1: 6.0}).install(monkeypatch)
     ZeusMeter(gpus=[0])
-    ZeusMeter(gpus=[0, 1])  # a GPU without a counter: Zeus polls its watts
-    assert made == [False, True]
-
-
-def test_a_window_without_an_update_is_no_warning():
-    class Still(Monitor):
-        def end_window(self, key):
-            warnings.warn("The energy consumption of one or more GPUs was zero", stacklevel=1)
-            return super().end_window(key)
-
-    meter = ZeusMeter(gpus=[0], monitor=Still(window({0: 0.0})))
-    assert meter.joules(busy_s=0.01, whole_s=0.01) == 0.0
-
-
-class WithoutRapl(Monitor):
-    """Zeus 0.16 where RAPL cannot be read: the first window fails, not the constructor."""
-
-    def __init__(self, *, cpu_indices, **options):
-        super().__init__(window({0: 5.0}))
-        self.cpus = cpu_indices
-
-    def begin_window(self, key):
-        if self.cpus:
-            raise ValueError("No CPUs available.")
-        super().begin_window(key)
+    assert machine.made == []
+    meter = ZeusMeter(gpus=[0, 1])
+    assert machine.made == [{"gpu_indices": [1], "cpu_indices": [], "approx_instant_energy": True}]
+    machine.gpus[0] = 500
+    assert read(meter) == 6.5
+    assert read(meter) == 6.0
 
 
 def test_without_rapl_gpus_are_counted(monkeypatch, caplog):
-    zeus(monkeypatch, WithoutRapl)
+    machine = Machine(gpus={0: 0}).install(monkeypatch)
     with caplog.at_level("WARNING", logger="thrifty.hetero"):
         meter = ZeusMeter(gpus=[0], cpus=[0, 1])
     assert meter.source == "NVML"
-    assert meter.joules(busy_s=1.0, whole_s=1.0) == 5.0
-    assert "the energy of CPUs [0, 1] is not counted: No CPUs available." in caplog.text
+    machine.gpus[0] = 5000
+    assert read(meter) == 5.0
+    assert "the energy of CPUs [0, 1] is not counted: RAPL unavailable." in caplog.text
 
 
-def test_without_rapl_a_cpu_alone_is_an_error(monkeypatch):
-    zeus(monkeypatch, WithoutRapl)
-    with pytest.raises(HeteroError, match=r"GPUs \[\] and CPUs \[0\] cannot be read \(No CPUs"):
-        ZeusMeter(cpus=[0])
+def test_a_gpu_that_is_not_there_is_an_error(monkeypatch):
+    Machine(cpus={0: 0.0}).install(monkeypatch)
+    with pytest.raises(HeteroError, match=r"GPUs \[0\] and CPUs \[\] cannot be read \(NVML and"):
+        ZeusMeter(gpus=[0], cpus=[0])

@@ -223,5 +223,5 @@ def test_gradients_alone_leave_a_worker():
     ThreadCluster().run({"a": lambda members: job(Listening(members)), "b": other.job(1)})
     parameters = [p.numel() for p in model().parameters()]
     rows = 2 * 10  # control rows of the meeting
-    assert sizes == {rows, sum(parameters) + len(parameters) + 2 * 2 + 6}
+    assert sizes == {rows, sum(parameters) + len(parameters) + 3 * 2 + 7}
     assert isinstance(worker.net, nn.Module)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -241,3 +243,12 @@ def test_the_cause_is_told_from_its_effects(monkeypatch, said, error, message):
     crew.tell("epoch")
     with pytest.raises(error, match=message):
         crew.hear()
+
+
+def test_the_loss_of_an_epoch_is_that_of_a_process_that_trained_all_steps():
+    """The first process stood by after three of twelve steps, and evaluates all the same."""
+    task = HeteroTask(Line(), workers=2)
+    answers = [(3, {"train_loss": 9.0, "mse": 0.5}), (12, {"train_loss": 1.0})]
+    task._crew = SimpleNamespace(tell=lambda *_: None, hear=lambda: answers)
+    task.train(0, {})
+    assert task.evaluate() == {"train_loss": 1.0, "mse": 0.5}

@@ -567,9 +567,9 @@ def test_gradients_and_a_few_numbers_are_sent_at_each_step(workers):
     )
     parameters = [p.numel() for p in team[0].net.parameters()]
     for worker in team:
-        # Control numbers: which parameters have a gradient; seconds and news of each worker;
-        # joules, meters, loss, weight, seconds of checks, buffers.
-        told = len(parameters) + 2 * workers + 6
+        # Control numbers: which parameters have a gradient; seconds, news and settings of each
+        # worker; joules, meters, loss, weight, seconds of checks, buffers, seconds of the step.
+        told = len(parameters) + 3 * workers + 7
         assert worker.trainer.bytes_per_step == 4 * (sum(parameters) + told)
 
 

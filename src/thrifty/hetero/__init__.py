@@ -7,7 +7,7 @@ PyTorch library that does not depend on studies.
 from thrifty.perf import BalancerOptions, Link, Power, SplitChange, StepCurve
 
 from ._hetero_task import HeteroTask
-from ._job import BatchScaling, HeteroOptions, MembersChanged, StepReport, plot_steps
+from ._job import BatchScaling, HeteroOptions, MembersChanged, StandbyChange, StepReport, plot_steps
 from ._order import Place, SampleOrder, Share
 from ._trainer import HeteroTrainer, balance
 from .balance._profile import profile_step
@@ -15,7 +15,14 @@ from .balance._simulator import JobSimulation, Load, SimulatedStep, SimulatedWor
 from .training._batch_norm import WholeBatchNorm
 from .workers._elastic import ElasticMembership
 from .workers._measure import Meter, PowerMeter, ZeusMeter, measure_curve
-from .workers._membership import FixedMembership, Membership, Wait, WorkerView, measure_all_reduce
+from .workers._membership import (
+    FixedMembership,
+    Membership,
+    PartialMembership,
+    Wait,
+    WorkerView,
+    measure_all_reduce,
+)
 
 
 __all__ = [
@@ -32,6 +39,7 @@ __all__ = [
     "MembersChanged",
     "Membership",
     "Meter",
+    "PartialMembership",
     "Place",
     "Power",
     "PowerMeter",
@@ -40,6 +48,7 @@ __all__ = [
     "SimulatedStep",
     "SimulatedWorker",
     "SplitChange",
+    "StandbyChange",
     "StepCurve",
     "StepReport",
     "Wait",

@@ -14,7 +14,7 @@ import torch
 
 from thrifty.core import HeteroError, TrainingError, WorkerLostError
 from thrifty.core._child import Child, ChildEndedError, wait_for
-from thrifty.pack import HyperParameters, Task, TaskIdentity, Trainable, task_identity
+from thrifty.pack import TRAIN_LOSS, HyperParameters, Task, TaskIdentity, Trainable, task_identity
 from thrifty.pack.identity import identify
 
 from ._job import HeteroOptions
@@ -115,10 +115,13 @@ class HeteroTask(Trainable):
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """Train one epoch on all processes."""
         self._crew.tell("epoch", epoch, dict(hp))
-        self._metrics = self._crew.hear()[0]
+        answers = self._crew.hear()
+        # A process that stood by knows the loss of its own steps only.
+        _, most = max(answers, key=lambda answer: answer[0])
+        self._metrics = {**answers[0][1], TRAIN_LOSS: most[TRAIN_LOSS]}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return the metrics of the first process."""
+        """Return the metrics of the first process, and the loss of one that trained all steps."""
         return dict(self._metrics)
 
     def state(self) -> Any:

@@ -108,6 +108,11 @@ class HeteroOptions:
             With a plan of ``thrifty.cloud``, it is ``MachineGroup.micro_batch``. None: a share is
             trained in one pass.
         admit_every: Steps between two polls for new workers.
+        stand_by: Let workers stand by while the others train faster without them, because the
+            exchange of gradients takes longer than they save. A worker that stands by reports no
+            steps until it is called back. It applies with ``FixedMembership``,
+            ``objective="throughput"`` and without ``growth``. Workers with private samples always
+            train.
         verify: Check while training that the gradient is that of one process. False: each worker
             trains its share with its own loss unchecked, which may change the result.
 
@@ -129,6 +134,7 @@ class HeteroOptions:
     bucket_cap_mb: float | None = 25.0
     micro_batch: int | None = None
     admit_every: int = 10
+    stand_by: bool = True
     verify: bool = True
 
     def __post_init__(self) -> None:
@@ -164,20 +170,24 @@ class Note:
         busy_s: Seconds that it worked on this step.
         news: 0 for no news; ``REFUSED``; or a digest of the trained parameters if they have
             changed.
+        settings: Digest of its optimiser's settings; 0 where they are not compared.
         joules: Energy that it used; None if it has no meter.
         loss: Its part of the loss.
         weight: Weight of its share in the mean.
         check_s: Seconds that it spent on checking the loss.
         buffers: Whether its forward pass changed buffers.
+        whole_s: Seconds of the step before, including the sums.
     """
 
     busy_s: float
     news: int
+    settings: int
     joules: float | None
     loss: float
     weight: float
     check_s: float
     buffers: bool
+    whole_s: float
 
     def write(self, control: Tensor, *, rank: int) -> None:
         """Write the note into the control numbers; their sum is read as ``SummedNotes``.
@@ -186,9 +196,10 @@ class Note:
             control: ``SummedNotes.num(workers)`` zeros.
             rank: Rank of this worker.
         """
-        workers = (len(control) - SummedNotes.COMMON) // 2
+        workers = (len(control) - SummedNotes.COMMON) // SummedNotes.EACH
         control[rank] = self.busy_s
         control[workers + rank] = self.news
+        control[2 * workers + rank] = self.settings
         common = (
             0.0 if self.joules is None else self.joules,
             self.joules is not None,
@@ -196,8 +207,9 @@ class Note:
             self.weight,
             self.check_s,
             self.buffers,
+            self.whole_s,
         )
-        for at, value in enumerate(common, 2 * workers):
+        for at, value in enumerate(common, SummedNotes.EACH * workers):
             control[at] = float(value)
 
 
@@ -208,42 +220,49 @@ class SummedNotes:
     Attributes:
         busy_s: Seconds of each worker.
         news: News of each worker; see ``Note``.
+        settings: Digest of the settings of each worker's optimiser.
         joules: Energy of the workers with a meter; None if no worker has one.
         loss: Loss of the global batch.
         weight: Weight of the global batch.
         check_s: Mean seconds that a worker spent on checking the loss.
         buffers: Whether a forward pass changed buffers.
+        whole_s: Mean seconds of the step before, including the sums.
     """
 
     busy_s: tuple[float, ...]
     news: tuple[int, ...]
+    settings: tuple[int, ...]
     joules: float | None
     loss: float
     weight: float
     check_s: float
     buffers: bool
+    whole_s: float
 
-    COMMON = 6
+    EACH = 3
+    COMMON = 7
 
     @classmethod
     def num(cls, workers: int) -> int:
         """Return how many control numbers ``workers`` workers need."""
-        return 2 * workers + cls.COMMON
+        return cls.EACH * workers + cls.COMMON
 
     @classmethod
     def read(cls, control: Tensor) -> SummedNotes:
         """Read the sum of all workers' notes."""
         numbers = control.tolist()
-        workers = (len(numbers) - cls.COMMON) // 2
-        joules, meters, loss, weight, check_s, buffers = numbers[2 * workers :]
+        workers = (len(numbers) - cls.COMMON) // cls.EACH
+        joules, meters, loss, weight, check_s, buffers, whole_s = numbers[cls.EACH * workers :]
         return cls(
             busy_s=tuple(numbers[:workers]),
             news=tuple(round(each) for each in numbers[workers : 2 * workers]),
+            settings=tuple(round(each) for each in numbers[2 * workers : 3 * workers]),
             joules=joules if meters else None,
             loss=loss,
             weight=weight,
             check_s=check_s / workers,
             buffers=bool(buffers),
+            whole_s=whole_s / workers,
         )
 
 
@@ -348,15 +367,41 @@ class MembersChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyChange:
+    """Other workers train from now on, and the rest stands by.
+
+    Attributes:
+        step: Steps trained before the change.
+        reason: A sentence, such as "0 alone trains 1.3 times as fast as with 1; 1 stands by".
+        training: Names of the workers that train.
+        standing_by: Names of the workers that stand by.
+        step_s: Estimated seconds of a step before and after the change.
+    """
+
+    step: int
+    reason: str
+    training: tuple[str, ...]
+    standing_by: tuple[str, ...]
+    step_s: tuple[float, float]
+
+
+Event = SplitChange | MembersChanged | StandbyChange
+"""What a report tells besides its step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One trained step. It is equal on all workers except for ``rank``, ``share`` and ``step_s``.
+    """One trained step, as the workers that trained it report it.
+
+    It is equal on all of them except for ``rank``, ``share`` and ``step_s``. A worker that stands
+    by reports nothing.
 
     Attributes:
         epoch: Epoch, from 0.
         step: Steps trained, including this one.
         loss: Mean over the global batch.
-        rank: Rank of this worker.
-        names: Names of the workers, by rank.
+        rank: Rank of this worker among those that train.
+        names: Names of the workers that train, by rank.
         sizes: Samples that each worker trained.
         share: This worker's samples.
         busy_s: Seconds that each worker was busy with the step.
@@ -377,7 +422,7 @@ class StepReport:
     busy_s: tuple[float, ...]
     step_s: float
     joules: float | None
-    events: tuple[SplitChange | MembersChanged, ...]
+    events: tuple[Event, ...]
     check_s: float = 0.0
 
 
@@ -428,7 +473,7 @@ def plot_steps(steps: Sequence[Step]) -> Figure:
         below.plot(at, seconds, label=name, linewidth=1.2)
     for number, step in zip(at, steps, strict=True):
         for event in _events(step):
-            new = isinstance(event, MembersChanged)
+            new = not isinstance(event, SplitChange)
             for axes in (above, below):
                 axes.axvline(number, color="black" if new else "grey", linewidth=0.8, alpha=0.6)
     above.set(ylabel="samples of a step", xlim=(1, max(2, len(steps))), ylim=(0, None))
@@ -441,10 +486,8 @@ def _of(step: Step, values: Sequence[float], name: str) -> float:
     return values[step.names.index(name)] if name in step.names else 0.0
 
 
-def _events(step: Step) -> Sequence[SplitChange | MembersChanged]:
+def _events(step: Step) -> Sequence[Event]:
     """Return the events of a report, or the single change of a simulated step."""
     change = getattr(step, "change", None)
-    events: Sequence[SplitChange | MembersChanged] = getattr(
-        step, "events", () if change is None else (change,)
-    )
+    events: Sequence[Event] = getattr(step, "events", () if change is None else (change,))
     return events

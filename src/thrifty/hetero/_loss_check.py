@@ -384,19 +384,22 @@ class CheckSchedule:
 
     Args:
         seed: Seed of the steps.
+
+    Attributes:
+        next_step: Steps trained when the next check is due.
     """
 
     def __init__(self, *, seed: int) -> None:
         self._seed = seed
-        self._next = 0
+        self.next_step = 0
 
     def restart(self) -> None:
         """Check at the next step."""
-        self._next = 0
+        self.next_step = 0
 
     def is_due(self, step: int) -> bool:
         """Return whether to check before this step."""
-        return step >= self._next
+        return step >= self.next_step
 
     def checked(self, step: int, *, check_s: float, step_s: float) -> None:
         """Record a check, and pick the step of the next one.
@@ -408,7 +411,7 @@ class CheckSchedule:
         """
         gap = math.ceil(check_s / (_SHARE * max(step_s, 1e-9)))
         gap = max(gap, _LEAST_GAP)
-        self._next = step + gap + derive_seed(self._seed, "check", step) % gap
+        self.next_step = step + gap + derive_seed(self._seed, "check", step) % gap
 
 
 class Inspector:
@@ -443,6 +446,15 @@ class Inspector:
     def restart(self) -> None:
         """Check at the next step, because workers or parameters have changed."""
         self._schedule.restart()
+
+    @property
+    def next_step(self) -> int:
+        """Steps trained when the next check is due; a worker that stood by takes the others'."""
+        return self._schedule.next_step
+
+    @next_step.setter
+    def next_step(self, step: int) -> None:
+        self._schedule.next_step = step
 
     def begin(self, step: int, *, largest: int) -> bool:
         """Begin a step; return whether to inspect its samples.

@@ -90,8 +90,11 @@ class TrialWorker:
             options=options,
         )
 
-    def epoch(self, epoch: int, values: Mapping[str, Any]) -> dict[str, float]:
+    def epoch(self, epoch: int, values: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
         """Train one epoch and evaluate.
+
+        Returns:
+            The steps that this process trained, fewer than all if it stood by, and its metrics.
 
         Raises:
             TaskError: A hyper-parameter that changes over time is read only once, and nothing
@@ -110,7 +113,8 @@ class TrialWorker:
         losses = [report.loss for report in self._trainer.run(epochs=epoch + 1)]
         if not losses:
             raise HeteroError(f"epoch {epoch} has been trained before")
-        return {TRAIN_LOSS: sum(losses) / len(losses), **self._evaluate(epoch)}
+        metrics = {TRAIN_LOSS: sum(losses) / len(losses), **self._evaluate(epoch)}
+        return len(losses), metrics
 
     def state(self) -> bytes:
         """Return everything needed to resume."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from thrifty.core import (
@@ -21,16 +22,27 @@ from thrifty.core import (
     plain_logger,
     step_seed,
 )
-from thrifty.perf import Power, SplitChange, StepCurve
+from thrifty.perf import Power, StepCurve
 
-from ._job import REFUSED, HeteroOptions, MembersChanged, Note, StepReport, SummedNotes, WorkerInfo
+from ._job import (
+    REFUSED,
+    Event,
+    HeteroOptions,
+    MembersChanged,
+    Note,
+    StepReport,
+    SummedNotes,
+    WorkerInfo,
+)
 from ._loss_check import Inspector, LossCheck
 from ._order import Place, Share
+from ._standby import Standby
 from .balance._allocation import Allocation
-from .training._learner import Learner, Loss, Objective, Pass, Reduction, Weight
+from .training._learner import Learner, Loss, Objective, Pass, Reduction, Weight, settings_digest
 from .training._samples import Collate, PublicAndPrivate
+from .workers._group import WorkerGroup
 from .workers._measure import Meter, device_of
-from .workers._membership import FixedMembership, Membership, WorkerGroup
+from .workers._membership import FixedMembership, Membership, sums_block
 
 
 _log = plain_logger("thrifty.hetero")
@@ -53,6 +65,10 @@ class HeteroTrainer:
     Dropout and other draws are a function of (seed, epoch, step, first sample of the share): the
     same distribution as in one process, but other draws. This holds for draws from torch's, NumPy's
     and Python's global streams, in the data set, the model and the loss.
+
+    Where the exchange of gradients takes longer than some workers save, they stand by: the others
+    train without them, and they report no steps until they are called back, at the latest when
+    ``run`` ends on the others. Then they get the others' state.
 
     You may freeze, unfreeze or replace parameters between two steps, in the same way on all
     workers.
@@ -129,7 +145,7 @@ class HeteroTrainer:
             optimizer,
             samples,
             objective=Objective(loss=loss, reduction=reduction, weight=weight),
-            sum_=self._members.all_reduce if self._options.batch_norm == "global" else None,
+            sum_=self._sum_in_pass if self._options.batch_norm == "global" else None,
             bucket_cap_mb=self._options.bucket_cap_mb,
             micro_batch=self._options.micro_batch,
         )
@@ -143,10 +159,14 @@ class HeteroTrainer:
             min_samples = max(self._curve.min_samples, self._learner.min_samples)
             self._curve = replace(self._curve, min_samples=min_samples)
         self._place = Place()
+        self._standby = Standby(self._group, options=self._options, clock=self._clock)
+        self._stopped = self._failed = False
         self._optimizer_s = 0.0
         self._step_s = 0.0
+        self._whole_s = 0.0
+        self._in_sums_s = 0.0
         self._refusal = ""
-        self._events: list[SplitChange | MembersChanged] = []
+        self._events: list[Event] = []
         self._allocation: Allocation
         self._inspector = Inspector(
             LossCheck(model, self._learner.objective, device=self._learner.device, collate=collate),
@@ -159,12 +179,12 @@ class HeteroTrainer:
 
     @property
     def split(self) -> tuple[int, ...]:
-        """Samples of each worker in a step; empty before the first one."""
+        """Samples in a step of each worker that trains; empty before the first one."""
         return self._allocation.split if self._group.met else ()
 
     @property
     def curves(self) -> tuple[StepCurve, ...]:
-        """Current speed curves of the workers; empty before the first step."""
+        """Current speed curves of the workers that train; empty before the first step."""
         return self._allocation.curves if self._group.met else ()
 
     @property
@@ -178,6 +198,9 @@ class HeteroTrainer:
         Work that the caller does between two reports (schedulers, logging, saving) does not count
         as training time.
 
+        A worker that stands by reports nothing meanwhile. When the others end, or leave their loops
+        early, it gets their state and ends, too.
+
         Args:
             epochs: Total number of epochs, including those of a loaded state.
 
@@ -185,13 +208,22 @@ class HeteroTrainer:
             DivergedError: The loss is no longer finite.
             TooFewWorkersError: Not enough workers are left.
         """
-        while self._place.epoch < epochs:
-            report = self._try_step()
-            if report is None:
-                continue
-            yield report
-            if not self._allocation.left(self._place):
-                self._place = Place(epoch=self._place.epoch + 1)
+        self._stopped = self._failed = False
+        try:
+            while self._continues(epochs):
+                report = self._try_step()
+                if report is None:
+                    continue
+                yield report
+                if not (self._group.stands_by or self._allocation.left(self._place)):
+                    self._place = Place(epoch=self._place.epoch + 1)
+        except GeneratorExit:
+            self._release()
+            raise
+        except Exception as error:
+            self._fail(error)
+            raise
+        self._release()
 
     def state(self) -> dict[str, Any]:
         """Return everything needed to resume, equal on all workers.
@@ -219,13 +251,26 @@ class HeteroTrainer:
 
     def close(self) -> None:
         """Leave the other workers."""
-        self._members.close()
+        try:
+            self._release()
+        finally:
+            self._members.close()
+
+    def _continues(self, epochs: int) -> bool:
+        # A worker that stands by does not know how far the others are.
+        return not self._stopped and (self._group.stands_by or self._place.epoch < epochs)
 
     def _try_step(self) -> StepReport | None:
-        """Train one step; return None if a worker was lost during it."""
+        """Train one step; return None if a worker was lost during it, or this one stood by."""
         try:
             if self._broken or self._group.is_due(self._options.admit_every):
                 self._meet(broken=self._broken)
+            if self._group.stands_by:
+                self._stand_by()
+                return None
+            if self._standby.calls:
+                self._call_back(stop=False)
+            self._standby.beat()
             if not self._allocation.left(self._place):
                 # The lost worker's private samples are gone, and nothing else is left of this
                 # epoch.
@@ -250,22 +295,27 @@ class HeteroTrainer:
             self._follow(told.news)
             return None
         loss = self._normalise(told, batch_size=sum(sizes))
+        if len(set(told.settings)) > 1:
+            self._share_settings()
         self._update(loss=loss)
         self._allocation.advance(self._place, shares)
-        self._observe(told.busy_s, sizes, probed)
+        names, rank = self._group.view.names, self._group.view.rank
+        resplit = self._observe(told.busy_s, sizes, probed)
         if check:
             self._inspector.end(check_s=told.check_s, step_s=max(told.busy_s))
         if told.buffers and not all(sizes):
             self._share_buffers(sizes)
         self._step_s = self._clock.monotonic() - began - self._inspector.seconds
+        self._narrow(
+            told, usual=sum(sizes) == self._allocation.batch and not check, resplit=resplit
+        )
         events, self._events = self._events, []
-        rank = self._group.view.rank
         return StepReport(
             epoch=self._place.epoch,
             step=self.steps,
             loss=loss,
             rank=rank,
-            names=self._group.view.names,
+            names=names,
             sizes=sizes,
             share=shares[rank],
             busy_s=told.busy_s,
@@ -275,12 +325,23 @@ class HeteroTrainer:
             check_s=told.check_s,
         )
 
+    def _sum_in_pass(self, tensor: Tensor) -> None:
+        """Sum over all workers during a pass; the time does not count as work of this one."""
+        if not sums_block(tensor.device):
+            self._members.all_reduce(tensor)
+            return
+        self._learner.synchronise()  # its own work until here does count
+        began = self._clock.monotonic()
+        self._members.all_reduce(tensor)
+        self._in_sums_s += self._clock.monotonic() - began
+
     def _exchange(
         self, shares: Sequence[Share], began: float, *, check: bool
     ) -> tuple[SummedNotes, int]:
         """Sum gradients and notes over the workers; also return the number of probed samples."""
         sizes = tuple(len(share) for share in shares)
         share = shares[self._group.view.rank]
+        self._in_sums_s = 0.0
         self._refusal = self._learner.refusal()
         news = REFUSED if self._refusal else self._learner.news()
         done = self._learner.backward(
@@ -292,21 +353,28 @@ class HeteroTrainer:
             inspect=self._inspector.inspect if check else None,
         )
         probed = 0 if news else self._probe(sizes)
-        busy_s = self._clock.monotonic() - began + self._optimizer_s - self._inspector.seconds
+        spent_s = self._clock.monotonic() - began - self._inspector.seconds - self._in_sums_s
+        busy_s = spent_s + self._optimizer_s
         self._refusal = self._refusal or self._inspector.finding
         self._note(done, busy_s=busy_s, news=REFUSED if self._refusal else news)
         self._learner.gradients.reduce(self._members.begin_all_reduce)
-        return SummedNotes.read(self._learner.gradients.control), probed
+        told = SummedNotes.read(self._learner.gradients.control)
+        self._whole_s = (
+            self._clock.monotonic() - began + self._optimizer_s - self._inspector.seconds
+        )
+        return told, probed
 
     def _note(self, done: Pass, *, busy_s: float, news: int) -> None:
         Note(
             busy_s=busy_s,
             news=news,
+            settings=self._settings_digest() if self._standby.has_stood_by else 0,
             joules=self._joules(busy_s),
             loss=done.loss,
             weight=done.weight,
             check_s=self._inspector.seconds,
             buffers=done.buffers,
+            whole_s=self._whole_s,
         ).write(self._learner.gradients.control, rank=self._group.view.rank)
 
     def _follow(self, news: Sequence[int]) -> None:
@@ -352,6 +420,24 @@ class HeteroTrainer:
             _log.warning("after step %d: %s", self.steps, error)
             self._broken = True
 
+    def _settings(self) -> dict[str, Any]:
+        return {"clip_norm": self.clip_norm, "groups": self._learner.settings()}
+
+    def _settings_digest(self) -> int:
+        return settings_digest(self._settings())
+
+    def _share_settings(self) -> None:
+        """Take over learning rates and other settings from a worker that has never stood by.
+
+        A schedule in the caller's loop has missed the steps of a worker that stood by.
+        """
+
+        def take(settings: Mapping[str, Any]) -> None:
+            self.clip_norm = settings["clip_norm"]
+            self._learner.load_settings(settings["groups"])
+
+        self._group.share(self._settings, take, source=self._standby.constant[0])
+
     def _update(self, *, loss: float) -> None:
         if not math.isfinite(loss):
             raise DivergedError(
@@ -378,14 +464,15 @@ class HeteroTrainer:
             self._learner.gradients.zero()
         return num
 
-    def _observe(self, busy_s: Sequence[float], sizes: Sequence[int], probed: int) -> None:
+    def _observe(self, busy_s: Sequence[float], sizes: Sequence[int], probed: int) -> bool:
+        """Record the times of a step; return whether the split has changed."""
         left_out = self._allocation.left_out
         change = self._allocation.observe(busy_s, sizes, probed=probed)
         if change is None:
-            return
+            return False
         self._events.append(change)
         if self._group.view.rank:
-            return  # one log line per job is enough
+            return True  # one log line per job is enough
         _log.info(
             "step %d: split %s -> %s (%s; %.0f -> %.0f ms)",
             self.steps,
@@ -396,25 +483,19 @@ class HeteroTrainer:
             1e3 * change.step_s[1],
         )
         self._say_left_out(left_out)
+        return True
 
     def _meet(self, *, broken: bool) -> None:
         self._broken = False
         if not self._group.met:
             self._prepare()
-        before = self._group.view.names if self._group.met else ()
+        before = self._group.everyone.names if self._group.met else ()
         infos = self._group.meet(self._info, broken=broken)
         if infos is None:
             return
         view = self._group.view
-        self._allocation = Allocation(
-            view.names,
-            infos,
-            batch=self._global_batch,
-            num_public=self._learner.samples.num_public,
-            seed=self._seed,
-            options=self._options,
-        )
-        self._make_room()
+        self._standby.meet(infos, batch=self._global_batch)
+        self._allocate()
         self._inspector.restart()
         event = MembersChanged(
             step=self.steps,
@@ -431,6 +512,86 @@ class HeteroTrainer:
         _log.info("step %d: workers %s, split %s", event.step, list(event.names), list(event.split))
         self._say_left_out(frozenset())
 
+    def _allocate(self) -> None:
+        """Split the batch over the workers that train."""
+        self._allocation = Allocation(
+            self._group.view.names,
+            self._standby.infos,
+            batch=self._global_batch,
+            num_public=self._learner.samples.num_public,
+            seed=self._seed,
+            options=self._options,
+        )
+        self._make_room()
+
+    def _narrow(self, told: SummedNotes, *, usual: bool, resplit: bool) -> None:
+        """Let workers stand by from the next step on if the others train faster without them."""
+        try:
+            change = self._standby.observe(
+                told, self._allocation.curves, step=self.steps, usual=usual, resplit=resplit
+            )
+        except PeerLostError as error:
+            _log.warning("after step %d: %s", self.steps, error)
+            self._broken = True
+            return
+        if change is not None:
+            self._events.append(change)
+        if not self._group.complete and self._allocation.names != self._group.view.names:
+            # Callers change models only after this step's report, so no change is missed here.
+            self._allocate()
+
+    def _stand_by(self) -> None:
+        """Wait until the workers that train call this one."""
+        self._stopped = not self._standby.await_call()
+        self._rejoin(stop=self._stopped)
+
+    def _call_back(self, *, stop: bool) -> None:
+        self._standby.call(stop=stop)
+        self._rejoin(stop=stop)
+
+    def _rejoin(self, *, stop: bool) -> None:
+        """Train with all workers again. Those that stood by take over the state of the others."""
+
+        def give() -> dict[str, Any]:
+            return {
+                "state": self.state(),
+                "buffers": self._learner.buffers(),
+                "clip_norm": self.clip_norm,
+                "standby": self._standby.state(),
+                "next_check": self._inspector.next_step,
+            }
+
+        def take(state: Mapping[str, Any]) -> None:
+            self.load_state(state["state"])
+            self._learner.load_buffers(state["buffers"])
+            self.clip_norm = state["clip_norm"]
+            self._standby.load_state(state["standby"])
+            self._inspector.next_step = state["next_check"]
+
+        infos = self._group.rejoin(self._info(), give, take)
+        self._standby.rejoined(infos)
+        self._allocate()
+
+    def _release(self) -> None:
+        """End the wait of workers that stand by, because training ends here, or pauses."""
+        if not self._group.met or self._group.complete or self._failed:
+            return
+        try:
+            if self._group.stands_by:
+                self._stand_by()
+            else:
+                self._call_back(stop=True)
+        except PeerLostError as error:
+            _log.warning("after step %d: %s", self.steps, error)
+            self._meet(broken=True)
+
+    def _fail(self, error: Exception) -> None:
+        """Tell workers that stand by that training has failed here."""
+        self._failed = True
+        if self._group.met and not self._group.complete and not self._group.stands_by:
+            with contextlib.suppress(PeerLostError):
+                self._standby.fail(error)
+
     def _prepare(self) -> None:
         """Measure this worker before the first meeting, while the others need not wait."""
         if self._curve is None:
@@ -442,7 +603,9 @@ class HeteroTrainer:
 
     def _info(self) -> WorkerInfo:
         """Return what this worker reports about itself."""
-        curve = self.curves[self._group.view.rank] if self._group.met else self._curve
+        curve = self._curve
+        if self._group.met:
+            curve = self._standby.own_curve(self.curves)
         assert curve is not None
         return WorkerInfo(
             curve=curve,

@@ -4,7 +4,7 @@ They cover:
 
 - The step time and memory of packed trials, and the pack size with which a study finishes first.
 - Whether slicing a product by its dropout mask pays.
-- How to split a batch among unequal workers.
+- How to split a batch among unequal workers, and which of them should train.
 - How long an iteration takes on many machines.
 
 All curves are plain numbers, measured elsewhere and kept by the store. Nothing here touches a
@@ -31,6 +31,7 @@ from .packing import (
     choose_pack,
 )
 from .profiles import PRECISIONS, Power, Precision, StepCurve, StepProfile, iteration_s
+from .standby import StandbyPolicy, SubsetChange
 
 
 __all__ = [
@@ -49,8 +50,10 @@ __all__ = [
     "SlicingKernelCosts",
     "SplitChange",
     "SplitForecast",
+    "StandbyPolicy",
     "StepCurve",
     "StepProfile",
+    "SubsetChange",
     "choose_pack",
     "forecast_split",
     "iteration_s",

@@ -338,6 +338,26 @@ class Learner:
                     # The forward pass creates or enlarges this buffer.
                     own[name] = value.to(self.device)
 
+    def settings(self) -> list[dict[str, Any]]:
+        """Return the plain values of the optimiser's parameter groups, such as learning rates."""
+        return [
+            {
+                name: each.item() if isinstance(each, Tensor) else each
+                for name, each in group.items()
+                if _is_plain(each)
+            }
+            for group in self.optimizer.param_groups
+        ]
+
+    def load_settings(self, settings: list[dict[str, Any]]) -> None:
+        """Set the values that ``settings`` returned."""
+        for group, values in zip(self.optimizer.param_groups, settings, strict=True):
+            for name, value in values.items():
+                if isinstance(group.get(name), Tensor):
+                    group[name].fill_(value)
+                else:
+                    group[name] = tuple(value) if isinstance(value, list) else value
+
     def synchronise(self) -> None:
         """Wait until the device is done."""
         if self.device.type == "cuda":
@@ -376,6 +396,20 @@ def _standing(model: nn.Module) -> list[tuple[nn.Parameter, bool, torch.dtype, t
     The list refers to the parameters themselves, so that a new one cannot reuse an old one's id.
     """
     return [(each, each.requires_grad, each.dtype, each.shape) for each in model.parameters()]
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a setting is a number, or numbers, that can be compared and sent."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    if isinstance(value, tuple | list):
+        return all(isinstance(each, float | int) for each in value)
+    return value is None or isinstance(value, bool | float | int | str)
+
+
+def settings_digest(settings: Any) -> int:
+    """Return a positive digest of an optimiser's settings, exact in single precision."""
+    return 1 + _digest([repr(settings)]) % ((1 << _DIGEST_BITS) - 1)
 
 
 def _digest(lines: Any) -> int:

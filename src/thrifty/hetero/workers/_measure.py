@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any, Protocol
@@ -10,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from thrifty.core import Clock, HeteroError, plain_logger, require
+from thrifty.core import Clock, HeteroError, MissingExtraError, plain_logger, require
 from thrifty.pack import out_of_memory
 from thrifty.perf import Power, StepCurve
 
@@ -80,76 +79,109 @@ class PowerMeter:
 class ZeusMeter:
     """Measured energy: GPUs by NVML, CPUs and memory by RAPL, read with Zeus.
 
-    Counters cover whole devices, so the work of other processes on them counts, too. A GPU updates
-    its counter every 20 to 100 ms. So a shorter step may report nothing, and a later one the energy
-    of several; their sum is right.
+    A reading is the difference of the devices' cumulative counters since the reading before, so the
+    sum of all readings is exact, whenever they are taken. A GPU updates its counter every 20 to
+    100 ms. So a shorter step may report nothing, and a later one the energy of several. GPUs before
+    Volta have no counter: Zeus polls their watts.
+
+    Counters cover whole devices, so the work of other processes on them counts, too.
 
     Where RAPL cannot be read, as in most virtual machines, a worker with GPUs counts only these,
     with a warning; ``source`` says what is counted.
 
     Args:
-        gpus: Indices of this worker's GPUs (default: none).
+        gpus: Indices of this worker's GPUs among those in ``CUDA_VISIBLE_DEVICES`` (default: none).
+            Zeus numbers GPUs by their PCI bus; where a machine has GPUs of several kinds, PyTorch
+            does so only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
         cpus: Indices of this worker's CPU packages (default: none).
-        monitor: A ``zeus.monitor.ZeusMonitor`` (default: created).
 
     Raises:
         MissingExtraError: Zeus is not installed.
         HeteroError: Neither GPUs nor CPUs are given, or their counters cannot be read.
     """
 
-    def __init__(
-        self, *, gpus: list[int] | None = None, cpus: list[int] | None = None, monitor: Any = None
-    ) -> None:
+    def __init__(self, *, gpus: list[int] | None = None, cpus: list[int] | None = None) -> None:
         if not gpus and not cpus:
             raise HeteroError("name the GPUs or the CPU packages that this worker uses")
-        if monitor is None:
-            monitor, cpus = _begun(gpus or [], cpus or [])
-        else:
-            monitor.begin_window(_WINDOW)
-        self.source = "+".join(name for name, used in (("NVML", gpus), ("RAPL", cpus)) if used)
-        self._monitor = monitor
+        self._counters = _open_counters(gpus or [], cpus or [])
+        counted = (("NVML", self._counters.gpus), ("RAPL", self._counters.cpus))
+        self.source = "+".join(name for name, used in counted if used)
 
     def joules(self, *, busy_s: float, whole_s: float) -> float:
         """Return the energy according to the counters."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The energy consumption of one or more GPUs")
-            window = self._monitor.end_window(_WINDOW)
-        self._monitor.begin_window(_WINDOW)
-        counted = [window.gpu_energy, window.cpu_energy, window.dram_energy]
-        return float(sum(sum(each.values()) for each in counted if each))
+        return self._counters.joules()
 
 
 _WINDOW = "thrifty"
 
 
-def _begun(gpus: list[int], cpus: list[int]) -> tuple[Any, list[int]]:
-    """Return a monitor with an open window, and the CPU packages that it counts."""
-    ZeusMonitor = require("zeus.monitor", extra="energy").ZeusMonitor
+class _Counters:
+    """The cumulative counters of some devices, and windows for GPUs that have none.
+
+    Args:
+        gpus: Indices of GPUs.
+        cpus: Indices of CPU packages.
+    """
+
+    def __init__(self, gpus: list[int], cpus: list[int]) -> None:
+        device = require("zeus.device", extra="energy")
+        self.gpus, self.cpus = gpus, cpus
+        # Zeus' managers fail where the machine has no such device, so ask only for those in use.
+        no_device: Any = None
+        self._gpus = device.get_gpus() if gpus else no_device
+        self._cpus = device.get_cpus() if cpus else no_device
+        self._monitor: Any = None
+        self._counted, polled = list[int](), list[int]()
+        for gpu in gpus:
+            has_counter = self._gpus.supports_get_total_energy_consumption(gpu)
+            (self._counted if has_counter else polled).append(gpu)
+        self._highest_mj = self._read()
+        if polled:
+            monitor = require("zeus.monitor", extra="energy")
+            self._monitor = monitor.ZeusMonitor(
+                gpu_indices=polled, cpu_indices=[], approx_instant_energy=True
+            )
+            self._monitor.begin_window(_WINDOW)
+
+    def joules(self) -> float:
+        """Return the energy since the last call (or since the counters were opened)."""
+        # RAPL's counter wraps around. Zeus adds the lost range up to a second later; until then a
+        # reading is too low, and the next one above the highest so far makes up for it.
+        highest = [max(pair) for pair in zip(self._highest_mj, self._read(), strict=True)]
+        spent_mj = sum(highest) - sum(self._highest_mj)
+        self._highest_mj = highest
+        return spent_mj / 1000 + self._polled_joules()
+
+    def _read(self) -> list[float]:
+        """Return the millijoules of each counter."""
+        read = [float(self._gpus.get_total_energy_consumption(gpu)) for gpu in self._counted]
+        for cpu in self.cpus:
+            package = self._cpus.get_total_energy_consumption(cpu)
+            read += [float(package.cpu_mj), float(package.dram_mj or 0.0)]
+        return read
+
+    def _polled_joules(self) -> float:
+        if self._monitor is None:
+            return 0.0
+        window = self._monitor.end_window(_WINDOW)
+        self._monitor.begin_window(_WINDOW)
+        return float(sum(window.gpu_energy.values()))
+
+
+def _open_counters(gpus: list[int], cpus: list[int]) -> _Counters:
+    """Open the counters of these devices, or those of the GPUs if RAPL cannot be read."""
     try:
-        monitor = ZeusMonitor(
-            gpu_indices=gpus, cpu_indices=cpus, approx_instant_energy=not _have_counters(gpus)
-        )
-        # A CPU package without RAPL is only noticed here.
-        monitor.begin_window(_WINDOW)
+        return _Counters(gpus, cpus)
+    except MissingExtraError:
+        raise
     except Exception as error:
         if gpus and cpus:
             _log.warning("the energy of CPUs %s is not counted: %s", cpus, error)
-            return _begun(gpus, [])
+            return _open_counters(gpus, [])
         raise HeteroError(
             f"the energy counters of GPUs {gpus} and CPUs {cpus} cannot be read ({error}); declare "
             "a model instead: PowerMeter(Power(idle_w=..., busy_w=...))"
         ) from error
-    return monitor, cpus
-
-
-def _have_counters(gpus: list[int]) -> bool:
-    """Return whether all GPUs count joules; those before Volta only tell their watts.
-
-    Where there is a counter, Zeus must not estimate a window in which it stood still: the counter's
-    next update covers that time, too, and it would count twice.
-    """
-    known = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-    return all(torch.cuda.get_device_capability(gpu) >= (7, 0) for gpu in gpus if gpu in known)
 
 
 _REPEATS = 3

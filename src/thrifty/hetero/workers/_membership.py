@@ -1,16 +1,16 @@
-"""The workers of a job: who takes part, how they meet, and how those behind catch up."""
+"""The workers of a job: who takes part, and how messages travel between them."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -19,15 +19,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from thrifty.core import (
-    Clock,
-    HeteroError,
-    PeerLostError,
-    SystemClock,
-    TooFewWorkersError,
-    plain_logger,
-)
-from thrifty.hetero._job import WorkerInfo
+from thrifty.core import Clock, HeteroError, PeerLostError, SystemClock, TooFewWorkersError
 from thrifty.pack import State, pack_state, unpack_state
 from thrifty.perf import CollectiveTiming
 
@@ -62,6 +54,7 @@ class Membership(Protocol):
     """Agrees on the workers that train together, and carries sums between them.
 
     Every wait ends, either with its result or with an error after the implementation's time limit.
+    A worker that stands by (``PartialMembership``) waits as long as the others train.
     """
 
     def agree(self, *, step: int, broken: bool = False) -> WorkerView:
@@ -110,6 +103,50 @@ class Membership(Protocol):
         ...
 
 
+@runtime_checkable
+class PartialMembership(Protocol):
+    """The additional methods of a ``Membership`` in which some workers can stand by."""
+
+    def narrow(self, ranks: Sequence[int]) -> None:
+        """Let sums and broadcasts reach only these workers from now on.
+
+        All workers of the present set call it at the same step with the same ranks. Those that
+        return to a larger set call it, too. In a smaller set, ``source`` of a broadcast counts its
+        workers.
+
+        Args:
+            ranks: Ranks among all workers, in order.
+
+        Raises:
+            PeerLostError: A worker is gone.
+        """
+        ...
+
+    def send(self, tensor: Tensor, *, to: int) -> None:
+        """Send a contiguous CPU tensor to one worker; ``narrow`` has been called before.
+
+        Args:
+            tensor: The tensor to send.
+            to: Rank among all workers.
+
+        Raises:
+            PeerLostError: The worker is gone.
+        """
+        ...
+
+    def receive(self, tensor: Tensor, *, source: int) -> None:
+        """Wait for a tensor that another worker sends; ``narrow`` has been called before.
+
+        Args:
+            tensor: Receives the values.
+            source: Rank of the sender among all workers.
+
+        Raises:
+            PeerLostError: The worker is gone.
+        """
+        ...
+
+
 class FixedMembership:
     """The default group of ``torch.distributed``, or a single worker where none was started.
 
@@ -129,8 +166,12 @@ class FixedMembership:
 
     def __init__(self, *, device: torch.device | str = "cpu", timeout_s: float = 300.0) -> None:
         self._owns = False
+        self._timeout = timedelta(seconds=timeout_s)
+        self._ranks: tuple[int, ...] | None = None
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self._messages: Any = None
         if dist.is_available() and not dist.is_initialized() and "RANK" in os.environ:
-            _create_group(torch.device(device).type, timeout=timedelta(seconds=timeout_s))
+            _create_group(torch.device(device).type, timeout=self._timeout)
             self._owns = True
         self._together = dist.is_available() and dist.is_initialized()
 
@@ -159,23 +200,69 @@ class FixedMembership:
                     work.wait()
 
         work = None
-        if self._together:
+        if self._exchanges:
             with peer_losses("a sum over all workers"):
-                work = dist.all_reduce(tensor, async_op=True)
+                work = dist.all_reduce(tensor, group=self._group, async_op=True)
         return wait
 
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
         """Broadcast a tensor to the group."""
-        if self._together:
+        if self._exchanges:
+            rank = source if self._ranks is None else self._ranks[source]
             with peer_losses("a broadcast to all workers"):
-                dist.broadcast(tensor, source)
+                dist.broadcast(tensor, rank, group=self._group)
+
+    def narrow(self, ranks: Sequence[int]) -> None:
+        """Sum and broadcast among these workers only, in a group of their own."""
+        chosen = tuple(ranks)
+        if not self._together or len(chosen) == dist.get_world_size():
+            self._ranks = None
+            return
+        with peer_losses("a change of the workers that train"):
+            # PyTorch lets all workers take part in the creation of a group. NCCL cannot carry
+            # messages between CPUs.
+            if self._messages is None:
+                self._messages = dist.new_group(backend="gloo", timeout=self._timeout)
+            if len(chosen) > 1 and chosen not in self._groups:
+                self._groups[chosen] = dist.new_group(list(chosen), timeout=self._timeout)
+        self._ranks = chosen
+
+    def send(self, tensor: Tensor, *, to: int) -> None:
+        """Send a tensor to one worker of the group."""
+        with peer_losses(f"a message to worker {to}"):
+            dist.send(tensor, to, group=self._messages)
+
+    def receive(self, tensor: Tensor, *, source: int) -> None:
+        """Receive a tensor from one worker of the group."""
+        with peer_losses(f"a message from worker {source}"):
+            work = dist.irecv(tensor, source, group=self._messages)
+            if work is not None:
+                work.wait(_STANDBY_LIMIT)
 
     def close(self) -> None:
-        """Destroy the group if this object created it."""
-        if self._owns and dist.is_initialized():
-            dist.destroy_process_group()
+        """Destroy the groups that this object created."""
+        if dist.is_available() and dist.is_initialized():
+            if self._owns:
+                dist.destroy_process_group()  # and all others
+            else:
+                for group in (self._messages, *self._groups.values()):
+                    if group not in {None, dist.GroupMember.NON_GROUP_MEMBER}:
+                        dist.destroy_process_group(group)
+        self._groups, self._messages, self._ranks = {}, None, None
         self._owns = self._together = False
 
+    @property
+    def _exchanges(self) -> bool:
+        return self._together and (self._ranks is None or len(self._ranks) > 1)
+
+    @property
+    def _group(self) -> Any:
+        return None if self._ranks is None else self._groups[self._ranks]
+
+
+_STANDBY_LIMIT = timedelta(days=365)
+"""Longest wait for a message. A caller may take long between two steps, and a process that dies
+closes its connections, which ends the wait at once."""
 
 _GROUPS = count()
 """Numbers of the groups that this process creates."""
@@ -202,6 +289,17 @@ def peer_losses(what: str) -> Iterator[None]:
         # The first sentence of gloo's message says what happened. The rest is advice for its
         # developers.
         raise PeerLostError(f"{what} failed: {str(error).partition('. ')[0]}") from error
+
+
+def sums_block(device: torch.device) -> bool:
+    """Return whether a sum of this device's tensors ends before the call returns.
+
+    Those that NCCL carries only begin then.
+    """
+    if device.type != "cuda":
+        return True
+    together = dist.is_available() and dist.is_initialized()
+    return together and str(dist.get_backend()) == "gloo"
 
 
 _WARM_UP = 2
@@ -306,159 +404,3 @@ def from_bytes(data: Tensor) -> Any:
     tensors = load(body) if body else {}
     named = {key: tensors[f"{i}"] for i, key in enumerate(head["keys"])}
     return unpack_state(State(tensors=named, tree=head["tree"]))
-
-
-_log = plain_logger("thrifty.hetero")
-
-
-class Job(Protocol):
-    """The training job, as far as workers have to agree on it.
-
-    Attributes:
-        steps: Steps trained.
-    """
-
-    steps: int
-
-    def state(self) -> dict[str, Any]:
-        """Return everything needed to resume."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` returned."""
-        ...
-
-
-class WorkerGroup:
-    """The workers that currently train together.
-
-    All decisions follow from what every worker knows alike: the view and the rows that the workers
-    send each other. When a worker is lost during a step, some workers may have completed the step
-    and others not. This needs no vote: the workers that completed it have the whole gradient, so
-    the worker that has trained most steps sends its state to the others.
-
-    Args:
-        members: Membership that carries the messages.
-        job: The training job.
-        device: Device of the messages.
-    """
-
-    def __init__(self, members: Membership, job: Job, *, device: torch.device) -> None:
-        self._members = members
-        self._job = job
-        self._device = device
-        self._view: WorkerView | None = None
-        self._met_at = -1
-
-    @property
-    def view(self) -> WorkerView:
-        """The view of the workers that all of them share; available after the first meeting."""
-        if self._view is None:
-            raise AssertionError("the workers have not met")
-        return self._view
-
-    @property
-    def met(self) -> bool:
-        """Whether the workers have met."""
-        return self._view is not None
-
-    def is_due(self, every: int) -> bool:
-        """Return whether the workers meet before the next step, as every ``every`` steps."""
-        steps = self._job.steps
-        return not self.met or not (steps % every or self._met_at == steps)
-
-    def meet(
-        self, me: Callable[[], WorkerInfo], *, broken: bool = False
-    ) -> tuple[WorkerInfo, ...] | None:
-        """Agree on the workers, and bring those that are behind up to date.
-
-        Args:
-            me: Returns what this worker reports about itself. It is called if the workers have
-                changed.
-            broken: Whether connections have failed.
-
-        Returns:
-            What each worker reported, by rank; None if the workers are the same as before.
-
-        Raises:
-            TooFewWorkersError: Not enough workers are left.
-            HeteroError: The workers' models differ.
-        """
-        while True:
-            view = self._members.agree(step=self._job.steps, broken=broken)
-            if self._view is not None and view.generation == self._view.generation:
-                self._met_at = self._job.steps
-                return None
-            try:
-                infos = self._exchange(view, me())
-                _check_structure(view, infos)
-                self._catch_up(view, infos)
-            except PeerLostError as error:
-                _log.warning("while workers met: %s", error)
-                broken = True
-                continue
-            self._view, self._met_at = view, self._job.steps
-            return infos
-
-    def _exchange(self, view: WorkerView, mine: WorkerInfo) -> tuple[WorkerInfo, ...]:
-        table = torch.zeros(len(view.names), WorkerInfo.NUM, dtype=torch.float64)
-        table[view.rank] = torch.tensor(mine.to_row(), dtype=torch.float64)
-        table = table.to(self._device)
-        self._members.all_reduce(table)
-        return tuple(WorkerInfo.from_row(row) for row in table.tolist())
-
-    def share(self, give: Callable[[], Any], take: Callable[[Any], None], *, source: int) -> None:
-        """Send nested dicts and lists of tensors and plain values to all other workers.
-
-        Args:
-            give: Returns the value to send. It is called only at the source.
-            take: Receives the value on the other workers.
-            source: Rank of the sender.
-
-        Raises:
-            PeerLostError: A worker is gone.
-        """
-        self._send(self.view, give, take, source=source)
-
-    def share_state(self) -> None:
-        """Copy the state of the worker that has trained most steps to all others.
-
-        Raises:
-            PeerLostError: A worker is gone.
-        """
-        self.share(self._job.state, self._job.load_state, source=self.view.furthest)
-
-    def _catch_up(self, view: WorkerView, infos: tuple[WorkerInfo, ...]) -> None:
-        alike = len(set(view.steps)) == 1 and not any(info.new for info in infos)
-        if not alike:
-            self._send(view, self._job.state, self._job.load_state, source=view.furthest)
-        elif len({info.trained for info in infos}) > 1:
-            raise HeteroError(
-                f"workers {', '.join(view.names)} train different parameters; freeze and unfreeze "
-                "parameters after the same step on all workers"
-            )
-
-    def _send(
-        self, view: WorkerView, give: Callable[[], Any], take: Callable[[Any], None], *, source: int
-    ) -> None:
-        if len(view.names) == 1:
-            return
-        data = to_bytes(give()) if view.rank == source else None
-        size = torch.tensor([0 if data is None else len(data)], device=self._device)
-        self._members.broadcast(size, source=source)
-        if data is None:
-            data = torch.empty(int(size), dtype=torch.uint8)
-        data = data.to(self._device)
-        self._members.broadcast(data, source=source)
-        if view.rank != source:
-            take(from_bytes(data))
-
-
-def _check_structure(view: WorkerView, infos: tuple[WorkerInfo, ...]) -> None:
-    """Raise ``HeteroError`` unless all workers train the same model."""
-    for name, info in zip(view.names, infos, strict=True):
-        if info.structure != infos[0].structure:
-            raise HeteroError(
-                f"workers {view.names[0]} and {name} train different models: names, shapes or "
-                "types of parameters or buffers differ; build the same model on all workers"
-            )
