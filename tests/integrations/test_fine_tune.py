@@ -194,6 +194,28 @@ def test_adapters_over_a_base_in_single_precision_are_in_one_pack():
     assert_same(found, wanted, tolerance=1e-4)
 
 
+class Insisting(LlamaForCausalLM):
+    """A base whose code refuses another precision than that of the adapters."""
+
+    def forward(self, *args, **kwargs):
+        adapter = self.model.layers[1].self_attn.q_proj.lora_A.default.weight
+        if adapter.dtype != self.lm_head.weight.dtype:
+            raise RuntimeError("the base and its adapters differ in precision")
+        return super().forward(*args, **kwargs)
+
+
+def insisting(hp):
+    torch.manual_seed(0)
+    return Insisting(SMALL)
+
+
+def test_code_that_insists_on_equal_precisions_is_in_one_pack():
+    task = th.FineTune(
+        insisting, adapter=LORA, data=sentences, optimizer=th.AdamW(lr="lr"), batch_size=8
+    )
+    assert num_blocks(task, trials({"rank": 2}, {"rank": 4, "alpha": 2}, {"rank": 1})) == 1
+
+
 def tied(hp):
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**{**SMALL.to_dict(), "tie_word_embeddings": True}))

@@ -97,10 +97,21 @@ def test_nothing_to_do():
 
 
 def test_a_shared_tensor_that_gets_memory_of_its_own_meanwhile_is_still_known():
-    """On a GPU, some calls that only read a shared tensor copy it; ``data_ptr`` does so anywhere."""
+    """Taking its address for writing, as ``data_ptr`` does, copies it."""
     stored = torch.ones(3, 3)
     lent = torch._lazy_clone(stored)
     with upcast([lent]):
         lent.data_ptr()
         product = torch.ones(1, 3, dtype=torch.float64) @ lent.t()
     assert product.dtype == torch.float64
+
+
+def test_a_product_of_a_stored_tensor_and_one_in_single_precision():
+    """Positions in Llama's rotations are in single precision, whatever the model is in."""
+    stored, positions = torch.randn(1, 3, 1), torch.arange(4.0)[None, None]
+    with upcast([stored]):
+        product = stored @ positions
+        positions += stored.sum()
+    assert product.dtype == torch.float64
+    assert torch.equal(product, stored.double() * torch.arange(4.0).double())
+    assert positions.dtype == torch.float32

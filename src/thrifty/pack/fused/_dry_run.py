@@ -220,28 +220,36 @@ def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> boo
         return False
     rows = _some_rows(pytree.tree_leaves(batch), double=True)
     with as_it_was({"task": structure.task, "model": model}):
-        return _fits_inside(structure, model, rows)
+        # as in a dry run, the base is only held twice if its code insists on equal precisions
+        for lower in dict.fromkeys([structure.held, frozenset()]):
+            with suppress(RuntimeError):
+                return _fits_inside(structure, model, rows, lower=lower)
+    return False
 
 
 def _fits_inside(
-    structure: Structure, model: torch.nn.Module, rows: Sequence[torch.Tensor]
+    structure: Structure,
+    model: torch.nn.Module,
+    rows: Sequence[torch.Tensor],
+    *,
+    lower: frozenset[str],
 ) -> bool:
     try:
-        narrow = _copy(model, double=True, lower=structure.held)
+        narrow = _copy(model, double=True, lower=lower)
         lent = _lent(structure.model, structure.held, by=narrow)
         wide = Structure(
             structure.task,
-            doubled(lent, besides=structure.held),
+            doubled(lent, besides=lower),
             batch_spec=structure.batch_spec,
             trained=structure.trained,
             held=structure.held,
             numbers=structure.numbers,
         )
-        wide.lower = structure.held
+        wide.lower = lower
         return Experiment(
             structure=wide, models=[narrow], batches=[rows], tolerance=TOLERANCE
         ).trains_alike()
-    except (UnfusableError, RuntimeError):
+    except UnfusableError:
         return False
 
 

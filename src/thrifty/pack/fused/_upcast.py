@@ -22,9 +22,9 @@ _to_copy: Any = torch.ops.aten._to_copy.default
 def upcast(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
     """Compute in double precision with some tensors that are stored in a lower one.
 
-    Within the context, a call that reads one of them gets a copy in double precision, which is
-    freed after the call. So a whole model may be compared in double precision, with little more
-    memory than its largest tensor takes.
+    Within the context, a call that reads one of them gets copies in double precision of all that it
+    reads, which are freed after the call. So a whole model may be compared in double precision,
+    with little more memory than its largest tensor takes.
 
     Raises:
         RuntimeError: Within the context, a call writes into one of them.
@@ -63,22 +63,35 @@ class _Upcast(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func in VIEWS or func.is_view or func is _to_copy:
             return func(*args, **kwargs)
-        if any(map(self._is_lower, writes_into(func, args, kwargs))):
+        if not any(map(self._is_lower, pytree.tree_leaves((args, kwargs)))):
+            return func(*args, **kwargs)
+        written = writes_into(func, args, kwargs)
+        if any(map(self._is_lower, written)):
             raise RuntimeError(f"{func.name()} writes into a tensor that is to stay as it is")
-        return func(*pytree.tree_map(self._up, args), **pytree.tree_map(self._up, kwargs))
+        stays = set(map(id, written))
+
+        def up(value: Any) -> Any:
+            """Copy in double precision: a product, say, takes no two precisions."""
+            if not _is_single(value) or id(value) in stays:
+                return value
+            # `double` would be recorded as `to`, which counts as a view, since it may be one.
+            return _to_copy(value, dtype=torch.float64)
+
+        return func(*pytree.tree_map(up, args), **pytree.tree_map(up, kwargs))
 
     def _is_lower(self, value: Any) -> bool:
-        if (
-            not isinstance(value, torch.Tensor)
-            or not value.dtype.is_floating_point
-            or value.dtype == torch.float64
-        ):
+        if not _is_single(value):
             return False
         if storage_address(value) not in self._places:
-            # On a GPU, some calls that only read a shared tensor give it memory of its own.
+            # A call that takes a shared tensor's address for writing gives it memory of its own.
             self._places = {storage_address(tensor) for tensor in self._tensors}
         return storage_address(value) in self._places
 
-    def _up(self, value: Any) -> Any:
-        # `double` would be recorded as `to`, which counts as a view, since it may be one.
-        return _to_copy(value, dtype=torch.float64) if self._is_lower(value) else value
+
+def _is_single(value: Any) -> bool:
+    """Return whether a value is a tensor of real numbers in less than double precision."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype.is_floating_point
+        and value.dtype != torch.float64
+    )
