@@ -24,7 +24,7 @@ from thrifty.core import ThriftyError
 from thrifty.store import Store
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_starts")]
 
 STUDY = """
 import thrifty as th
