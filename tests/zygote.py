@@ -210,7 +210,7 @@ def forked_starts(*, by: type[subprocess.Popen[Any]] = Popen) -> Iterator[None]:
 
     before = subprocess.Popen
     if may_fork() and "COVERAGE_PROCESS_CONFIG" not in os.environ:
-        subprocess.Popen = by  # type: ignore[misc]
+        subprocess.Popen = by  # type: ignore[misc, assignment]
     try:
         yield
     finally:
@@ -275,8 +275,6 @@ def _main(fd: int) -> None:
     """Serve requests; in a fork, run the program that was asked for, and return at its end."""
     path = sys.path[1:]  # without the folder of this file
     sys.path[:] = path
-    parent = os.getppid()
-    _end_with(parent)
     for name in _LIBRARIES:
         with contextlib.suppress(ImportError):  # the program that needs it imports it
             importlib.import_module(name)
@@ -298,8 +296,10 @@ def _main(fd: int) -> None:
             subprocess.Popen = Popen  # type: ignore[misc]
             break
         ours.detach()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # even if a fork of the program has the socket
+        if os.getppid() != program:
+            os._exit(1)
         requests = _alone_with(theirs)
-        _end_with(program)
     _run(request["arguments"], path)
 
 
@@ -335,7 +335,7 @@ def _begin(files: Sequence[int], first: int) -> dict[str, Any]:
                 os._exit(1)  # the client has died
             time.sleep(0.0002)
         _take_over(request, files)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 (the client raises it)
         os.write(answer, f"the program could not begin: {error!r}".encode())
         os._exit(1)
     os.write(answer, str(os.getpid()).encode())
@@ -369,20 +369,17 @@ def _take_over(request: Mapping[str, Any], files: Sequence[int]) -> None:
 
 
 def _alone_with(requests: socket.socket) -> socket.socket:
-    """Close all files but a socket, as the program's own ends must be seen when it closes them."""
+    """Close all files but a socket: who reads what the program writes waits for their end."""
     fd = fcntl.fcntl(requests.detach(), fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
     os.closerange(3, fd)
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
-    os.close(null)
-    return socket.socket(fileno=fd)
-
-
-def _end_with(parent: int) -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    # A low number, so that programs close it with all others: a request to a zygote that died would
+    # wait for ever if another process had its socket.
+    os.dup2(fd, null, inheritable=False)
+    os.close(fd)
+    return socket.socket(fileno=null)
 
 
 def _run(arguments: Sequence[str], path: Sequence[str]) -> None:
@@ -390,11 +387,11 @@ def _run(arguments: Sequence[str], path: Sequence[str]) -> None:
     sys.orig_argv = [sys.executable, *arguments]
     unbuffered = arguments[0] == "-u"
     how, *rest = arguments[1:] if unbuffered else arguments
-    _open_streams(unbuffered=unbuffered)
+    _open_streams(unbuffered=unbuffered or getattr(sys.stdout, "write_through", False))
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()  # Python does so with its own
     if (processes := sys.modules.get("multiprocessing.process")) is not None:
-        processes.ORIGINAL_DIR = str(Path.cwd())
+        vars(processes)["ORIGINAL_DIR"] = str(Path.cwd())
     added = os.environ.get("PYTHONPATH", "")
     paths = [os.path.abspath(each) for each in added.split(os.pathsep) if each]  # noqa: PTH100
     sys.path[:] = dict.fromkeys([*paths, *path])
@@ -414,10 +411,11 @@ def _run(arguments: Sequence[str], path: Sequence[str]) -> None:
     else:
         sys.argv = [how, *rest]
         sys.path.insert(0, str(Path(how).resolve().parent))
-        loader = importlib.machinery.SourceFileLoader("__main__", how)
-        main.__dict__.update(__file__=how, __cached__=None, __loader__=loader)
-        with io.open_code(os.path.abspath(how)) as file:  # noqa: PTH100
-            code = compile(file.read(), how, "exec", dont_inherit=True)
+        name = os.path.abspath(how)  # noqa: PTH100 (as Python does, which keeps links)
+        loader = importlib.machinery.SourceFileLoader("__main__", name)
+        main.__dict__.update(__file__=name, __cached__=None, __loader__=loader)
+        with io.open_code(name) as file:
+            code = compile(file.read(), name, "exec", dont_inherit=True)
     exec(code, main.__dict__)
 
 
@@ -425,10 +423,12 @@ def _open_streams(*, unbuffered: bool) -> None:
     """Make ``sys.stdin`` and its like anew: the zygote's describe other files."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, name)
-        raw = open(number, "wb" if number else "rb", 0 if unbuffered and number else -1, closefd=False)  # noqa: PTH123, SIM115
+        size = 0 if unbuffered and number else -1
+        raw = open(number, "wb" if number else "rb", size, closefd=False)  # noqa: SIM115
+        by_line = not unbuffered and (number == 2 or raw.isatty())
         stream = io.TextIOWrapper(
             raw, old.encoding, old.errors, newline="\n" if number else None,
-            line_buffering=number == 2 or raw.isatty(), write_through=unbuffered,
+            line_buffering=by_line, write_through=unbuffered,
         )  # fmt: skip
         stream.mode = "w" if number else "r"  # type: ignore[misc]
         setattr(sys, name, stream)
