@@ -161,7 +161,9 @@ class Zygote:
         """End the zygote; programs that it has forked go on."""
         if os.getpid() == self._owner and self._requests.fileno() >= 0:
             self._requests.close()
-            with contextlib.suppress(ChildProcessError):
+            # It would not see the end of the socket while a fork of this process has it.
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)
 
 
