@@ -50,9 +50,12 @@ _LIBRARIES = (
 """What thrifty imports; torch imports ``torch._dynamo`` for the first optimizer."""
 
 _FIXED = re.compile(
-    r"PYTHON(?!PATH$)|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|TORCH|PYTORCH|LD_|MALLOC_|LANG|LC_|TZ$"
+    r"PYTHON(?!PATH$)|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|TORCH|PYTORCH(?!_NVML)|LD_|MALLOC_|LANG|LC_|TZ$"
 )
-"""Environment variables that are read when an interpreter or a library starts."""
+"""Environment variables that are read when an interpreter or a library starts.
+
+Lightning sets one about NVIDIA's drivers, of which there are none where programs are forked.
+"""
 
 _SERVER = ["-m", "thrifty.core._fork_server"]
 
