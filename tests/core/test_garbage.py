@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -102,3 +104,16 @@ def test_a_heap_that_had_to_be_thawed_is_frozen_by_the_next_run():
     with gc_frozen():
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
+
+
+def test_a_command_ends_without_a_last_look_at_all_objects():
+    # what is registered first runs last
+    code = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 1000))\n"
+        "from thrifty.cli import main\n"
+        "sys.argv = ['thrifty', '--help']\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True"

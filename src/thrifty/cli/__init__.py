@@ -16,6 +16,7 @@ from thrifty.core import (
     UsageError,
     error_text,
     error_traceback,
+    gc_off_at_exit,
     gc_paused,
     plain_text,
 )
@@ -134,6 +135,7 @@ def main() -> None:
 
     With ``--json``, only documents are printed on standard output; such an error is one of them.
     """
+    gc_off_at_exit()
     if "--json" in sys.argv[1:]:
         with reserved_output() as output:
             code = _run(output)

@@ -51,7 +51,7 @@ from ._events import (
     StageFailed,
     StageStarted,
 )
-from ._heap import freed_at_once, gc_frozen, gc_paused, thaw_heap, trim_heap
+from ._heap import freed_at_once, gc_frozen, gc_off_at_exit, gc_paused, thaw_heap, trim_heap
 from ._prefetcher import OrderedPrefetcher
 
 
@@ -105,6 +105,7 @@ __all__ = [
     "fingerprint",
     "freed_at_once",
     "gc_frozen",
+    "gc_off_at_exit",
     "gc_paused",
     "is_from_user",
     "plain_logger",

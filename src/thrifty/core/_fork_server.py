@@ -31,7 +31,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ._heap import gc_paused
+from ._heap import gc_off_at_exit, gc_paused
 
 
 PARENT_POLL_S = 1.0
@@ -209,4 +209,5 @@ def _run(request: dict[str, Any], files: list[int], *, server: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    gc_off_at_exit()
     main(sys.argv[1:])
