@@ -34,7 +34,6 @@ from thrifty.perf import PackCurve
 
 from .depth import IS_THOROUGH, drawn, draws
 from .devices import chosen, on, takes_device
-from .zygote import RealPopen, ServerPopen, forked_starts as starts_are_forked
 
 
 # Modules are imported faster without it; ``pytest_collection_finish`` starts it again.
@@ -125,27 +124,6 @@ def clean_environment(monkeypatch):
     for name in list(os.environ):
         if name.startswith("THRIFTY_"):
             monkeypatch.delenv(name)
-
-
-@pytest.fixture(autouse=True)
-def forked_servers():
-    """Fork thrifty's own fork servers from one process that has imported torch."""
-    with starts_are_forked(by=ServerPopen):
-        yield
-
-
-@pytest.fixture
-def forked_starts(forked_servers):
-    """Fork all Python programs that a test starts from one process that has imported torch."""
-    with starts_are_forked():
-        yield
-
-
-@pytest.fixture
-def real_starts(forked_starts):
-    """Start new interpreters nevertheless, for tests of what a start does."""
-    with starts_are_forked(by=RealPopen):
-        yield
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ def run(*args):
     return subprocess.run([sys.executable, str(SCRIPT), *args], capture_output=True, text=True)
 
 
-@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu():
     done = run("tests")
@@ -31,7 +30,6 @@ def test_without_a_gpu():
     assert "sees no GPU here" in done.stderr
 
 
-@pytest.mark.usefixtures("forked_starts")
 def test_a_step_that_is_not_one():
     done = run("games")
     assert done.returncode == 2
@@ -61,7 +59,6 @@ def test_every_step_runs_something_that_exists():
     assert [steps[name].bench for name in ("doctor", "tests", "study")] == ["", "", ""]
 
 
-@pytest.mark.usefixtures("forked_starts")
 def test_a_study_says_which_device_trained():
     done = subprocess.run(
         [sys.executable, str(SCRIPT.with_name("gpu_study.py")), "--device", "cpu",

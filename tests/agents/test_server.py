@@ -17,7 +17,6 @@ import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
-from tests import zygote
 from thrifty.agents._jobs import Budget, Jobs, Studies
 from thrifty.agents._server import Tools, make_server
 from thrifty.cli._train import studies_of
@@ -25,7 +24,7 @@ from thrifty.core import ThriftyError
 from thrifty.store import Store
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_starts")]
+pytestmark = pytest.mark.slow
 
 STUDY = """
 import thrifty as th
@@ -77,7 +76,7 @@ def first_job(tmp_path_factory):
     """The folder of a server that has trained one configuration, and has left."""
     folder = tmp_path_factory.mktemp("first")
     (folder / "line_study.py").write_text(STUDY)
-    with zygote.forked_starts(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         jobs = Jobs(command=[sys.executable, "-m", "thrifty.cli"])
         studies = Studies([folder / "line_study.py"], load=studies_of)

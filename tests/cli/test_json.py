@@ -243,7 +243,6 @@ def test_a_defect_is_a_document(folder, capsys, monkeypatch):
     assert "a defect" in checked(capsys, "status", code=1)["error"]["message"]
 
 
-@pytest.mark.usefixtures("forked_starts")
 def test_only_the_document_is_on_standard_output(folder):
     """In a process of its own: what a file, a task, and code in C print goes elsewhere."""
     words = [sys.executable, "-m", "thrifty.cli", "run", "line_study.py", "--workers", "2"]

@@ -16,7 +16,7 @@ import pytest
 from thrifty.store import Store
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_starts")]
+pytestmark = pytest.mark.slow
 
 MANY = """
 import thrifty as th

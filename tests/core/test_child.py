@@ -22,11 +22,6 @@ pytestmark = pytest.mark.slow
 LONG_S = 60.0
 
 
-@pytest.fixture(autouse=True)
-def forked_servers():
-    """Start each fork server as users do, as a new interpreter: these tests are about its start."""
-
-
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
     """Return a function that makes a program for a child to run."""

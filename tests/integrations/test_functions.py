@@ -269,7 +269,6 @@ def test_nothing_is_said_about_a_good_function(tmp_path, caplog):
     assert not caplog.records
 
 
-@pytest.mark.usefixtures("forked_starts")
 @pytest.mark.parametrize("module", ["__main__", "own"])
 def test_workers_load_the_function(tmp_path, module):
     (tmp_path / "own.py").write_text(
@@ -459,7 +458,6 @@ def test_a_process_that_ends_is_reported(tmp_path):
         study_of(leaves, tmp_path).plan()
 
 
-@pytest.mark.usefixtures("forked_starts")
 def test_a_file_that_runs_its_study_while_it_is_imported(tmp_path):
     (tmp_path / "own.py").write_text(
         textwrap.dedent(f"""

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_starts")]
+pytestmark = pytest.mark.slow
 
 APPLICATION = """
 import hydra
@@ -168,7 +168,6 @@ def test_a_job_that_returns_nothing_fails(folder):
     assert "a job must return a number or a dict of metrics" in text
 
 
-@pytest.mark.usefixtures("real_starts")
 def test_an_application_without_a_sweep_imports_no_torch(folder):
     found = subprocess.run(
         [

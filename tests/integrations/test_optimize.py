@@ -566,7 +566,6 @@ def test_a_run_that_was_stopped_half_way_begins_again(tmp_path):
         assert trial.value == of_optuna(curve, trial.config)
 
 
-@pytest.mark.usefixtures("forked_starts")
 def test_workers_and_a_main_program(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

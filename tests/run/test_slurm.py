@@ -23,7 +23,7 @@ from thrifty.run._slurm import Slurm, SlurmCluster
 from thrifty.testing import LineTask
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_starts")]
+pytestmark = pytest.mark.slow
 
 HAS_SLURM = (
     shutil.which("sinfo") is not None

@@ -154,7 +154,6 @@ def test_values_that_are_not_finite_make_a_trial_fail():
     assert [t.state for t in study.trials] == ["failed", "done"]
 
 
-@pytest.mark.usefixtures("forked_starts")
 def test_it_goes_on_in_another_process(tmp_path):
     """A process that ends without a word has told what it has told."""
     program = textwrap.dedent(f"""
