@@ -174,7 +174,7 @@ class MissingExtraError(ThriftyError, ImportError):
 for _error in [each for each in globals().values() if isinstance(each, type)]:
     # Tracebacks name the module from which users import an error.
     if issubclass(_error, ThriftyError):
-        _error.__module__ = "thrifty.core" if _error is CloudError else "thrifty"
+        _error.__module__ = "thrifty"
 
 
 def require(module: str, *, extra: str, package: str | None = None) -> Any:
