@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -43,6 +44,7 @@ def check_records_come_back(url: str) -> None:
     Covered are configurations, NaN and infinite values, failures, and the order of the log.
     """
     config = {"lr": Step(0.1, [3]), "width": 8}
+    said = {"odd": ["\ud800, \0", "\x1b[31m", {"a": None, "b": [1e300, True]}], "": 10**30}
     with _opened(url) as (store, study):
         failed = TrialFailed(
             study=study.id, trial=1, epoch=1, kind="error", message="boom 100%", traceback="line\n1"
@@ -50,7 +52,7 @@ def check_records_come_back(url: str) -> None:
         with _driving(store, study) as driver:
             driver.record([
                 *_nodes(study, 1),
-                _epoch(study, 0, 1, loss=math.nan, other=math.inf),
+                replace(_epoch(study, 0, 1, loss=math.nan, other=math.inf), attributes=said),
                 _asked(study, 0, config=config),
                 _asked(study, 1),
                 TrialReported(study=study.id, trial=0, epoch=1, value=0.5),
@@ -64,6 +66,8 @@ def check_records_come_back(url: str) -> None:
         (epoch,) = store.plans.load(study.plan).epochs
         assert math.isnan(epoch.metrics["loss"])
         assert epoch.metrics["other"] == math.inf
+        assert epoch.attributes == said
+        assert store.studies.user_attrs(study.id) == {0: said}
         trials, log = store.studies.load(study.id).trials, store.studies.load(study.id).log
         assert [(t.state, t.target, t.reached) for t in trials] == [
             ("stopped", 3, 1),

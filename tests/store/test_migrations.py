@@ -43,7 +43,7 @@ class Count:
         self.epochs += isinstance(event, EpochDone)
 
 
-@pytest.mark.parametrize("version", ["0002", "0008"])
+@pytest.mark.parametrize("version", ["0002", "0008", "0011"])
 def test_a_study_of_an_older_version_is_read_and_run(tmp_path, monkeypatch, version):
     study = make_study(tmp_path).run(progress=False)
     old = f"sqlite:///{tmp_path}/old.db"
@@ -55,6 +55,7 @@ def test_a_study_of_an_older_version_is_read_and_run(tmp_path, monkeypatch, vers
     again.run(progress=False, observers=[count])
     assert count.epochs == 0
     assert [t.curve for t in again.trials] == [t.curve for t in study.trials]
+    assert [t.user_attrs for t in again.trials] == [{}] * len(study.trials)
     with Store.open(old) as store:
         summary = store.studies.summary("s")
         assert summary.best_trial == study.best_trial.number

@@ -282,3 +282,32 @@ def test_a_metric_that_is_missing(tmp_path):
     trial = study.ask()
     with pytest.raises(th.ThriftyError, match="score"):
         study.tell(trial, {"other": 1.0})
+
+
+def test_attributes_are_told_with_an_epoch(tmp_path):
+    url = f"sqlite:///{tmp_path}/t.db"
+    study = make(url, algorithm=th.RandomSearch(max_epochs=2, num_trials=3))
+    while trial := study.ask():
+        said = {"log": [trial.epoch], "host": "lab"} if trial.epoch else {"log": "first"}
+        study.tell(trial, 1.0, user_attrs=said)
+        while study.tell(trial, 1.0, user_attrs={"log": [trial.epoch]}):
+            pass
+    study.end_asking()
+    assert [t.user_attrs for t in make(url).trials] == [{"log": [1]}] * 3
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"user_attrs": {"a": {1}}}, r"user_attrs=\{'a': \.\.\.\}\): the value has a set"),
+        ({"user_attrs": [1]}, r"user_attrs=\[1\]\): give a dict"),
+    ],
+)
+def test_attributes_that_cannot_be_told(said, told):
+    study = make()
+    trial = study.ask()
+    with pytest.raises(UsageError, match=told):
+        study.tell(trial, 1.0, **said)
+    with pytest.raises(UsageError, match="a failed trial has none; leave user_attrs out"):
+        study.tell(trial, error="broken", user_attrs={})
+    assert study.tell(trial, 1.0) in (True, False)

@@ -11,7 +11,15 @@ from bench.dashboard.rows import fill
 from tests.study.helpers import SOLO, make_study
 from thrifty.search import SuccessiveHalving
 from thrifty.space import Choice, Space, Step
-from thrifty.store import Store, StudyInfo, TrialAsked, TrialFailed
+from thrifty.store import (
+    EpochRecord,
+    NodeRecord,
+    Store,
+    StudyInfo,
+    TrialAsked,
+    TrialFailed,
+    TrialReported,
+)
 from thrifty.study import Storage
 from thrifty.web import create_app, serve
 
@@ -40,8 +48,15 @@ def harm(store: Store) -> StudyInfo:
     study = store.studies.create(SCRIPT, plan=plan, spec=spec)
     asked = {"study": study.id, "trial": 0}
     config = {SCRIPT: SCRIPT, "lr": Step(0.1, [2])}
+    place = {"plan": plan, "node": 0}
+    said = {SCRIPT: {SCRIPT: SCRIPT}, "text": SCRIPT, "\x1b[31m": "red\x1b[31m"}
     store.record([
+        NodeRecord(**place, parent=None, start=0, config=config, epochs=4),
+        EpochRecord(
+            **place, epoch=1, metrics={SCRIPT: 0.5}, seconds=1.0, worker=SCRIPT, attributes=said
+        ),
         TrialAsked(**asked, target=4, config=config, group=0, parent=None, node=0),
+        TrialReported(**asked, epoch=1, value=0.5),
         TrialFailed(**asked, epoch=0, kind="error", message=SCRIPT, traceback=SCRIPT),
     ])
     return study

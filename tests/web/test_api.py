@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import pytest
@@ -223,6 +224,19 @@ def test_a_trial_with_its_schedule_and_its_neighbours(client, store):
         assert all(trial.number not in s["others"] for s in found["stages"])
     shared = [get(client, f"/studies/1/trials/{n}")["shared_epochs"] for n in range(18)]
     assert max(shared) == 6 or max(shared) > 0
+
+
+def test_attributes_of_a_trial_are_texts_without_control_characters(client):
+    found = get(client, "/studies/2/trials/0")["user_attrs"]
+    assert found == {
+        SCRIPT: json.dumps({SCRIPT: SCRIPT}),
+        "text": SCRIPT,
+        "\\x1b[31m": "red\\x1b[31m",
+    }
+
+
+def test_a_trial_without_attributes(client):
+    assert get(client, "/studies/1/trials/0")["user_attrs"] == {}
 
 
 def test_why_a_trial_failed(client):

@@ -132,6 +132,8 @@ class TrialDocument(TypedDict):
     """Seeds that have reported."""
     certainty: float | None
     """Probability that this is the trial with the best true mean; null if it is not known."""
+    user_attrs: dict[str, Any]
+    """What the trial has set with ``set_user_attr``; of each key, the last value."""
 
 
 class BestDocument(Document):

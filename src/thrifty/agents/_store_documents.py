@@ -216,13 +216,20 @@ def best_document(store: Store, name: str) -> BestDocument:
     seeds = last_values(store, info)
     best = best_of(info, trials)
     sure = best_certainty(info, trials, best=best, seeds=seeds)
+    attributes = store.studies.user_attrs(info.id)
     return {
         "schema_version": SCHEMA_VERSION,
         "study": info.name,
         "metric": list(_objectives(info)),
         "mode": _modes(info),
         "trials": [
-            trial_document(info, each, values=seeds.get(each.number, ()), certainty=sure)
+            trial_document(
+                info,
+                each,
+                values=seeds.get(each.number, ()),
+                certainty=sure,
+                user_attrs=attributes.get(each.number),
+            )
             for each in best
         ],
     }
@@ -234,6 +241,7 @@ def trial_document(
     *,
     values: Collection[float] = (),
     certainty: float | None = None,
+    user_attrs: Mapping[str, Any] | None = None,
 ) -> TrialDocument:
     """Return a trial as a document.
 
@@ -242,6 +250,7 @@ def trial_document(
         trial: The trial.
         values: The last value of each seed; empty for one seed.
         certainty: Probability that it is the best trial, if it is known.
+        user_attrs: Its user attributes.
     """
     metric = _objectives(info)[0]
     return {
@@ -254,6 +263,7 @@ def trial_document(
         "sd": standard_deviation(list(values)) if len(values) > 1 else None,
         "seeds": max(1, len(values)),
         "certainty": certainty,
+        "user_attrs": dict(user_attrs or {}),
     }
 
 

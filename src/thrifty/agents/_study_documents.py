@@ -121,6 +121,7 @@ def _trial_document(trial: TrialResult) -> TrialDocument:
         "sd": trial.sd,
         "seeds": trial.num_seeds,
         "certainty": trial.certainty,
+        "user_attrs": dict(trial.user_attrs),
     }
 
 

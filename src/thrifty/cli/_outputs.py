@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from thrifty.agents import SCHEMA_VERSION, importance_document
+from thrifty.agents._documents import finite
 from thrifty.agents._store_documents import Seeds, last_values, trial_state
 from thrifty.core import UsageError
 from thrifty.integrations import export_optuna
 from thrifty.space import config_to_json
 from thrifty.store import Store, StudyInfo, TrialRecord, frame
-from thrifty.store._reports import counted, standard_deviation, stored_unit
+from thrifty.store._reports import attribute_text, counted, standard_deviation, stored_unit
 from thrifty.study import Study
 
 from ._options import (
@@ -239,10 +241,16 @@ def _write_tables(
     written = []
     with Store.open(storage, create=False) as store:
         info = store.studies.get(name)
-        trials = store.studies.load(info.id).trials
-        seeds = last_values(store, info)
+        attributes = store.studies.user_attrs(info.id)
+        stored = _Stored(
+            info=info,
+            trials=store.studies.load(info.id).trials,
+            seeds=last_values(store, info),
+            attributes=attributes,
+            keys=sorted({key for own in attributes.values() for key in own}),
+        )
     for each, file in wanted:
-        content = _WRITERS[each](info, trials, seeds)
+        content = _WRITERS[each](stored)
         if file is None:
             # Only files get the exact content: printed text may go to a terminal and is made plain.
             say(content, nl=False)
@@ -300,7 +308,22 @@ def _write(file: Path, content: str | bytes) -> None:
         raise UsageError(f"cannot write {file}: {error.strerror}; name another place") from error
 
 
-def _csv(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """What the database has of a study's trials.
+
+    ``attributes`` are the user attributes of trials that have some, and ``keys`` all their keys.
+    """
+
+    info: StudyInfo
+    trials: Sequence[TrialRecord]
+    seeds: Seeds
+    attributes: Mapping[int, Mapping[str, Any]]
+    keys: Sequence[str]
+
+
+def _csv(stored: _Stored) -> str:
+    info, trials, seeds = stored.info, stored.trials, stored.seeds
     metrics = _metrics(info)
     names = sorted({key for trial in trials for key in trial.config})
     out = io.StringIO()
@@ -309,24 +332,28 @@ def _csv(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> str:
     unit = stored_unit(info.spec)
     units = [] if unit.is_epochs else [unit.name]
     several = ["sd", "seeds"] if seeds else []
-    writer.writerow(["number", "state", "epochs", *units, "value", *several, *objectives, *names])
+    said = [f"user_attrs_{key}" for key in stored.keys]
+    columns = [*units, "value", *several, *objectives, *names, *said]
+    writer.writerow(["number", "state", "epochs", *columns])
     for trial in trials:
-        columns = _sd_and_seeds(seeds.get(trial.number))
+        spread = _sd_and_seeds(seeds.get(trial.number))
         writer.writerow([
             trial.number,
             trial_state(info, trial),
             trial.reached,
             *(unit.count(trial.reached) for _ in units),
             trial.value,
-            *(columns[each] for each in several),
+            *(spread[each] for each in several),
             *((trial.objectives or {}).get(each) for each in metrics),
             *(str(trial.config.get(key, "")) for key in names),
+            *_texts(stored, trial.number, missing="").values(),
         ])
     return out.getvalue()
 
 
-def _json(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> str:
+def _json(stored: _Stored) -> str:
     """Return the trials as a JSON list; schedules have the form stored in the database."""
+    info, seeds = stored.info, stored.seeds
     found = [
         {
             "number": trial.number,
@@ -340,14 +367,16 @@ def _json(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> str:
             "error": trial.error[1],
             "parent": trial.parent,
             "config": config_to_json(trial.config),
+            "user_attrs": finite(stored.attributes.get(trial.number, {})),
         }
-        for trial in trials
+        for trial in stored.trials
     ]
     return json.dumps(found, indent=1) + "\n"
 
 
-def _parquet(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> bytes:
-    """Return the columns of ``Study.trials_dataframe``."""
+def _parquet(stored: _Stored) -> bytes:
+    """Return the columns of ``Study.trials_dataframe``, with lists and dicts as JSON texts."""
+    info, trials, seeds = stored.info, stored.trials, stored.seeds
     names = list(dict.fromkeys(key for trial in trials for key in trial.config))
     rows = [
         {
@@ -361,6 +390,7 @@ def _parquet(info: StudyInfo, trials: Sequence[TrialRecord], seeds: Seeds) -> by
             **({"violation": trial.violation} if "constraints" in info.spec else {}),
             "error": trial.error[1],
             **{_whole(f"params_{key}"): _whole(trial.config.get(key)) for key in names},
+            **_texts(stored, trial.number, missing=None),
         }
         for trial in trials
     ]
@@ -383,11 +413,18 @@ def _whole(value: Any) -> Any:
     return value.encode(errors="backslashreplace").decode()
 
 
-_WRITERS: dict[str, Callable[[StudyInfo, Sequence[TrialRecord], Seeds], Any]] = {
-    "csv": _csv,
-    "json": _json,
-    "parquet": _parquet,
-}
+def _texts(stored: _Stored, number: int, *, missing: Any) -> dict[str, Any]:
+    """Return the columns of a trial's user attributes; lists and dicts become JSON."""
+    own = stored.attributes.get(number, {})
+    found: dict[str, Any] = {}
+    for key in stored.keys:
+        value = own.get(key)
+        text = attribute_text(value) if isinstance(value, list | dict) else value
+        found[_whole(f"user_attrs_{key}")] = missing if value is None else _whole(text)
+    return found
+
+
+_WRITERS: dict[str, Callable[[_Stored], Any]] = {"csv": _csv, "json": _json, "parquet": _parquet}
 
 
 def _metrics(info: StudyInfo) -> list[str]:

@@ -18,11 +18,20 @@ from thrifty.agents._store_documents import (
 )
 from thrifty.core import plain_text
 from thrifty.store import FailureGroup, Store, StudySummary, redact_url
-from thrifty.store._reports import compare, failure_lines, interval, standard_deviation, stored_unit
+from thrifty.store._reports import (
+    attribute_text,
+    compare,
+    failure_lines,
+    interval,
+    standard_deviation,
+    stored_unit,
+)
 
 from ._options import complete_study, json_option, print_document, say, storage_option
 
 
+_ATTRIBUTE_CHARS = 400
+"""Most characters of an attribute that are shown; the middle of a longer one is cut."""
 _GONE = " (its process is gone; run it again to go on)"
 
 
@@ -115,6 +124,7 @@ def best_command(*, name: str, storage: str, as_json: bool) -> None:
         info = store.studies.get(name)
         trials = store.studies.load(info.id).trials
         seeds = last_values(store, info)
+        attributes = store.studies.user_attrs(info.id)
     best = best_of(info, trials)
     sure = best_certainty(info, trials, best=best, seeds=seeds)
     unit = stored_unit(info.spec)
@@ -128,6 +138,9 @@ def best_command(*, name: str, storage: str, as_json: bool) -> None:
             say(f"  {line}")
         for key, value in trial.config.items():
             say(f"  {plain_text(key)} = {plain_text(value)}")
+        for key, value in attributes.get(trial.number, {}).items():
+            text = plain_text(attribute_text(value), limit=_ATTRIBUTE_CHARS)
+            say(f"  attribute {plain_text(key)} = {text}")
 
 
 def _of_seeds(values: Sequence[float] | None, *, certainty: float | None = None) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Errors, seeds, clocks and events that every other package may import."""
 
+from ._attributes import MAX_ATTRIBUTE_BYTES, Attributes
 from ._determinism import Clock, SystemClock, derive_seed, fingerprint, replica_seed, step_seed
 from ._errors import (
     AlgorithmError,
@@ -56,8 +57,10 @@ from ._prefetcher import OrderedPrefetcher
 
 
 __all__ = [
+    "MAX_ATTRIBUTE_BYTES",
     "ActivationsKept",
     "AlgorithmError",
+    "Attributes",
     "Calibrated",
     "CheckpointError",
     "CheckpointLost",

@@ -7,7 +7,8 @@ Epochs count states: epoch ``e`` is the state after ``e`` epochs of training.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ class EpochDone:
         seconds_alone_low: Low end of the range of ``seconds_alone``; None if the trial was alone.
         seconds_alone_high: High end of this range.
         evaluated: Whether the epoch was not trained, but only evaluated from a stored state.
+        attributes: User attributes that the trial has set in this epoch, as JSON values.
     """
 
     node: int
@@ -72,6 +74,7 @@ class EpochDone:
     seconds_alone_low: float | None = None
     seconds_alone_high: float | None = None
     evaluated: bool = False
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from thrifty.core import (
+    Attributes,
     EpochDone,
     Event,
     StageDone,
@@ -232,8 +233,16 @@ class AskTellExecutor(Executor):
         refused = not wait and self._num_refused > before + 1
         return bool(self._handed) or self.is_ended or refused
 
-    def tell(self, asked: AskedTrial, metrics: Mapping[str, float]) -> bool:
+    def tell(
+        self,
+        asked: AskedTrial,
+        metrics: Mapping[str, float],
+        *,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> bool:
         """Report the metrics of the next epoch; return whether the trial goes on.
+
+        ``attributes`` are its user attributes.
 
         Raises:
             UsageError: The trial has ended.
@@ -251,6 +260,7 @@ class AskTellExecutor(Executor):
                     seconds=now - asked._began,
                     worker=_WORKER,
                     seconds_alone=now - asked._began,
+                    attributes=attributes or {},
                 ),
             )
             asked._began, asked.state = now, None
@@ -388,6 +398,22 @@ def checked_metrics(value: Any, *, metric: str) -> Mapping[str, float]:
                 f"tell({value!r}): {name!r} is {each!r}; give a number, or a dict of metrics"
             )
     return {str(name): float(each) for name, each in found.items()}
+
+
+def checked_attributes(values: Any) -> Mapping[str, Any]:
+    """Return user attributes as they are stored.
+
+    Raises:
+        UsageError: They are no dict of JSON values, or too large.
+    """
+    if not isinstance(values, Mapping):
+        raise UsageError(
+            f"tell(user_attrs={values!r}): give a dict of texts, numbers, lists and dicts by name"
+        )
+    found = Attributes(call="tell(user_attrs={{{key}: ...}})", error=UsageError)
+    for key, value in values.items():
+        found.set(key, value)
+    return found.take()
 
 
 def _is_number(value: Any) -> bool:

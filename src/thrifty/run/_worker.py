@@ -301,8 +301,14 @@ class Worker:
         self._report_calibrations(next(iter(self._courses.values())), out)
         self._report_refused(next(iter(self._courses.values())), out)
         self._report_activations(next(iter(self._courses.values())), out)
+        attributes = {
+            number: self._backend.attributes(number)
+            for number, outcome in outcomes.items()
+            if not isinstance(outcome, Exception)
+        }
         for number, outcome in outcomes.items():
-            self._take(self._courses[number], outcome, out)
+            course = self._courses[number]
+            self._take(course, outcome, out, attributes=attributes.get(number, {}))
         self._proven = max(self._proven, len(self._courses))
 
     def _plans(self) -> dict[int, EpochPlan]:
@@ -356,7 +362,14 @@ class Worker:
             course.parked = course.member(state)
         return True
 
-    def _take(self, course: RunningChain, outcome: Outcome, out: list[Report]) -> None:
+    def _take(
+        self,
+        course: RunningChain,
+        outcome: Outcome,
+        out: list[Report],
+        *,
+        attributes: Mapping[str, Any],
+    ) -> None:
         course.under_way = False
         course.parked = None
         if isinstance(outcome, UnverifiedError):
@@ -367,7 +380,7 @@ class Worker:
             return
         stage = course.stage
         course.epoch += 1
-        done = self._epoch_done(course, outcome)
+        done = self._epoch_done(course, outcome, attributes=attributes)
         num_unverified = self._backend.num_unverified(course.number)
         course.held = [self._with_time_alone(course, held) for held in course.held]
         ends, error = course.epoch == stage.stop, None
@@ -460,7 +473,9 @@ class Worker:
         seconds = self._complete.spent_s - before
         course.spent = course.spent.plus(TimeShare(seconds=seconds, checks=seconds))
 
-    def _epoch_done(self, course: RunningChain, metrics: Mapping[str, float]) -> EpochDone:
+    def _epoch_done(
+        self, course: RunningChain, metrics: Mapping[str, float], *, attributes: Mapping[str, Any]
+    ) -> EpochDone:
         spent, dropped = course.spent, course.dropped
         course.spent = course.dropped = TimeShare()
         own_s = spent.seconds - spent.checks
@@ -475,6 +490,7 @@ class Worker:
             seconds_checks=spent.checks,
             seconds_alone=own_s if is_alone else None,
             worker=self.name,
+            attributes=attributes,
         )
         return self._with_time_alone(course, _plus(done, dropped))
 

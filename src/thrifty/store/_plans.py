@@ -20,6 +20,7 @@ from ._records import (
     NodeRecord,
     PlanInfo,
     PlanRecords,
+    attributes_of,
     nodes_of_replicas,
     records_of,
 )
@@ -210,6 +211,8 @@ def news_of(
     return PlanRecords(
         revision=revision,
         nodes=records_of(NodeRecord, nodes, config=config_from_json),
-        epochs=records_of(EpochRecord, epochs, metrics=json.loads, evaluated=bool),
+        epochs=records_of(
+            EpochRecord, epochs, metrics=json.loads, evaluated=bool, attributes=attributes_of
+        ),
         checkpoints=records_of(CheckpointRef, kept),
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -39,11 +40,11 @@ class NodeRecord:
 class EpochRecord:
     """The metrics of a node after an epoch; the store keeps the first record of an epoch.
 
-    ``seconds``, ``seconds_checks``, ``seconds_alone`` with its low and high ends, and ``evaluated``
-    are those of ``EpochDone``. ``study`` is the study whose run trained the epoch. ``again`` is how
-    often the epoch was trained again since. The fields that begin with ``again_`` are the sums of
-    the same times over those repetitions. They are only read; ``EpochAgain`` adds to them. Their
-    low and high ends are None if a part of ``again_alone_s`` was not measured.
+    ``seconds``, ``seconds_checks``, ``seconds_alone`` with its low and high ends, ``evaluated`` and
+    ``attributes`` are those of ``EpochDone``. ``study`` is the study whose run trained the epoch.
+    ``again`` is how often the epoch was trained again since. The fields that begin with ``again_``
+    are the sums of the same times over those repetitions. They are only read; ``EpochAgain`` adds
+    to them. Their low and high ends are None if a part of ``again_alone_s`` was not measured.
     """
 
     plan: int
@@ -64,6 +65,7 @@ class EpochRecord:
     again_alone_s: float = 0.0
     again_alone_low_s: float | None = 0.0
     again_alone_high_s: float | None = 0.0
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,6 +410,15 @@ def nodes_of_replicas(stored: Sequence[int] | None) -> tuple[int, ...]:
     ((), (4, 7))
     """
     return tuple(stored or ())
+
+
+def attributes_of(stored: str | None) -> dict[str, Any]:
+    """Return the attributes of an epoch, as a column of the epochs has them.
+
+    >>> attributes_of(None), attributes_of('{"note": "warm"}')
+    ({}, {'note': 'warm'})
+    """
+    return {} if stored is None else json.loads(stored)
 
 
 def records_of(

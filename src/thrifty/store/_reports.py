@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -291,6 +293,62 @@ def _of_one_type(values: list[Any]) -> list[Any]:
 
 def _each(kind: type, values: Iterable[Any]) -> list[Any]:
     return [None if value is None else kind(value) for value in values]
+
+
+AttributesByNode = Mapping[int, Mapping[int, Mapping[str, Any]]]
+"""The user attributes that were set in each epoch, by node and epoch."""
+
+
+def path_to(
+    node: int, epoch: int, *, origins: Mapping[int, tuple[int | None, int]]
+) -> list[tuple[int, int]]:
+    """Return the nodes from the root to a node, each with its last epoch on the path.
+
+    Args:
+        node: The last node.
+        epoch: The last epoch.
+        origins: The parent of each node, and the epoch of the parent at which it begins.
+
+    >>> path_to(3, 9, origins={0: (None, 0), 3: (0, 2)})
+    [(0, 2), (3, 9)]
+    """
+    found = []
+    at: int | None = node
+    while at is not None and at in origins:
+        found.append((at, epoch))
+        at, start = origins[at]
+        epoch = min(epoch, start)
+    return found[::-1]
+
+
+def last_attributes(
+    path: Iterable[tuple[int, int]], attributes: AttributesByNode
+) -> dict[str, Any]:
+    """Return the user attributes along the path to a trial: of each key, the value set last.
+
+    Args:
+        path: The nodes from the root on, each with its last epoch on the path.
+        attributes: The attributes of the plan.
+
+    >>> last_attributes([(0, 2), (3, 9)], {0: {1: {"a": 1, "b": 1}, 4: {"a": 4}}, 3: {5: {"b": 5}}})
+    {'a': 1, 'b': 5}
+    """
+    found: dict[str, Any] = {}
+    for node, stop in path:
+        own = attributes.get(node, {})
+        for epoch in sorted(own):
+            if epoch <= stop:
+                found |= own[epoch]
+    return copy.deepcopy(found)
+
+
+def attribute_text(value: Any) -> str:
+    """Return the value of a user attribute as text: a text as it is, anything else as JSON.
+
+    >>> attribute_text("as it is"), attribute_text({"cat": [0.5, None]})
+    ('as it is', '{"cat": [0.5, null]}')
+    """
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0011"
+VERSION = "0012"
 
 metadata = MetaData()
 
@@ -132,6 +132,8 @@ epochs = Table(
     Column("again_alone_low_s", Float, server_default="0"),
     Column("again_alone_high_s", Float, server_default="0"),
     Column("revision", BigInteger, nullable=False, server_default="0"),
+    # User attributes that were set in this epoch, as JSON like the metrics; NULL if there are none.
+    Column("attributes", Text),
     Index("epochs_revision", "plan", "revision"),
 )
 

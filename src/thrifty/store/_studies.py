@@ -27,10 +27,11 @@ from ._records import (
     StudySummary,
     TrialEnqueued,
     TrialRecord,
+    attributes_of,
     nodes_of_replicas,
     records_of,
 )
-from ._reports import stored_unit
+from ._reports import last_attributes, path_to, stored_unit
 from ._writer import write
 from .coordination._claims import lock_plan
 from .coordination._leases import check_exists, standing
@@ -275,6 +276,36 @@ class Studies:
             ]
             for number, first, reached, others in trials
         }
+
+    def user_attrs(self, study: int) -> dict[int, dict[str, Any]]:
+        """Return the user attributes of each trial up to the epoch it has reached, by number.
+
+        Trials without attributes are left out. With several seeds, the first one counts.
+        """
+        n, e, t = schema.nodes, schema.epochs, schema.trials
+        plan = select(schema.studies.c.plan).where(schema.studies.c.id == study).scalar_subquery()
+        with consistent_read(self._engine) as connection:
+            stored: dict[int, dict[int, Mapping[str, Any]]] = {}
+            for node, epoch, text in connection.execute(
+                select(e.c.node, e.c.epoch, e.c.attributes).where(
+                    e.c.plan == plan, e.c.attributes.is_not(None)
+                )
+            ):
+                stored.setdefault(node, {})[epoch] = attributes_of(text)
+            if not stored:
+                return {}
+            nodes = select(n.c.node, n.c.parent, n.c.start).where(n.c.plan == plan)
+            origins = {row.node: (row.parent, row.start) for row in connection.execute(nodes)}
+            trials = connection.execute(
+                select(t.c.number, t.c.node, t.c.reached)
+                .where(t.c.study == study, t.c.reached > 0)
+                .order_by(t.c.number)
+            ).all()
+        found = {
+            number: last_attributes(path_to(node, reached, origins=origins), stored)
+            for number, node, reached in trials
+        }
+        return {number: attributes for number, attributes in found.items() if attributes}
 
     def trained_to(self, study: int, *, state: str) -> dict[int, int]:
         """Return the last trained epoch of each trial in a state, by number; 0 before the first.

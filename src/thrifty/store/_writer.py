@@ -159,6 +159,7 @@ def _epochs(
             "seconds_alone_high": r.seconds_alone_high,
             "study": r.study,
             "evaluated": r.evaluated or None,
+            "attributes": json.dumps(dict(r.attributes)) if r.attributes else None,
             "revision": revisions[r.plan],
         }
         for r in records

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from thrifty.core import UsageError
 from thrifty.run import AskedTrial, External
-from thrifty.run._ask_tell import AskTell, AskTellExecutor, checked_metrics
+from thrifty.run._ask_tell import AskTell, AskTellExecutor, checked_attributes, checked_metrics
 
 from ._goals import Goals
 from ._reader import is_in_memory
@@ -93,6 +93,7 @@ class AskingMixin:
         metrics: Mapping[str, float] | float | None = None,
         *,
         error: str | None = None,
+        user_attrs: Mapping[str, Any] | None = None,
     ) -> bool:
         """Record the metrics of a trial's next epoch, or that it has failed.
 
@@ -100,12 +101,15 @@ class AskingMixin:
             trial: What ``ask`` has returned.
             metrics: The metrics after its next epoch, by name; a number is the study's metric.
             error: Why the trial has failed; it is then over.
+            user_attrs: Facts about this epoch beside its metrics, such as texts, lists and dicts;
+                see ``TrialResult.user_attrs``.
 
         Returns:
             Whether the trial goes on with another epoch. If not, ask for another trial.
 
         Raises:
-            UsageError: The trial has ended, or the metrics are no numbers.
+            UsageError: The trial has ended, the metrics are no numbers, or ``user_attrs`` are no
+                JSON or take more than 64 KiB.
 
         >>> import thrifty as th
         >>> study = th.Study(
@@ -129,10 +133,17 @@ class AskingMixin:
             )
         if (metrics is None) == (error is None):
             raise UsageError("tell() takes the metrics of a trial, or the error it has failed with")
+        if error is not None and user_attrs is not None:
+            raise UsageError(
+                "tell(error=..., user_attrs=...): attributes are stored with the metrics of an "
+                "epoch, and a failed trial has none; leave user_attrs out"
+            )
+        attributes = {} if user_attrs is None else checked_attributes(user_attrs)
         if error is not None:
             self._asking.fail(trial, str(error))
             return False
-        return self._asking.tell(trial, checked_metrics(metrics, metric=self.goals.metrics[0]))
+        found = checked_metrics(metrics, metric=self.goals.metrics[0])
+        return self._asking.tell(trial, found, attributes=attributes)
 
 
 class Asking:
@@ -164,11 +175,13 @@ class Asking:
             self._end_if_over(executor)
         return found
 
-    def tell(self, asked: AskedTrial, metrics: Mapping[str, float]) -> bool:
-        """Take the metrics of an epoch; return whether the trial goes on."""
+    def tell(
+        self, asked: AskedTrial, metrics: Mapping[str, float], *, attributes: Mapping[str, Any]
+    ) -> bool:
+        """Take the metrics and attributes of an epoch; return whether the trial goes on."""
         executor = self._executor()
         assert executor is not None
-        more = executor.tell(asked, metrics)
+        more = executor.tell(asked, metrics, attributes=attributes)
         self._end_if_over(executor)
         return more
 

@@ -42,7 +42,7 @@ from thrifty.store import (
     TrialReported,
     TrialStopped,
 )
-from thrifty.store._reports import EpochTimes, mean_curve, standard_errors
+from thrifty.store._reports import EpochTimes, last_attributes, mean_curve, standard_errors
 
 from ._goals import Goals
 from ._trial_events import FailureLog, TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
@@ -90,6 +90,8 @@ class Ledger:
         """Each ``(node, epoch)`` that was not trained: its kept state was evaluated again."""
         self.again: dict[tuple[int, int], tuple[int, EpochTimes]] = {}
         """How often each ``(node, epoch)`` was trained again, and the time that took."""
+        # The user attributes of epochs in which some were set, by node and epoch.
+        self.attributes: dict[int, dict[int, Mapping[str, Any]]] = {}
         self.kept_bytes = 0
         self.touched: set[int] = set()
         """Nodes with checkpoints that may have become superseded since the last check."""
@@ -108,8 +110,8 @@ class Ledger:
         self.threads: int | None = None
         # The reason why a structure of the plan is not fused, by key.
         self.refused: dict[str, str] = {}
+        # The revision of the plan in the store up to which all records are known.
         self.revision = 0
-        """The revision of the plan in the store up to which all records are known."""
         self._num_nodes_recorded = 0
         self._stage_began: dict[tuple[int, int], tuple[float, float]] = {}
         """When each stage began, as a date and on a monotonic clock."""
@@ -215,6 +217,22 @@ class Ledger:
             reached = self.history[number].reached
             yield [(self.plan.owner(node, epoch).id, epoch) for epoch in range(reached, 0, -1)]
 
+    def user_attrs(self, number: int) -> dict[str, Any]:
+        """Return the user attributes of a trial's first replica, up to the epoch it has reached."""
+        if not self.attributes:
+            return {}
+        path: list[tuple[int, int]] = []
+        epoch = self.history[number].reached
+        node: Node | None = self.plan.owner(self.nodes_of[number][0], epoch)
+        while node is not None:
+            path.append((node.id, epoch))
+            epoch, node = node.start, node.parent
+        return last_attributes(reversed(path), self.attributes)
+
+    def _note_attributes(self, epoch: EpochDone | EpochRecord) -> None:
+        if epoch.attributes:
+            self.attributes.setdefault(epoch.node, {})[epoch.epoch] = epoch.attributes
+
     def _insert(self, number: int, config: Mapping[str, Any]) -> tuple[int, ...]:
         horizon = self.history[number].horizon
         epochs = self.max_epochs if horizon is None else horizon
@@ -287,6 +305,7 @@ class Ledger:
             return
         self.epochs_trained += not event.evaluated
         self._note_evaluated(event)
+        self._note_attributes(event)
         self.times[key] = times
         self.outbox.append(
             EpochRecord(
@@ -302,6 +321,7 @@ class Ledger:
                 worker=event.worker,
                 study=self.study_id,
                 evaluated=event.evaluated,
+                attributes=event.attributes,
             )
         )
 
@@ -528,6 +548,7 @@ class Ledger:
             self.epochs_trained += epoch.study == self.study_id and not epoch.evaluated
             self.origins[epoch.node, epoch.epoch] = epoch.study
             self._note_evaluated(epoch)
+            self._note_attributes(epoch)
             self.times[epoch.node, epoch.epoch] = EpochTimes.of(epoch)
         for ref in records.checkpoints:
             self.touched.add(ref.node)
@@ -653,6 +674,7 @@ def done(epoch: EpochRecord) -> EpochDone:
         seconds=epoch.seconds,
         worker=epoch.worker,
         evaluated=epoch.evaluated,
+        attributes=epoch.attributes,
     )
 
 

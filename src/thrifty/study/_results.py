@@ -24,6 +24,7 @@ from thrifty.space._units import EPOCHS
 from thrifty.store import failure_groups, nondominated
 from thrifty.store._reports import (
     EpochTimes,
+    attribute_text,
     failure_lines,
     interval,
     mean_curve,
@@ -63,6 +64,9 @@ class TrialResult:
             allow for the selection of a best trial among many.
         certainty: The probability that the trial is the best of the study, for ``best_trial`` of a
             study with several seeds (None elsewhere).
+        user_attrs: What the trial has set with ``set_user_attr`` up to ``epochs``, also in epochs
+            that it shares with other trials; of each key, the last value. With several seeds, that
+            of the first one.
     """
 
     number: int
@@ -81,6 +85,7 @@ class TrialResult:
     interval: tuple[float, float] | None = None
     certainty: float | None = None
     unit: TimeUnit = EPOCHS
+    user_attrs: Mapping[str, Any] = field(default_factory=dict)
     _load: Callable[..., torch.nn.Module] | None = field(default=None, repr=False, compare=False)
 
     def load_model(
@@ -122,6 +127,10 @@ class TrialResult:
         if self.violation:
             rows.append(("violation", value_text(self.violation)))
         rows += config
+        rows += attribute_rows(self.user_attrs)
+        if len(self.user_attrs) > MAX_VALUES:
+            num_left = len(self.user_attrs) - MAX_VALUES
+            notes = [*notes, f"… and {num_left:,} more attributes: trial.user_attrs"]
         if message:
             rows.append(("error", message))
         shown = facts(f"Trial {self.number}", rows, notes=notes)
@@ -285,6 +294,7 @@ def trial_result(
         sd=standard_deviation(last) if several else None,
         interval=interval(last) if several else None,
         certainty=certainty,
+        user_attrs=ledger.user_attrs(number),
         _load=load,
     )
 
@@ -391,6 +401,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
 def rows(trials: Sequence[TrialResult], goals: Goals) -> list[dict[str, Any]]:
     """Return a table of trials with one row each."""
     several = goals.metrics if len(goals.metrics) > 1 else ()
+    attributes = dict.fromkeys(key for t in trials for key in t.user_attrs)
     return [
         {
             "number": t.number,
@@ -403,6 +414,7 @@ def rows(trials: Sequence[TrialResult], goals: Goals) -> list[dict[str, Any]]:
             **({"violation": t.violation if t.values else None} if goals.constraints else {}),
             "error": t.error,
             **{f"params_{name}": value for name, value in t.config.items()},
+            **{f"user_attrs_{key}": t.user_attrs.get(key) for key in attributes},
         }
         for t in trials
     ]
@@ -479,6 +491,18 @@ def config_rows(
     num_left = len(config) - len(shown)
     notes = [f"… and {num_left:,} more hyper-parameters: {source}"] if num_left else []
     return [*shown], notes
+
+
+def attribute_rows(attributes: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """Return user attributes as facts, at most ``MAX_VALUES``.
+
+    >>> attribute_rows({"classes": ["cat", "dog"]})
+    [('attribute classes', '["cat", "dog"]')]
+    """
+    return [
+        (f"attribute {key}", attribute_text(value))
+        for key, value in islice(attributes.items(), MAX_VALUES)
+    ]
 
 
 def _block(title: str, content: str, *, notes: Sequence[object]) -> str:

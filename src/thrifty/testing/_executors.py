@@ -9,7 +9,7 @@ import tempfile
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from thrifty.core import (
     StageFailed,
     StoreWriteError,
 )
+from thrifty.integrations.functions._loop_trial import LoopTrial
+from thrifty.integrations.functions._trainable import trainable
 from thrifty.pack import SGD, ArrayData, HyperParameters, Task
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment, Executor, ExecutorConfig, Report, state_from_arrays, train_alone
@@ -199,6 +201,24 @@ def check_metrics_are_those_of_a_trial_alone(config: ExecutorConfig) -> None:
     assert [(e.start, e.stop) for e in events if isinstance(e, StageDone)] == [(0, 2), (2, 4)]
 
 
+@trainable
+def saying(trial: LoopTrial) -> Generator[Mapping[str, Any], None, None]:
+    """A training function that sets user attributes before and in its loop."""
+    trial.set_user_attr("rate", str(trial.suggest_float("lr", 0.1, 1.0)))
+    for epoch in trial.epochs({}):
+        trial.set_user_attr("odd", ["\ud800, \0", {"epoch": epoch, "known": None}])
+        yield {"mse": 1.0}
+
+
+def check_attributes_are_those_of_their_epoch(config: ExecutorConfig) -> None:
+    """Check that each epoch is reported with the user attributes that were set in it."""
+    chain = _chain(_timeline({"lr": 0.5}), [(0, 1), (1, 3)])
+    with _OpenExecutor(config, saying) as (executor, _):
+        events = _train(executor, chain)
+    odd = [{"odd": ["\ud800, \0", {"epoch": epoch, "known": None}]} for epoch in range(3)]
+    assert [dict(e.attributes) for e in _epochs(events)] == [odd[0] | {"rate": "0.5"}, *odd[1:]]
+
+
 def check_checkpoints_can_be_resumed(config: ExecutorConfig) -> None:
     """Check that a chain that starts from a checkpoint resumes exactly where it was made."""
     _check_resuming(config, scheme="")
@@ -350,6 +370,7 @@ def check_stopping_keeps_the_state(config: ExecutorConfig) -> None:
 
 EXECUTOR_CHECKS: tuple[Check, ...] = (
     check_metrics_are_those_of_a_trial_alone,
+    check_attributes_are_those_of_their_epoch,
     check_checkpoints_can_be_resumed,
     check_checkpoints_may_have_an_address,
     check_several_at_once,

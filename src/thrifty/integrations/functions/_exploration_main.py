@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thrifty.core import TaskError, error_text, error_traceback
+from thrifty.core import Attributes, TaskError, error_text, error_traceback
 from thrifty.core._child import parent_of
 from thrifty.pack._state import seed_everything
 
@@ -117,6 +117,10 @@ class _NoEpochs:
     def next(self) -> int:
         """Return no epoch; a loop never begins."""
         raise PrologueEndedError
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Check the attribute, and drop it: this run only finds out what is suggested."""
+        Attributes().set(key, value)
 
 
 if __name__ == "__main__":

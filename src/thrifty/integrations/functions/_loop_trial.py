@@ -44,6 +44,10 @@ class Epochs(Protocol):
         """Return the number of the epoch to train now."""
         ...
 
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Keep a user attribute with the epoch that is trained now."""
+        ...
+
 
 class Scheduled:
     """A hyper-parameter that may follow a schedule: ``value`` is its value in this epoch.
@@ -170,6 +174,42 @@ class LoopTrial:
         self._has_begun = True
         self._epochs.begin(state, tuple(ignore))
         return iter(self._epochs.next, None)
+
+    def set_user_attr(self, key: str, value: Any) -> None:
+        """Keep a fact about the trial beside its metrics, such as a text or a table.
+
+        It is stored with the epoch that is trained now; before ``epochs``, with the first epoch.
+        All trials that share the epoch have it, and the last value of a key counts:
+        ``TrialResult.user_attrs``. Set it before the ``yield``.
+
+        Args:
+            key: Its name.
+            value: A text, a number, a bool, None, or a list or dict of these. The attributes of one
+                epoch may take 64 KiB as JSON.
+
+        Raises:
+            TaskError: The value is no JSON or too large, or the epoch's metrics are yielded
+                already.
+
+        >>> import thrifty as th
+        >>> @th.trainable
+        ... def train(trial):
+        ...     width = trial.suggest_int("width", 1, 2)
+        ...     trial.set_user_attr("layers", [width, 1])
+        ...     for epoch in trial.epochs({}):
+        ...         yield {"loss": 1 / width}
+        >>> study = th.Study(
+        ...     train,
+        ...     algorithm=th.GridSearch(max_epochs=1),
+        ...     metric="loss",
+        ...     mode="min",
+        ...     storage="sqlite://",
+        ...     name="widths",
+        ... )
+        >>> study.run(progress=False).best_trial.user_attrs
+        {'layers': [2, 1]}
+        """
+        self._epochs.set_attribute(key, value)
 
     def _ask(self, name: str, domain: Any) -> None:
         if self._has_begun:

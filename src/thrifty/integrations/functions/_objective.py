@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from thrifty.core import (
+    Attributes,
     CheckpointError,
     DivergedError,
     StateError,
@@ -62,6 +63,7 @@ class ObjectiveTrial:
         self.user_attrs: dict[str, Any] = {}
         self._run = run
         self._domains: dict[str, Domain] = {}
+        self._fresh = Attributes()
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
@@ -120,8 +122,18 @@ class ObjectiveTrial:
         return self._run.should_prune()
 
     def set_user_attr(self, key: str, value: Any) -> None:
-        """Keep a fact about the trial; numbers become metrics of the trial."""
-        self.user_attrs[key] = value
+        """Keep a fact about the trial, as a JSON value; numbers become metrics of the trial, too.
+
+        It is stored with the epoch that the next report ends, or the end of the objective.
+
+        Raises:
+            TaskError: The value is no JSON, or the attributes of one epoch take more than 64 KiB.
+        """
+        self.user_attrs[key] = self._fresh.set(key, value)
+
+    def take_attributes(self) -> Mapping[str, Any]:
+        """Return the user attributes that were set since the last call."""
+        return self._fresh.take()
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -172,7 +184,7 @@ class ObjectiveTask(SelfDescribing):
 
     preparation = "objective"
     mend = "an objective has no state"
-    internals = frozenset({"_run"})
+    internals = frozenset({"_run", "_attributes"})
     can_resume = False
 
     def __init__(
@@ -212,6 +224,7 @@ class ObjectiveTask(SelfDescribing):
             self.function, hp, name=self.name, seed=seed, device=device
         )
         self._ended: Mapping[str, float] | None = None
+        self._attributes: Mapping[str, Any] = {}
 
     def load_state(self, state: Any) -> None:
         """Go on with the run that has waited in this process since it made the state.
@@ -251,6 +264,7 @@ class ObjectiveTask(SelfDescribing):
             raise StateError(
                 f"{self.name} has raised {error_text(error)}, which is not in catch="
             ) from error
+        self._attributes = self._run.take_attributes()
         if self._run.has_ended:
             self._ended = self._run.metrics()
             self._run = None
@@ -266,6 +280,11 @@ class ObjectiveTask(SelfDescribing):
         if self.num_epochs == 1:
             return metrics
         return {**metrics, UNFINISHED: float(self._run is not None)}
+
+    def take_attributes(self) -> Mapping[str, Any]:
+        """Return the user attributes that the objective has set in the last epoch."""
+        found, self._attributes = self._attributes, {}
+        return found
 
     def state(self) -> Any:
         """Return the metrics of a run that has ended, or the name of one that waits."""
@@ -363,6 +382,10 @@ class ObjectiveRun:
             **{name: float(value) for name, value in numbers.items() if _is_number(value)},
             VALUE: self._value,
         }
+
+    def take_attributes(self) -> Mapping[str, Any]:
+        """Return the user attributes that were set since the last call."""
+        return self._trial.take_attributes()
 
     # -- in the objective's thread ---------------------------------------------------------
 

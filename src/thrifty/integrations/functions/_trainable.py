@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thrifty.core import TaskError, derive_seed
+from thrifty.core import Attributes, TaskError, derive_seed
 from thrifty.pack import HyperParameters, SelfDescribing
 from thrifty.pack._state import seed_everything
 from thrifty.pack.task._metrics import as_number, check_metrics
@@ -152,6 +152,10 @@ class TrainableFunction(SelfDescribing):
         """Return the state of what the function has given to ``trial.epochs``."""
         return self._run.state()
 
+    def take_attributes(self) -> Mapping[str, Any]:
+        """Return the user attributes that the function has set in the last epoch."""
+        return self._run.take_attributes()
+
     @property
     def model(self) -> torch.nn.Module | None:
         """The network in the state of the trial; None if there is none, or more than one."""
@@ -189,6 +193,9 @@ class _Run:
         self._marks: tuple[Any, ...] | None = None
         """Those of the state at the last yield."""
         self._has_ended = False
+        self._attributes = Attributes()
+        self._is_in_loop = False
+        """Whether the function has begun its first epoch."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
@@ -241,6 +248,30 @@ class _Run:
             self._num_checked += 1
             self._check_locals()
         return self._last
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Keep a user attribute with the epoch that is trained now.
+
+        What the prologue sets belongs to the first epoch of the trial. A run that goes on from a
+        state runs the prologue anew, and drops it: the loop may have set another value since.
+
+        Raises:
+            TaskError: The value cannot be kept, or the function has yielded already.
+        """
+        if self._is_in_loop and self._is_due:
+            raise TaskError(
+                f"{self._name} calls trial.set_user_attr({key!r}, ...) after its yield, when the "
+                "epoch has ended, so a trial that goes on from there would not have it; call it "
+                "before the yield"
+            )
+        if self._is_in_loop or self._restored is None:
+            self._attributes.set(key, value)
+        else:
+            Attributes().set(key, value)
+
+    def take_attributes(self) -> Mapping[str, Any]:
+        """Return the user attributes set in the last epoch."""
+        return self._attributes.take()
 
     def _end(self) -> None:
         """The function has ended by itself, as after its own early stopping.
@@ -340,7 +371,7 @@ class _Run:
             self._locals = Locals(self._generator.gi_frame, kept=self._kept_now().values)
         for module in self._kept_now().modules:
             module.zero_grad(set_to_none=True)  # they are not in the state
-        self._is_due = False
+        self._is_due, self._is_in_loop = False, True
         self._answers.present = self._hp  # only now, so that reads before the loop are known
         seed_everything(derive_seed(self._seed, "epoch", self._epoch))
         return self._epoch

@@ -90,9 +90,16 @@ class OptunaView(BaseStorage):
         with self._store() as store:
             records = store.studies.load(study_id).trials
             curves = store.studies.curves(study_id, (_metrics(info) or [""])[0])
+            attributes = store.studies.user_attrs(study_id)
         distributions = _distributions(records)
         trials = [
-            _frozen(info, record, curve=curves[record.number], distributions=distributions)
+            _frozen(
+                info,
+                record,
+                curve=curves[record.number],
+                distributions=distributions,
+                attributes=attributes.get(record.number, {}),
+            )
             for record in records
         ]
         return [trial for trial in trials if states is None or trial.state in states]
@@ -243,6 +250,7 @@ def _frozen(
     *,
     curve: Sequence[float],
     distributions: Mapping[str, BaseDistribution],
+    attributes: Mapping[str, Any],
 ) -> FrozenTrial:
     state = _state(info, record)
     began = datetime.datetime.fromtimestamp(info.created_at)
@@ -261,7 +269,11 @@ def _frozen(
         datetime_complete=None if state == TrialState.RUNNING else began,
         params=params,
         distributions=own,
-        user_attrs={"thrifty:epochs": record.reached, "thrifty:error": record.error[1]},
+        user_attrs={
+            **attributes,
+            "thrifty:epochs": record.reached,
+            "thrifty:error": record.error[1],
+        },
         # Optuna reads constraints here; a value above zero means infeasible.
         system_attrs={} if record.violation is None else {"constraints": [record.violation]},
         intermediate_values=finite,

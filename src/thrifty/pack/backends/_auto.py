@@ -27,6 +27,7 @@ from thrifty.pack.fused._fusable import UnfusableError
 from thrifty.pack.fused._member import FusedTrial
 from thrifty.pack.task._task import Task, Trainable
 from thrifty.pack.trial._probes import Trial
+from thrifty.pack.trial._trial import TrainableTrial
 from thrifty.pack.verify import AloneTime, CheckBudget
 from thrifty.perf import PackCurve
 
@@ -199,6 +200,11 @@ class AutoBackend(Backend):
         if self._fused is not None and self._where[slot] is self._fused:
             return self._fused.trial(slot)
         return self._plain.trial_of_any_kind(slot)
+
+    def attributes(self, slot: int) -> Mapping[str, Any]:
+        """Return the user attributes that a trial has set in its last epoch."""
+        trial = self.trial(slot)
+        return trial.attributes if isinstance(trial, TrainableTrial) else {}
 
     def take(self, slot: int) -> Trial:
         """Take a trial out of its slot, with model and optimizer as they stand."""

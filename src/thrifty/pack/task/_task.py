@@ -296,6 +296,10 @@ class SelfDescribing(Trainable):
     def space(self) -> Any:
         """Return its ``thrifty.Space``; this may run its code in a process of its own."""
 
+    def take_attributes(self) -> Mapping[str, Any]:
+        """Return the user attributes that it has set since the last call."""
+        return {}
+
 
 def _no_loss(task: Task, *_: Any) -> torch.Tensor:
     raise TaskError(

@@ -623,6 +623,8 @@ class TrainableTrial:
         self.task = own_task(task)
         self.is_trained = False
         """Whether the trial has begun an epoch."""
+        self.attributes: Mapping[str, Any] = {}
+        """User attributes that were set in the last epoch."""
         self._device = device
 
     @property
@@ -675,4 +677,6 @@ class TrainableTrial:
         self._readings.followed |= hp.names_read
         self._readings.check_epoch(plan)
         metrics = check_metrics(self.task.evaluate(), task=self._name, method="evaluate")
+        if isinstance(self.task, SelfDescribing):
+            self.attributes = self.task.take_attributes()
         return {name: as_number(value) for name, value in metrics.items()}

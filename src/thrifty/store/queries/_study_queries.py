@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Self
 
@@ -16,7 +16,8 @@ from thrifty.store import _schema as schema
 from thrifty.store._acts import Act
 from thrifty.store._address import redact_url
 from thrifty.store._engine import fetch, forbid_writing, open_engine, user_errors
-from thrifty.store._records import records_of
+from thrifty.store._records import attributes_of, records_of
+from thrifty.store._reports import AttributesByNode, last_attributes, path_to
 from thrifty.store._trash import Deleted, Trash
 from thrifty.store.coordination._leases import standing
 
@@ -300,10 +301,16 @@ class Paths:
     """Nodes on the paths from the root to some nodes.
 
     ``origins`` gives parent and start of each node; ``metrics`` is by node and epoch.
+    ``attributes`` has the user attributes of epochs in which some were set.
     """
 
     origins: Mapping[int, tuple[int | None, int]]
     metrics: Mapping[tuple[int, int], Mapping[str, float]]
+    attributes: AttributesByNode = field(default_factory=dict)
+
+    def user_attrs(self, node: int, reached: int) -> dict[str, Any]:
+        """Return the user attributes up to ``reached`` on the path to a node."""
+        return last_attributes(path_to(node, reached, origins=self.origins), self.attributes)
 
     def curve(self, node: int, reached: int) -> list[tuple[int, Mapping[str, float]]]:
         """Return the known epochs up to ``reached`` on the path to a node, with their metrics."""
@@ -375,16 +382,19 @@ class PlanViews:
                 up.c.plan == plan, up.c.node == path.c.parent
             )
         )
-        query = select(path, _e.c.epoch, _e.c.metrics).outerjoin(
+        query = select(path, _e.c.epoch, _e.c.metrics, _e.c.attributes).outerjoin(
             _e, and_(_e.c.plan == plan, _e.c.node == path.c.node, _e.c.epoch % every == 0)
         )
         origins: dict[int, tuple[int | None, int]] = {}
         metrics: dict[tuple[int, int], Mapping[str, float]] = {}
-        for node, parent, start, epoch, text in fetch(self._engine, query):
+        attributes: dict[int, dict[int, Mapping[str, Any]]] = {}
+        for node, parent, start, epoch, text, said in fetch(self._engine, query):
             origins[node] = (parent, start)
             if epoch is not None:
                 metrics[node, epoch] = json.loads(text)
-        return Paths(origins=origins, metrics=metrics)
+            if said is not None:
+                attributes.setdefault(node, {})[epoch] = attributes_of(said)
+        return Paths(origins=origins, metrics=metrics, attributes=attributes)
 
     def tree(self, plan: int) -> Sequence[Row[Any]]:
         """Return all nodes of a plan, ordered by number.

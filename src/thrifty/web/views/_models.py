@@ -336,6 +336,7 @@ class Trial(Response):
     seed_values: list[Number] = Field(description="the value of each seed; none for one seed")
     sd: Number = Field(description="standard deviation over the seeds")
     interval: list[Number] | None = Field(description="95 % confidence interval of the mean")
+    user_attrs: dict[str, str] = Field(description="user attributes, as text")
 
 
 class Act(Response):

@@ -11,7 +11,7 @@ from thrifty.core import ThriftyError, plain_text
 from thrifty.space import Schedule, Timeline, config_from_json
 from thrifty.store import Order, StudyView, TrialFilter, Views
 from thrifty.store._records import nodes_of_replicas
-from thrifty.store._reports import interval, standard_deviation, stored_unit
+from thrifty.store._reports import attribute_text, interval, standard_deviation, stored_unit
 from thrifty.store.queries._study_queries import Paths
 
 from . import _models as models
@@ -292,6 +292,8 @@ def _line(timeline: Timeline, name: str, value: Any) -> Line:
     )
 
 
+_MAX_ATTRIBUTE = 4_000
+"""Most characters of an attribute that are shown; the middle of a longer one is cut."""
 _OTHERS = 8
 """Maximum number of listed trials that share a stage."""
 
@@ -340,6 +342,10 @@ def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> mo
         seed_values=[finite(value) for value in values],
         sd=finite(standard_deviation(values)) if values else None,
         interval=_mean_interval(values),
+        user_attrs={
+            plain_text(key): plain_text(attribute_text(value), lines=True, limit=_MAX_ATTRIBUTE)
+            for key, value in paths.user_attrs(row.node, row.reached).items()
+        },
     )
 
 

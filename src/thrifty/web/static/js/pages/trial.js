@@ -218,6 +218,16 @@ export function trialPage({ root, reader, params, crumbs, update }) {
           trial.schedule.map((line) => [h("dt", {}, line.name), h("dd", { class: "mono" }, written(line.text))]),
         ),
       ),
+      Object.keys(trial.user_attrs).length > 0 &&
+        card(
+          "Attributes",
+          "what the training code has set with set_user_attr",
+          h(
+            "dl",
+            { class: "pairs" },
+            Object.entries(trial.user_attrs).map(([key, text]) => [h("dt", {}, key), h("dd", { class: "mono text" }, text)]),
+          ),
+        ),
       moving.length > 0 &&
         card("Schedule", "what changes over the epochs, as it is trained", schedule.element),
       measured.length > 0 && card("Curves", "what was measured after each epoch", curves.element),
