@@ -149,6 +149,32 @@ class BestDocument(Document):
     """The best trial, or all trials of the Pareto front."""
 
 
+class ArtifactDocument(TypedDict):
+    """A file that a trial has logged."""
+
+    trial: int
+    """Number of the trial."""
+    name: str
+    """Its name."""
+    digest: str
+    """The BLAKE2b digest of its content, in hexadecimal digits."""
+    num_bytes: int
+    """Its size."""
+    error: str
+    """Why it was not stored, such as a full disk; empty if it was."""
+    saved: str | None
+    """The file that ``--save`` has written; null without it, or if the file was not stored."""
+
+
+class ArtifactsDocument(Document):
+    """Printed by ``thrifty artifacts``."""
+
+    study: str
+    """Name of the study."""
+    artifacts: list[ArtifactDocument]
+    """The artefacts of its trials, by trial and name."""
+
+
 class ExplainDocument(Document):
     """Printed by ``thrifty explain``."""
 
@@ -684,6 +710,7 @@ DOCUMENTS: Mapping[str, type] = {
     "try": TriedDocument,
     "status": StatusDocument,
     "best": BestDocument,
+    "artifacts": ArtifactsDocument,
     "branch": BranchDocument,
     "stop": ActDocument,
     "pause": ActDocument,

@@ -51,6 +51,10 @@ COMMANDS = {
         "_status",
         "Show the best trial of study NAME, or its Pareto front if it has several objectives.",
     ),
+    "artifacts": _Command(
+        "_artifacts",
+        "Show the files that trials of study NAME have logged, or save copies of them.",
+    ),
     "branch": _Command(
         "_steer", "Enqueue a branch of a trial of study NAME, after showing what it costs."
     ),

@@ -1,5 +1,13 @@
 """Errors, seeds, clocks and events that every other package may import."""
 
+from ._artifacts import (
+    MAX_ARTIFACT_BYTES,
+    Artifact,
+    Artifacts,
+    ArtifactSink,
+    artifact_from_json,
+    storing_artifacts,
+)
 from ._attributes import MAX_ATTRIBUTE_BYTES, Attributes
 from ._determinism import Clock, SystemClock, derive_seed, fingerprint, replica_seed, step_seed
 from ._errors import (
@@ -57,9 +65,13 @@ from ._prefetcher import OrderedPrefetcher
 
 
 __all__ = [
+    "MAX_ARTIFACT_BYTES",
     "MAX_ATTRIBUTE_BYTES",
     "ActivationsKept",
     "AlgorithmError",
+    "Artifact",
+    "ArtifactSink",
+    "Artifacts",
     "Attributes",
     "Calibrated",
     "CheckpointError",
@@ -100,6 +112,7 @@ __all__ = [
     "TrainingError",
     "UsageError",
     "WorkerLostError",
+    "artifact_from_json",
     "check_hyperparameter_names",
     "check_integers",
     "derive_seed",
@@ -116,6 +129,7 @@ __all__ = [
     "replica_seed",
     "require",
     "step_seed",
+    "storing_artifacts",
     "thaw_heap",
     "trim_heap",
 ]

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._artifacts import Artifact
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRef:
@@ -62,6 +64,7 @@ class EpochDone:
         seconds_alone_high: High end of this range.
         evaluated: Whether the epoch was not trained, but only evaluated from a stored state.
         attributes: User attributes that the trial has set in this epoch, as JSON values.
+        artifacts: Artefacts that the trial has logged in this epoch.
     """
 
     node: int
@@ -75,6 +78,7 @@ class EpochDone:
     seconds_alone_high: float | None = None
     evaluated: bool = False
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: tuple[Artifact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

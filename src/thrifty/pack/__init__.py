@@ -24,6 +24,7 @@ from .task._step_options import EMA, SWA
 from .task._streams import StreamData
 from .task._task import (
     HyperParameters,
+    Said,
     SelfDescribing,
     Task,
     Trainable,
@@ -68,6 +69,7 @@ __all__ = [
     "Packed",
     "Prefer",
     "RMSprop",
+    "Said",
     "SelfDescribing",
     "SoloBackend",
     "Source",

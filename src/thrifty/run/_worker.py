@@ -31,6 +31,7 @@ from thrifty.core import (
     error_traceback,
     plain_logger,
     plain_text,
+    storing_artifacts,
 )
 from thrifty.pack import (
     ACTIVATION_DISK,
@@ -40,6 +41,7 @@ from thrifty.pack import (
     Member,
     Outcome,
     Prefer,
+    Said,
     State,
     Task,
     TimeShare,
@@ -52,6 +54,8 @@ from thrifty.pack import (
 from thrifty.pack._backend import no_exits
 from thrifty.perf import PackCurve
 from thrifty.plan import Stage
+from thrifty.store import CheckpointFolder
+from thrifty.store._artifacts import ArtifactFiles
 from thrifty.store._bases import MAX_BASE_BYTES
 
 from ._alone import epoch_plan
@@ -116,6 +120,7 @@ class Worker:
         self._states = StateFiles(
             spec.checkpoints, folder=spec.folder, name=spec.name, max_base_bytes=spec.max_base_bytes
         )
+        self._artifacts = ArtifactFiles(CheckpointFolder(spec.checkpoints), folder=spec.folder)
         self._known = {
             key: [PackCurve.from_json(curve) for curve in curves]
             for key, curves in spec.curves.items()
@@ -287,7 +292,7 @@ class Worker:
         if not self._courses:
             return
         try:
-            with self._own_process_state():
+            with self._own_process_state(), storing_artifacts(self._artifacts):
                 outcomes = self._backend.step(plans)
         except Exception as error:
             if not out_of_memory(error):
@@ -301,14 +306,14 @@ class Worker:
         self._report_calibrations(next(iter(self._courses.values())), out)
         self._report_refused(next(iter(self._courses.values())), out)
         self._report_activations(next(iter(self._courses.values())), out)
-        attributes = {
-            number: self._backend.attributes(number)
+        said = {
+            number: self._backend.said(number)
             for number, outcome in outcomes.items()
             if not isinstance(outcome, Exception)
         }
         for number, outcome in outcomes.items():
             course = self._courses[number]
-            self._take(course, outcome, out, attributes=attributes.get(number, {}))
+            self._take(course, outcome, out, said=said.get(number, Said()))
         self._proven = max(self._proven, len(self._courses))
 
     def _plans(self) -> dict[int, EpochPlan]:
@@ -363,12 +368,7 @@ class Worker:
         return True
 
     def _take(
-        self,
-        course: RunningChain,
-        outcome: Outcome,
-        out: list[Report],
-        *,
-        attributes: Mapping[str, Any],
+        self, course: RunningChain, outcome: Outcome, out: list[Report], *, said: Said
     ) -> None:
         course.under_way = False
         course.parked = None
@@ -380,7 +380,7 @@ class Worker:
             return
         stage = course.stage
         course.epoch += 1
-        done = self._epoch_done(course, outcome, attributes=attributes)
+        done = self._epoch_done(course, outcome, said=said)
         num_unverified = self._backend.num_unverified(course.number)
         course.held = [self._with_time_alone(course, held) for held in course.held]
         ends, error = course.epoch == stage.stop, None
@@ -474,7 +474,7 @@ class Worker:
         course.spent = course.spent.plus(TimeShare(seconds=seconds, checks=seconds))
 
     def _epoch_done(
-        self, course: RunningChain, metrics: Mapping[str, float], *, attributes: Mapping[str, Any]
+        self, course: RunningChain, metrics: Mapping[str, float], *, said: Said
     ) -> EpochDone:
         spent, dropped = course.spent, course.dropped
         course.spent = course.dropped = TimeShare()
@@ -490,7 +490,8 @@ class Worker:
             seconds_checks=spent.checks,
             seconds_alone=own_s if is_alone else None,
             worker=self.name,
-            attributes=attributes,
+            attributes=said.attributes,
+            artifacts=said.artifacts,
         )
         return self._with_time_alone(course, _plus(done, dropped))
 

@@ -5,7 +5,7 @@ A checkpoint contains no pickle, and so nothing executable.
 Killed runs leave two kinds of files, which are found and deleted here. A *temporary* file is one
 that a writer did not finish. An *orphan* is a complete checkpoint without a row in the database:
 its run died before it wrote the row. A *base* (see ``_bases``) that no checkpoint names is deleted,
-too.
+too, and an *artefact* (see ``_artifacts``) that no epoch names.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ import fsspec
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
-from sqlalchemy import Engine, select
+from sqlalchemy import Connection, Engine, select
 
 from thrifty.core import CheckpointError, CheckpointRef, StoreWriteError, UsageError, plain_logger
 
 from . import _schema as schema
 from ._address import redact, redact_root
-from ._engine import fetch
+from ._engine import fetch, user_errors
+from ._records import artifacts_of
 from .coordination._leases import is_tag_of_dead, process_tag
 
 
@@ -48,6 +49,9 @@ TEMPORARY = ".tmp"
 
 BASE_NAME = re.compile(r"base-[0-9a-f]{32}\.safetensors", re.ASCII)
 """Pattern of the names of the files that hold what checkpoints leave out."""
+
+ARTIFACT_NAME = re.compile(r"artifact-[0-9a-f]{32}", re.ASCII)
+"""Pattern of the names of the files of artefacts."""
 
 _PATH = re.compile(r"[A-Za-z0-9_-]+/[0-9]+-[0-9]+\.safetensors", re.ASCII)
 """Pattern of the paths that ``write`` makes; no other path in a database row is trusted."""
@@ -191,9 +195,11 @@ class CheckpointFolder:
         """Return the full path of a file as messages show it."""
         return f"{self._shown}/{path}"
 
-    def refused(self, error: OSError, path: str, num_bytes: int) -> StoreWriteError:
+    def refused(
+        self, error: OSError, path: str, num_bytes: int, *, what: str = "checkpoint"
+    ) -> StoreWriteError:
         """Return the error for a file that could not be written; raise it from None."""
-        return _refused(error, self.shown(path), num_bytes, said=self._said(error))
+        return _refused(error, self.shown(path), num_bytes, said=self._said(error), what=what)
 
     def delete(self, ref: CheckpointRef) -> None:
         """Delete a state's file; ignore one that is gone already or lies outside this folder."""
@@ -322,14 +328,16 @@ def _header(data: bytes) -> Any:
     return json.loads(data[8 : 8 + length])
 
 
-def _refused(error: OSError, path: str, num_bytes: int, *, said: str) -> StoreWriteError:
+def _refused(
+    error: OSError, path: str, num_bytes: int, *, said: str, what: str = "checkpoint"
+) -> StoreWriteError:
     mend = (
         "free some disk space, or set Storage(disk_budget_bytes=...) or Storage(max_base_bytes=...)"
         if error.errno in (errno.ENOSPC, errno.EDQUOT)
         else "choose a writable place with Storage(checkpoints=...)"
     )
     return StoreWriteError(
-        f"cannot write the checkpoint {path} ({num_bytes:,} bytes): {said}; {mend}, then run "
+        f"cannot write the {what} {path} ({num_bytes:,} bytes): {said}; {mend}, then run "
         "the study again: "
         "it goes on where it is"
     )
@@ -347,11 +355,12 @@ _OWNER = ".owner-"
 _UNKNOWN = "unknown"
 _CHECKPOINT = re.compile(r"[0-9]+-[0-9]+\.safetensors", re.ASCII)
 _WRITER = re.compile(
-    rf"\.(?:{_CHECKPOINT.pattern}|{BASE_NAME.pattern})\.(?P<tag>.+)-[0-9]+{re.escape(TEMPORARY)}",
+    rf"\.(?:{_CHECKPOINT.pattern}|{BASE_NAME.pattern}|{ARTIFACT_NAME.pattern})"
+    rf"\.(?P<tag>.+)-[0-9]+{re.escape(TEMPORARY)}",
     re.ASCII,
 )
 
-Kind = Literal["checkpoint", "orphan", "temporary", "base", "other"]
+Kind = Literal["checkpoint", "orphan", "temporary", "base", "artifact", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,8 +389,8 @@ def survey(engine: Engine, checkpoints: CheckpointFolder) -> Survey:
     """Count the files in the folders of all plans, without changing anything."""
     with engine.connect() as connection:
         paths = set(connection.execute(select(schema.checkpoints.c.path)).scalars())
-        plans = set(connection.execute(select(schema.plans.c.identity)).scalars())
-    known: dict[str, set[str]] = {plan: set() for plan in plans}
+        plans = connection.execute(select(schema.plans.c.id, schema.plans.c.identity)).all()
+        known = {identity: artifact_names(connection, plan) for plan, identity in plans}
     for path in paths:
         folder, _, name = path.partition("/")
         known.setdefault(folder, set()).add(name)
@@ -389,7 +398,7 @@ def survey(engine: Engine, checkpoints: CheckpointFolder) -> Survey:
     for folder, names in known.items():
         for file in checkpoints.files(folder):
             kind = kind_of(file, known=names)
-            if kind != "other":
+            if kind not in ("artifact", "other"):
                 sizes[kind if kind in sizes else "left"].append(file.num_bytes)
     return Survey(
         num_kept=len(sizes["checkpoint"]),
@@ -425,12 +434,16 @@ def remove_leftovers(
     # Ask for other processes first: one that ends after that has recorded its checkpoints.
     may_go = ours and is_alone()
     known = known_paths(engine, folder)
+    with user_errors(engine), engine.connect() as connection:
+        known |= artifact_names(connection, plan)
     removed: list[FoundFile] = []
     left: list[FoundFile] = []
     unnamed = _unnamed_bases(checkpoints, folder, found, known=known) if may_go else set()
     for file in found:
         kind = kind_of(file, known=known)
-        if kind in ("checkpoint", "other") or (kind == "base" and file.name not in unnamed):
+        if kind in ("checkpoint", "artifact", "other") or (
+            kind == "base" and file.name not in unnamed
+        ):
             continue
         dead = _is_abandoned(file, now=now) if kind == "temporary" else may_go
         gone = dead and _remove(checkpoints, folder, file)
@@ -459,8 +472,21 @@ def known_paths(engine: Engine, folder: str) -> set[str]:
     return {row.path.rpartition("/")[2] for row in fetch(engine, query)}
 
 
+def artifact_names(connection: Connection, plan: int) -> set[str]:
+    """Return the names of the files of artefacts that epochs of a plan name."""
+    e = schema.epochs
+    query = select(e.c.artifacts).where(e.c.plan == plan, e.c.artifacts.is_not(None))
+    return {
+        f"artifact-{each.digest}"
+        for stored in connection.execute(query).scalars()
+        for each in artifacts_of(stored)
+    }
+
+
 def kind_of(file: FoundFile, *, known: Collection[str]) -> Kind:
     """Return the kind of a file in a plan's folder."""
+    if ARTIFACT_NAME.fullmatch(file.name):
+        return "artifact" if file.name in known else "orphan"
     if _CHECKPOINT.fullmatch(file.name):
         return "checkpoint" if file.name in known else "orphan"
     if BASE_NAME.fullmatch(file.name):
@@ -478,7 +504,7 @@ def _unnamed_bases(
 ) -> set[str]:
     """Return the names of the bases in a folder that no checkpoint names."""
     unnamed = {file.name for file in found if kind_of(file, known=known) == "base"}
-    for name in known:
+    for name in filter(_CHECKPOINT.fullmatch, known):
         if not unnamed:
             break
         try:

@@ -20,6 +20,7 @@ from ._records import (
     NodeRecord,
     PlanInfo,
     PlanRecords,
+    artifacts_of,
     attributes_of,
     nodes_of_replicas,
     records_of,
@@ -212,7 +213,12 @@ def news_of(
         revision=revision,
         nodes=records_of(NodeRecord, nodes, config=config_from_json),
         epochs=records_of(
-            EpochRecord, epochs, metrics=json.loads, evaluated=bool, attributes=attributes_of
+            EpochRecord,
+            epochs,
+            metrics=json.loads,
+            evaluated=bool,
+            attributes=attributes_of,
+            artifacts=artifacts_of,
         ),
         checkpoints=records_of(CheckpointRef, kept),
     )

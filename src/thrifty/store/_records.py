@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Row
 
-from thrifty.core import CheckpointRef
+from thrifty.core import Artifact, CheckpointRef, artifact_from_json
 from thrifty.space import Timeline, TimeUnit
 from thrifty.space._units import EPOCHS
 
@@ -40,8 +40,9 @@ class NodeRecord:
 class EpochRecord:
     """The metrics of a node after an epoch; the store keeps the first record of an epoch.
 
-    ``seconds``, ``seconds_checks``, ``seconds_alone`` with its low and high ends, ``evaluated`` and
-    ``attributes`` are those of ``EpochDone``. ``study`` is the study whose run trained the epoch.
+    ``seconds``, ``seconds_checks``, ``seconds_alone`` with its low and high ends, ``evaluated``,
+    ``attributes`` and ``artifacts`` are those of ``EpochDone``. ``study`` is the study whose run
+    trained the epoch.
     ``again`` is how often the epoch was trained again since. The fields that begin with ``again_``
     are the sums of the same times over those repetitions. They are only read; ``EpochAgain`` adds
     to them. Their low and high ends are None if a part of ``again_alone_s`` was not measured.
@@ -66,6 +67,7 @@ class EpochRecord:
     again_alone_low_s: float | None = 0.0
     again_alone_high_s: float | None = 0.0
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: tuple[Artifact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,6 +421,20 @@ def attributes_of(stored: str | None) -> dict[str, Any]:
     ({}, {'note': 'warm'})
     """
     return {} if stored is None else json.loads(stored)
+
+
+def artifacts_of(stored: str | None) -> tuple[Artifact, ...]:
+    """Return the artefacts of an epoch, as a column of the epochs has them.
+
+    >>> artifacts_of(None)
+    ()
+    """
+    return () if stored is None else tuple(artifact_from_json(each) for each in json.loads(stored))
+
+
+def artifacts_by_name(stored: str) -> dict[str, Artifact]:
+    """Return the artefacts of an epoch by name, as a column of the epochs has them."""
+    return {each.name: each for each in artifacts_of(stored)}
 
 
 def records_of(

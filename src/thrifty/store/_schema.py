@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0012"
+VERSION = "0013"
 
 metadata = MetaData()
 
@@ -134,6 +134,8 @@ epochs = Table(
     Column("revision", BigInteger, nullable=False, server_default="0"),
     # User attributes that were set in this epoch, as JSON like the metrics; NULL if there are none.
     Column("attributes", Text),
+    # Artefacts that were logged in this epoch, as a JSON list; NULL if there are none.
+    Column("artifacts", Text),
     Index("epochs_revision", "plan", "revision"),
 )
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, Select, func, insert, select, update
+from sqlalchemy import Column, Connection, Engine, Row, Select, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from thrifty.core import Clock, StudyMismatchError, StudyNotFoundError, plain_text
+from thrifty.core import Artifact, Clock, StudyMismatchError, StudyNotFoundError, plain_text
 from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
@@ -27,6 +27,7 @@ from ._records import (
     StudySummary,
     TrialEnqueued,
     TrialRecord,
+    artifacts_by_name,
     attributes_of,
     nodes_of_replicas,
     records_of,
@@ -282,16 +283,24 @@ class Studies:
 
         Trials without attributes are left out. With several seeds, the first one counts.
         """
+        return self._said(study, schema.epochs.c.attributes, read=attributes_of)
+
+    def artifacts(self, study: int) -> dict[int, dict[str, Artifact]]:
+        """Return the artefacts of each trial by name, as ``user_attrs`` does."""
+        return self._said(study, schema.epochs.c.artifacts, read=artifacts_by_name)
+
+    def _said(
+        self, study: int, column: Column[str], *, read: Callable[[str], Mapping[str, Any]]
+    ) -> dict[int, dict[str, Any]]:
+        """Return what epochs keep in a column, along the way to each trial; the last counts."""
         n, e, t = schema.nodes, schema.epochs, schema.trials
         plan = select(schema.studies.c.plan).where(schema.studies.c.id == study).scalar_subquery()
         with consistent_read(self._engine) as connection:
             stored: dict[int, dict[int, Mapping[str, Any]]] = {}
             for node, epoch, text in connection.execute(
-                select(e.c.node, e.c.epoch, e.c.attributes).where(
-                    e.c.plan == plan, e.c.attributes.is_not(None)
-                )
+                select(e.c.node, e.c.epoch, column).where(e.c.plan == plan, column.is_not(None))
             ):
-                stored.setdefault(node, {})[epoch] = attributes_of(text)
+                stored.setdefault(node, {})[epoch] = read(text)
             if not stored:
                 return {}
             nodes = select(n.c.node, n.c.parent, n.c.start).where(n.c.plan == plan)

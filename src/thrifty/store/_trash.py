@@ -4,8 +4,9 @@ No other query finds a deleted study, because none of its rows is left in the ot
 has trained stays in its plan, as records of epochs and as states, until garbage is collected: old
 deleted studies, and the states that no study needs any more.
 
-Records of epochs stay: they are small, and tell later studies what is known. A state stays if it
-lies on the way to a trial of a study of the database, or of a deleted one that can be restored.
+Records of epochs stay: they are small, and tell later studies what is known. A state, or an
+artefact, stays if it lies on the way to a trial of a study of the database, or of a deleted one
+that can be restored.
 """
 
 from __future__ import annotations
@@ -355,14 +356,34 @@ def _forgotten(
             for node, epoch, path, _ in found
             if path.rpartition("/")[2] in names
         ]
-        if mine:
+        forgotten = _forget_artifacts(connection, plan)
+        if mine or forgotten:
             next_revision(connection, plan)
+        if mine:
             t = schema.checkpoints
             statement = delete(t).where(
                 t.c.plan == plan, t.c.node == bindparam("n"), t.c.epoch == bindparam("e")
             )
             connection.execute(statement, mine)
     return found, False
+
+
+def _forget_artifacts(connection: Connection, plan: int) -> bool:
+    """Remove artefacts from the records of epochs that no study needs; say whether there were any.
+
+    Their files are then named by no record, and go with the other leftovers.
+    """
+    e = schema.epochs
+    query = select(e.c.node, e.c.epoch).where(e.c.plan == plan, e.c.artifacts.is_not(None))
+    logged = connection.execute(query).all()
+    last = _needed(connection, plan) if logged else {}
+    gone = [{"n": node, "e": epoch} for node, epoch in logged if epoch > last.get(node, -1)]
+    if gone:
+        statement = update(e).where(
+            e.c.plan == plan, e.c.node == bindparam("n"), e.c.epoch == bindparam("e")
+        )
+        connection.execute(statement.values(artifacts=None), gone)
+    return bool(gone)
 
 
 def _swept(
@@ -384,7 +405,19 @@ def _unneeded(connection: Connection, plan: int, *, but: Iterable[int] = ()) -> 
 
     ``but`` are deleted studies whose trials do not count.
     """
-    n, t, s, c = schema.nodes, schema.trials, schema.studies, schema.checkpoints
+    c = schema.checkpoints
+    last = _needed(connection, plan, but=but)
+    kept = select(c.c.node, c.c.epoch, c.c.path, c.c.num_bytes).where(c.c.plan == plan)
+    return [
+        (node, epoch, path, num_bytes)
+        for node, epoch, path, num_bytes in connection.execute(kept)
+        if epoch > last.get(node, -1)
+    ]
+
+
+def _needed(connection: Connection, plan: int, *, but: Iterable[int] = ()) -> dict[int, float]:
+    """Return the last epoch of each node of a plan that is on the way to a trial."""
+    n, t, s = schema.nodes, schema.trials, schema.studies
     origins = {
         row.node: (row.parent, row.start)
         for row in connection.execute(
@@ -398,13 +431,7 @@ def _unneeded(connection: Connection, plan: int, *, but: Iterable[int] = ()) -> 
         for node in (first, *nodes_of_replicas(others))
     }
     nodes |= {node for node, _ in ends_in_trash(connection, plan, but=but)}
-    last = _last_needed(nodes, origins)
-    kept = select(c.c.node, c.c.epoch, c.c.path, c.c.num_bytes).where(c.c.plan == plan)
-    return [
-        (node, epoch, path, num_bytes)
-        for node, epoch, path, num_bytes in connection.execute(kept)
-        if epoch > last.get(node, -1)
-    ]
+    return _last_needed(nodes, origins)
 
 
 def _last_needed(

@@ -160,6 +160,9 @@ def _epochs(
             "study": r.study,
             "evaluated": r.evaluated or None,
             "attributes": json.dumps(dict(r.attributes)) if r.attributes else None,
+            "artifacts": json.dumps([each.to_json() for each in r.artifacts])
+            if r.artifacts
+            else None,
             "revision": revisions[r.plan],
         }
         for r in records

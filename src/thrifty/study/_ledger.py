@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from thrifty.core import (
+    Artifact,
     CheckpointLost,
     Clock,
     EpochDone,
@@ -86,12 +87,14 @@ class Ledger:
         """The times of each ``(node, epoch)``."""
         self.origins: dict[tuple[int, int], int | None] = {}
         """The study that trained each ``(node, epoch)`` that the store had before this run."""
+        # Each ``(node, epoch)`` that was not trained: its kept state was evaluated again.
         self.evaluated: set[tuple[int, int]] = set()
-        """Each ``(node, epoch)`` that was not trained: its kept state was evaluated again."""
         self.again: dict[tuple[int, int], tuple[int, EpochTimes]] = {}
         """How often each ``(node, epoch)`` was trained again, and the time that took."""
         # The user attributes of epochs in which some were set, by node and epoch.
         self.attributes: dict[int, dict[int, Mapping[str, Any]]] = {}
+        # The artefacts of epochs in which some were logged, in the same form, by name.
+        self.artifacts: dict[int, dict[int, Mapping[str, Artifact]]] = {}
         self.kept_bytes = 0
         self.touched: set[int] = set()
         """Nodes with checkpoints that may have become superseded since the last check."""
@@ -219,19 +222,28 @@ class Ledger:
 
     def user_attrs(self, number: int) -> dict[str, Any]:
         """Return the user attributes of a trial's first replica, up to the epoch it has reached."""
-        if not self.attributes:
-            return {}
+        return last_attributes(self._path(number), self.attributes) if self.attributes else {}
+
+    def artifacts_of(self, number: int) -> dict[str, Artifact]:
+        """Return the artefacts of a trial's first replica by name, as ``user_attrs`` does."""
+        return last_attributes(self._path(number), self.artifacts) if self.artifacts else {}
+
+    def _path(self, number: int) -> list[tuple[int, int]]:
+        """Return the nodes on the way to a trial's first replica, each with its last epoch."""
         path: list[tuple[int, int]] = []
         epoch = self.history[number].reached
         node: Node | None = self.plan.owner(self.nodes_of[number][0], epoch)
         while node is not None:
             path.append((node.id, epoch))
             epoch, node = node.start, node.parent
-        return last_attributes(reversed(path), self.attributes)
+        return path[::-1]
 
     def _note_attributes(self, epoch: EpochDone | EpochRecord) -> None:
         if epoch.attributes:
             self.attributes.setdefault(epoch.node, {})[epoch.epoch] = epoch.attributes
+        if epoch.artifacts:
+            found = {each.name: each for each in epoch.artifacts}
+            self.artifacts.setdefault(epoch.node, {})[epoch.epoch] = found
 
     def _insert(self, number: int, config: Mapping[str, Any]) -> tuple[int, ...]:
         horizon = self.history[number].horizon
@@ -322,6 +334,7 @@ class Ledger:
                 study=self.study_id,
                 evaluated=event.evaluated,
                 attributes=event.attributes,
+                artifacts=event.artifacts,
             )
         )
 
@@ -675,6 +688,7 @@ def done(epoch: EpochRecord) -> EpochDone:
         worker=epoch.worker,
         evaluated=epoch.evaluated,
         attributes=epoch.attributes,
+        artifacts=epoch.artifacts,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -33,6 +33,7 @@ from thrifty.store import (
     redact_url,
 )
 from thrifty.store._address import redact_root, shell_command
+from thrifty.store._artifacts import ArtifactFiles
 from thrifty.store._bases import MAX_BASE_BYTES
 from thrifty.store._reports import is_legacy
 
@@ -443,6 +444,25 @@ class StudyRepository:
             threads=ledger.threads,
         )
         return model_of(backend, average=average)
+
+    def open_artifact(self, ledger: Ledger, number: int, name: str) -> IO[bytes]:
+        """Return an artefact of a trial as a file that is open for reading.
+
+        Raises:
+            UsageError: There is no such trial, or it has no such artefact.
+            CheckpointError: The file was not stored, or is missing or damaged.
+        """
+        if not 0 <= number < len(ledger.history):
+            raise UsageError(
+                f"study {self.name!r} has no trial {number}; it has {len(ledger.history)}"
+            )
+        found = ledger.artifacts_of(number)
+        if name not in found:
+            names = ", ".join(map(repr, found)) or "none"
+            raise UsageError(f"trial {number} has no artefact {name!r}; it has: {names}")
+        with self.open(create=False) as store:
+            folder = store.plans.get(ledger.plan_id).identity
+            return ArtifactFiles(store.checkpoints, folder=folder).open(found[name])
 
 
 def not_in(

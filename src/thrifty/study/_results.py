@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from thrifty.core import ThriftyError, plain_text
+from thrifty.core import Artifact, ThriftyError, plain_text
 from thrifty.search import Trial
 from thrifty.search._certainty import certainty
 from thrifty.space import TimeUnit
@@ -67,6 +67,8 @@ class TrialResult:
         user_attrs: What the trial has set with ``set_user_attr`` up to ``epochs``, also in epochs
             that it shares with other trials; of each key, the last value. With several seeds, that
             of the first one.
+        artifacts: Files that the trial has logged with ``log_artifact`` up to ``epochs``, by name,
+            in the same way. ``Study.open_artifact`` opens them.
     """
 
     number: int
@@ -86,6 +88,7 @@ class TrialResult:
     certainty: float | None = None
     unit: TimeUnit = EPOCHS
     user_attrs: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     _load: Callable[..., torch.nn.Module] | None = field(default=None, repr=False, compare=False)
 
     def load_model(
@@ -295,6 +298,7 @@ def trial_result(
         interval=interval(last) if several else None,
         certainty=certainty,
         user_attrs=ledger.user_attrs(number),
+        artifacts=ledger.artifacts_of(number),
         _load=load,
     )
 

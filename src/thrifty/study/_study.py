@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -671,6 +671,23 @@ class Study(PlotMixin, SteeringMixin, AskingMixin):
         front = nondominated([trial.objectives for trial in found])
         best = (self._result(ledger, found[index].number) for index in front)
         return Trials(best, goals=self.goals, source="best_trials")
+
+    def open_artifact(self, trial: TrialResult | int, name: str) -> IO[bytes]:
+        """Open a file that a trial has logged with ``trial.log_artifact``, for reading bytes.
+
+        Its content is compared with its digest first.
+
+        Args:
+            trial: The trial, or its number.
+            name: The name of the file; ``TrialResult.artifacts`` has them.
+
+        Raises:
+            UsageError: There is no such trial, or it has no such artefact.
+            CheckpointError: The file was not stored, or is missing or damaged.
+        """
+        number = trial if isinstance(trial, int) else trial.number
+        ledger = self._current_ledger()
+        return self._repository().open_artifact(ledger, number, name)
 
     @property
     def savings(self) -> Savings:

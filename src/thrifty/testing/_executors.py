@@ -25,7 +25,7 @@ from thrifty.core import (
     StoreWriteError,
 )
 from thrifty.integrations.functions._loop_trial import LoopTrial
-from thrifty.integrations.functions._trainable import trainable
+from thrifty.integrations.functions._trainable import TrainableFunction, trainable
 from thrifty.pack import SGD, ArrayData, HyperParameters, Task
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment, Executor, ExecutorConfig, Report, state_from_arrays, train_alone
@@ -423,7 +423,9 @@ def _epochs(events: Sequence[Event]) -> list[EpochDone]:
 
 
 class _OpenExecutor:
-    def __init__(self, config: ExecutorConfig, task: LineTask, *, scheme: str = "") -> None:
+    def __init__(
+        self, config: ExecutorConfig, task: LineTask | TrainableFunction, *, scheme: str = ""
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         root = scheme + str(Path(self._folder.name) / "checkpoints")
         self._executor = config.open(task, checkpoints=root, folder="plan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thrifty.core import Attributes, TaskError, error_text, error_traceback
+from thrifty.core import Artifacts, Attributes, TaskError, error_text, error_traceback
 from thrifty.core._child import parent_of
 from thrifty.pack._state import seed_everything
 
@@ -121,6 +122,12 @@ class _NoEpochs:
     def set_attribute(self, key: str, value: Any) -> None:
         """Check the attribute, and drop it: this run only finds out what is suggested."""
         Attributes().set(key, value)
+
+    def log_artifact(
+        self, path: str | os.PathLike[str], *, name: str | None, max_bytes: int
+    ) -> None:
+        """Check the file, and keep no copy of it."""
+        Artifacts().log(path, name=name, max_bytes=max_bytes, keep=False)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from thrifty.core import TaskError, check_hyperparameter_names
+from thrifty.core import MAX_ARTIFACT_BYTES, TaskError, check_hyperparameter_names
 from thrifty.pack import HyperParameters
 from thrifty.pack.task._task import unread, values_of
 from thrifty.space import Choice, Domain, Float, Int, Schedule
@@ -46,6 +47,12 @@ class Epochs(Protocol):
 
     def set_attribute(self, key: str, value: Any) -> None:
         """Keep a user attribute with the epoch that is trained now."""
+        ...
+
+    def log_artifact(
+        self, path: str | os.PathLike[str], *, name: str | None, max_bytes: int
+    ) -> None:
+        """Keep a copy of a file with the epoch that is trained now."""
         ...
 
 
@@ -210,6 +217,55 @@ class LoopTrial:
         {'layers': [2, 1]}
         """
         self._epochs.set_attribute(key, value)
+
+    def log_artifact(
+        self,
+        path: str | os.PathLike[str],
+        name: str | None = None,
+        *,
+        max_bytes: int = MAX_ARTIFACT_BYTES,
+    ) -> None:
+        """Keep a copy of a file beside the trial's metrics, such as a picture or a report.
+
+        The copy goes to the study's checkpoint storage, once for equal contents, and the epoch that
+        is trained now names it. All trials that share the epoch have it, and the last file of a
+        name counts: ``TrialResult.artifacts`` and ``Study.open_artifact``. If the storage is full
+        or read-only, the trial goes on without the file, and its artefact says why.
+
+        Args:
+            path: The file.
+            name: Its name (default: the last part of ``path``).
+            max_bytes: Size limit.
+
+        Raises:
+            TaskError: The file is missing, a folder or too large, the name is a path, or the
+                epoch's metrics are yielded already.
+
+        >>> import pathlib, tempfile
+        >>> import thrifty as th
+        >>> folder = tempfile.mkdtemp()
+        >>> @th.trainable
+        ... def train(trial):
+        ...     width = trial.suggest_int("width", 1, 2)
+        ...     for epoch in trial.epochs({}):
+        ...         report = pathlib.Path(tempfile.mkdtemp(), "report.txt")
+        ...         _ = report.write_text(f"{width} wide")
+        ...         trial.log_artifact(report)
+        ...         yield {"loss": 1 / width}
+        >>> study = th.Study(
+        ...     train,
+        ...     algorithm=th.GridSearch(max_epochs=1),
+        ...     metric="loss",
+        ...     mode="min",
+        ...     storage=f"sqlite:///{folder}/t.db",
+        ...     name="reports",
+        ... )
+        >>> _ = study.run(progress=False)
+        >>> with study.open_artifact(study.best_trial, "report.txt") as file:
+        ...     file.read()
+        b'2 wide'
+        """
+        self._epochs.log_artifact(path, name=name, max_bytes=max_bytes)
 
     def _ask(self, name: str, domain: Any) -> None:
         if self._has_begun:

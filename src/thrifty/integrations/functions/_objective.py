@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,8 @@ import numpy as np
 import torch
 
 from thrifty.core import (
+    MAX_ARTIFACT_BYTES,
+    Artifacts,
     Attributes,
     CheckpointError,
     DivergedError,
@@ -22,7 +25,7 @@ from thrifty.core import (
     fingerprint,
     plain_logger,
 )
-from thrifty.pack import HyperParameters, SelfDescribing
+from thrifty.pack import HyperParameters, Said, SelfDescribing
 from thrifty.pack._state import Streams, seed_everything
 from thrifty.pack.task._task import unread
 from thrifty.space import Choice, Domain, Float, Int, Space
@@ -63,7 +66,7 @@ class ObjectiveTrial:
         self.user_attrs: dict[str, Any] = {}
         self._run = run
         self._domains: dict[str, Domain] = {}
-        self._fresh = Attributes()
+        self._fresh, self._files = Attributes(), Artifacts()
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
@@ -131,14 +134,28 @@ class ObjectiveTrial:
         """
         self.user_attrs[key] = self._fresh.set(key, value)
 
-    def take_attributes(self) -> Mapping[str, Any]:
-        """Return the user attributes that were set since the last call."""
-        return self._fresh.take()
+    def log_artifact(
+        self,
+        path: str | os.PathLike[str],
+        name: str | None = None,
+        *,
+        max_bytes: int = MAX_ARTIFACT_BYTES,
+    ) -> None:
+        """Keep a copy of a file with the epoch that the next report ends; see ``LoopTrial``.
+
+        Raises:
+            TaskError: The file is missing, a folder or too large, or the name is a path.
+        """
+        self._files.log(path, name=name, max_bytes=max_bytes)
+
+    def take_said(self) -> Said:
+        """Return the user attributes and artefacts since the last call."""
+        return Said(attributes=self._fresh.take(), artifacts=self._files.take())
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"trial.{name} is not among what thrifty.optimize gives an objective; it has suggest_*,"
-            " report, should_prune, params, number, user_attrs and set_user_attr"
+            " report, should_prune, params, number, user_attrs, set_user_attr and log_artifact"
         )
 
     def _suggested(self, name: str, domain: Domain) -> Any:
@@ -184,7 +201,7 @@ class ObjectiveTask(SelfDescribing):
 
     preparation = "objective"
     mend = "an objective has no state"
-    internals = frozenset({"_run", "_attributes"})
+    internals = frozenset({"_run", "_said"})
     can_resume = False
 
     def __init__(
@@ -224,7 +241,7 @@ class ObjectiveTask(SelfDescribing):
             self.function, hp, name=self.name, seed=seed, device=device
         )
         self._ended: Mapping[str, float] | None = None
-        self._attributes: Mapping[str, Any] = {}
+        self._said = Said()
 
     def load_state(self, state: Any) -> None:
         """Go on with the run that has waited in this process since it made the state.
@@ -264,7 +281,7 @@ class ObjectiveTask(SelfDescribing):
             raise StateError(
                 f"{self.name} has raised {error_text(error)}, which is not in catch="
             ) from error
-        self._attributes = self._run.take_attributes()
+        self._said = self._run.take_said()
         if self._run.has_ended:
             self._ended = self._run.metrics()
             self._run = None
@@ -281,9 +298,9 @@ class ObjectiveTask(SelfDescribing):
             return metrics
         return {**metrics, UNFINISHED: float(self._run is not None)}
 
-    def take_attributes(self) -> Mapping[str, Any]:
-        """Return the user attributes that the objective has set in the last epoch."""
-        found, self._attributes = self._attributes, {}
+    def take_said(self) -> Said:
+        """Return the user attributes and artefacts of the last epoch; each only once."""
+        found, self._said = self._said, Said()
         return found
 
     def state(self) -> Any:
@@ -383,9 +400,9 @@ class ObjectiveRun:
             VALUE: self._value,
         }
 
-    def take_attributes(self) -> Mapping[str, Any]:
-        """Return the user attributes that were set since the last call."""
-        return self._trial.take_attributes()
+    def take_said(self) -> Said:
+        """Return the user attributes and artefacts since the last call."""
+        return self._trial.take_said()
 
     # -- in the objective's thread ---------------------------------------------------------
 

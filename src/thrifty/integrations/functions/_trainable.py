@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -11,8 +12,8 @@ from typing import Any
 
 import torch
 
-from thrifty.core import Attributes, TaskError, derive_seed
-from thrifty.pack import HyperParameters, SelfDescribing
+from thrifty.core import Artifacts, Attributes, TaskError, derive_seed
+from thrifty.pack import HyperParameters, Said, SelfDescribing
 from thrifty.pack._state import seed_everything
 from thrifty.pack.task._metrics import as_number, check_metrics
 from thrifty.space import Space
@@ -152,9 +153,9 @@ class TrainableFunction(SelfDescribing):
         """Return the state of what the function has given to ``trial.epochs``."""
         return self._run.state()
 
-    def take_attributes(self) -> Mapping[str, Any]:
-        """Return the user attributes that the function has set in the last epoch."""
-        return self._run.take_attributes()
+    def take_said(self) -> Said:
+        """Return the user attributes and artefacts of the last epoch; each only once."""
+        return self._run.take_said()
 
     @property
     def model(self) -> torch.nn.Module | None:
@@ -193,7 +194,7 @@ class _Run:
         self._marks: tuple[Any, ...] | None = None
         """Those of the state at the last yield."""
         self._has_ended = False
-        self._attributes = Attributes()
+        self._attributes, self._artifacts = Attributes(), Artifacts()
         self._is_in_loop = False
         """Whether the function has begun its first epoch."""
 
@@ -258,20 +259,41 @@ class _Run:
         Raises:
             TaskError: The value cannot be kept, or the function has yielded already.
         """
+        self._check_is_in_time("set_user_attr", key)
+        (self._attributes if self._keeps_said else Attributes()).set(key, value)
+
+    def log_artifact(
+        self, path: str | os.PathLike[str], *, name: str | None, max_bytes: int
+    ) -> None:
+        """Keep a copy of a file with the epoch that is trained now, as ``set_attribute`` does.
+
+        Raises:
+            TaskError: The file cannot be kept, or the function has yielded already.
+        """
+        self._check_is_in_time("log_artifact", str(path))
+        self._artifacts.log(path, name=name, max_bytes=max_bytes, keep=self._keeps_said)
+
+    def take_said(self) -> Said:
+        """Return the user attributes and artefacts of the last epoch."""
+        return Said(attributes=self._attributes.take(), artifacts=self._artifacts.take())
+
+    @property
+    def _keeps_said(self) -> bool:
+        """Whether what is said now counts: in the loop, and before it where a trial begins."""
+        return self._is_in_loop or self._restored is None
+
+    def _check_is_in_time(self, method: str, what: str) -> None:
+        """Refuse what is said after the yield, when the epoch has ended.
+
+        Raises:
+            TaskError: The function has yielded already.
+        """
         if self._is_in_loop and self._is_due:
             raise TaskError(
-                f"{self._name} calls trial.set_user_attr({key!r}, ...) after its yield, when the "
+                f"{self._name} calls trial.{method}({what!r}, ...) after its yield, when the "
                 "epoch has ended, so a trial that goes on from there would not have it; call it "
                 "before the yield"
             )
-        if self._is_in_loop or self._restored is None:
-            self._attributes.set(key, value)
-        else:
-            Attributes().set(key, value)
-
-    def take_attributes(self) -> Mapping[str, Any]:
-        """Return the user attributes set in the last epoch."""
-        return self._attributes.take()
 
     def _end(self) -> None:
         """The function has ended by itself, as after its own early stopping.

@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy, deepcopy
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from thrifty.core import TaskError, check_hyperparameter_names
+from thrifty.core import Artifact, TaskError, check_hyperparameter_names
 from thrifty.pack._backend import EpochPlan
 from thrifty.pack.identity import TaskIdentity, identify, is_legacy_asked, legacy_identity
 
@@ -276,6 +277,19 @@ class Trainable(_Identified, ABC):
         """Restore what ``state`` returned."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a trial keeps of an epoch beside its metrics.
+
+    Attributes:
+        attributes: User attributes, as JSON values.
+        artifacts: Files.
+    """
+
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: tuple[Artifact, ...] = ()
+
+
 class SelfDescribing(Trainable):
     """A trainable that is made of something else, such as a function, and knows its own space."""
 
@@ -296,9 +310,9 @@ class SelfDescribing(Trainable):
     def space(self) -> Any:
         """Return its ``thrifty.Space``; this may run its code in a process of its own."""
 
-    def take_attributes(self) -> Mapping[str, Any]:
-        """Return the user attributes that it has set since the last call."""
-        return {}
+    def take_said(self) -> Said:
+        """Return the user attributes and artefacts of the last epoch; each only once."""
+        return Said()
 
 
 def _no_loss(task: Task, *_: Any) -> torch.Tensor:

@@ -43,6 +43,7 @@ from thrifty.pack.task._streams import check_stream, token_files, trial_stream
 from thrifty.pack.task._task import (
     HyperParameters,
     Readings,
+    Said,
     SelfDescribing,
     Task,
     Trainable,
@@ -623,8 +624,8 @@ class TrainableTrial:
         self.task = own_task(task)
         self.is_trained = False
         """Whether the trial has begun an epoch."""
-        self.attributes: Mapping[str, Any] = {}
-        """User attributes that were set in the last epoch."""
+        self.said = Said()
+        """User attributes and artefacts of the last epoch."""
         self._device = device
 
     @property
@@ -678,5 +679,5 @@ class TrainableTrial:
         self._readings.check_epoch(plan)
         metrics = check_metrics(self.task.evaluate(), task=self._name, method="evaluate")
         if isinstance(self.task, SelfDescribing):
-            self.attributes = self.task.take_attributes()
+            self.said = self.task.take_said()
         return {name: as_number(value) for name, value in metrics.items()}

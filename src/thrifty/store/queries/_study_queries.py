@@ -11,12 +11,12 @@ from typing import Any, Self
 
 from sqlalchemy import ColumnElement, Engine, Row, Select, and_, case, func, or_, select
 
-from thrifty.core import SystemClock, UsageError
+from thrifty.core import Artifact, SystemClock, UsageError
 from thrifty.store import _schema as schema
 from thrifty.store._acts import Act
 from thrifty.store._address import redact_url
 from thrifty.store._engine import fetch, forbid_writing, open_engine, user_errors
-from thrifty.store._records import attributes_of, records_of
+from thrifty.store._records import artifacts_by_name, attributes_of, records_of
 from thrifty.store._reports import AttributesByNode, last_attributes, path_to
 from thrifty.store._trash import Deleted, Trash
 from thrifty.store.coordination._leases import standing
@@ -301,16 +301,22 @@ class Paths:
     """Nodes on the paths from the root to some nodes.
 
     ``origins`` gives parent and start of each node; ``metrics`` is by node and epoch.
-    ``attributes`` has the user attributes of epochs in which some were set.
+    ``attributes`` has the user attributes of epochs in which some were set, and ``artifacts`` the
+    artefacts, by name.
     """
 
     origins: Mapping[int, tuple[int | None, int]]
     metrics: Mapping[tuple[int, int], Mapping[str, float]]
     attributes: AttributesByNode = field(default_factory=dict)
+    artifacts: AttributesByNode = field(default_factory=dict)
 
     def user_attrs(self, node: int, reached: int) -> dict[str, Any]:
         """Return the user attributes up to ``reached`` on the path to a node."""
         return last_attributes(path_to(node, reached, origins=self.origins), self.attributes)
+
+    def artifacts_of(self, node: int, reached: int) -> dict[str, Artifact]:
+        """Return the artefacts up to ``reached`` on the path to a node, by name."""
+        return last_attributes(path_to(node, reached, origins=self.origins), self.artifacts)
 
     def curve(self, node: int, reached: int) -> list[tuple[int, Mapping[str, float]]]:
         """Return the known epochs up to ``reached`` on the path to a node, with their metrics."""
@@ -382,19 +388,23 @@ class PlanViews:
                 up.c.plan == plan, up.c.node == path.c.parent
             )
         )
-        query = select(path, _e.c.epoch, _e.c.metrics, _e.c.attributes).outerjoin(
+        columns = (_e.c.epoch, _e.c.metrics, _e.c.attributes, _e.c.artifacts)
+        query = select(path, *columns).outerjoin(
             _e, and_(_e.c.plan == plan, _e.c.node == path.c.node, _e.c.epoch % every == 0)
         )
         origins: dict[int, tuple[int | None, int]] = {}
         metrics: dict[tuple[int, int], Mapping[str, float]] = {}
         attributes: dict[int, dict[int, Mapping[str, Any]]] = {}
-        for node, parent, start, epoch, text, said in fetch(self._engine, query):
+        artifacts: dict[int, dict[int, Mapping[str, Any]]] = {}
+        for node, parent, start, epoch, text, said, logged in fetch(self._engine, query):
             origins[node] = (parent, start)
             if epoch is not None:
                 metrics[node, epoch] = json.loads(text)
             if said is not None:
                 attributes.setdefault(node, {})[epoch] = attributes_of(said)
-        return Paths(origins=origins, metrics=metrics, attributes=attributes)
+            if logged is not None:
+                artifacts.setdefault(node, {})[epoch] = artifacts_by_name(logged)
+        return Paths(origins=origins, metrics=metrics, attributes=attributes, artifacts=artifacts)
 
     def tree(self, plan: int) -> Sequence[Row[Any]]:
         """Return all nodes of a plan, ordered by number.

@@ -1,0 +1,157 @@
+"""Artefacts: files that a trial keeps beside its metrics, named by their content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ._errors import TaskError, plain_text
+
+
+MAX_ARTIFACT_BYTES = 256 * 2**20
+"""Default size limit of an artefact, in bytes."""
+MAX_NAME_CHARS = 255
+"""Characters of the name of an artefact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A file that a trial has logged.
+
+    Attributes:
+        name: Its name, by which a trial has one file.
+        digest: The hexadecimal BLAKE2b of its content.
+        num_bytes: Its size.
+        error: Why it is not stored, such as a full disk; empty if it is stored.
+    """
+
+    name: str
+    digest: str
+    num_bytes: int
+    error: str = ""
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the file was stored."""
+        return not self.error
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data.
+
+        >>> Artifact(name="log.txt", digest="ab", num_bytes=3).to_json()
+        {'name': 'log.txt', 'digest': 'ab', 'num_bytes': 3, 'error': ''}
+        """
+        return asdict(self)
+
+
+class ArtifactSink(Protocol):
+    """Where the artefacts of the trials of this process go."""
+
+    def put(self, path: Path, *, name: str) -> Artifact:
+        """Store a copy of a file.
+
+        Raises:
+            OSError: The file cannot be read.
+            TaskError: It changes while it is read.
+        """
+        ...
+
+
+_SINK: ContextVar[ArtifactSink | None] = ContextVar("artifact_sink", default=None)
+
+
+@contextmanager
+def storing_artifacts(sink: ArtifactSink) -> Iterator[None]:
+    """Store the artefacts that trials log within this context; elsewhere they are only checked."""
+    token = _SINK.set(sink)
+    try:
+        yield
+    finally:
+        _SINK.reset(token)
+
+
+class Artifacts:
+    """The artefacts that a trial logs in one epoch; of each name, the last."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Artifact] = {}
+
+    def log(
+        self, path: str | os.PathLike[str], *, name: str | None, max_bytes: int, keep: bool = True
+    ) -> None:
+        """Store a file, unless this process only looks for suggestions or checks states.
+
+        Args:
+            path: The file.
+            name: Its name (default: the last part of the path).
+            max_bytes: Size limit.
+            keep: Whether to store the file; if not, it is only checked.
+
+        Raises:
+            TaskError: The file is missing, a folder, unreadable or too large, or the name is
+                invalid.
+        """
+        file = Path(path)
+        call = f"trial.log_artifact({plain_text(repr(str(file)), limit=200)})"
+        name = file.name if name is None else name
+        check_artifact_name(name, call=call)
+        try:
+            size = file.stat().st_size
+            if not file.is_file():
+                raise TaskError(
+                    f"{call}: an artefact must be a file, got "
+                    f"{'a folder' if file.is_dir() else 'something else'}; log each file by "
+                    "itself, or pack the folder with shutil.make_archive()"
+                )
+            if size > max_bytes:
+                raise TaskError(
+                    f"{call}: the file may have {max_bytes:,} bytes, got {size:,}; log a smaller "
+                    "file, or raise max_bytes="
+                )
+            sink = _SINK.get()
+            if sink is not None and keep:
+                self._found[name] = sink.put(file, name=name)
+        except FileNotFoundError:
+            raise TaskError(
+                f"{call}: there is no such file in {Path.cwd()}; write it before you log it"
+            ) from None
+        except (OSError, ValueError) as error:
+            said = getattr(error, "strerror", None) or str(error)
+            raise TaskError(
+                f"{call}: the file cannot be read ({said}); log one that can"
+            ) from error
+
+    def take(self) -> tuple[Artifact, ...]:
+        """Return what was logged since the last call."""
+        found, self._found = self._found, {}
+        return tuple(found.values())
+
+
+def check_artifact_name(name: object, *, call: str) -> None:
+    """Check the name of an artefact.
+
+    Raises:
+        TaskError: It is not a text, empty or too long, a path, or has unprintable characters.
+    """
+    if (
+        isinstance(name, str)
+        and 1 <= len(name) <= MAX_NAME_CHARS
+        and name.isprintable()
+        and not {"/", "\\"} & set(name)
+        and name not in (".", "..")
+    ):
+        return
+    raise TaskError(
+        f"{call}: the name must be a text of 1 to {MAX_NAME_CHARS} printable characters without "
+        f"path separators, got {plain_text(repr(name), limit=100)}; pass name="
+    )
+
+
+def artifact_from_json(stored: Mapping[str, Any]) -> Artifact:
+    """Return the artefact that ``Artifact.to_json`` has returned."""
+    return Artifact(**{key: stored[key] for key in ("name", "digest", "num_bytes", "error")})
