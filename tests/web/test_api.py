@@ -562,7 +562,11 @@ def test_the_schema_is_real(database):
         for method, operation in operations.items():
             made = method == "post" and path.endswith(("/acts", "/branches"))
             status = "201" if made else "200"
-            answer = operation["responses"][status]["content"]["application/json"]["schema"]
+            content = operation["responses"][status]["content"]
+            if path.endswith("/artifacts/{digest}"):
+                assert [*content] == ["application/octet-stream"]
+                continue
+            answer = content["application/json"]["schema"]
             assert answer["$ref"].startswith("#/components/schemas/"), path
 
 

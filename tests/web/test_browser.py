@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
@@ -15,9 +16,11 @@ from playwright.sync_api import expect, sync_playwright
 from tests.study.helpers import SOLO, Sized, make_study
 from tests.web.conftest import SCRIPT, halving, serving
 from thrifty.core import EpochDone
+from thrifty.integrations import trainable
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Space
 from thrifty.store import Store
+from thrifty.study import Study
 from thrifty.testing import FaultyTask
 
 
@@ -200,6 +203,37 @@ def test_markup_in_the_database_stays_text(page, address):
         assert page.evaluate("window.hurt") is None
         assert page.locator("main script, main img").count() == 0
     assert page.get_by_text(SCRIPT).count() >= 2
+
+
+def test_files_and_attributes_of_a_trial(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = Study(
+        describing,
+        algorithm=GridSearch(max_epochs=1),
+        metric="loss",
+        mode="min",
+        storage=f"sqlite:///{tmp_path}/t.db",
+        name="described",
+    )
+    study.run(progress=False, executor=SOLO)
+    with serving(tmp_path / "t.db") as address:
+        page.goto(f"{address}#/studies/1/trials/0")
+        page.get_by_text(f"note: {SCRIPT}").wait_for()
+        with page.expect_download() as started:
+            page.get_by_role("link", name="page.html").click()
+        assert started.value.suggested_filename == "page.html"
+        assert started.value.path().read_text() == SCRIPT
+        assert page.evaluate("window.hurt") is None
+
+
+@trainable
+def describing(trial):
+    trial.suggest_int("width", 1, 2)
+    for _epoch in trial.epochs({}):
+        trial.set_user_attr(SCRIPT, f"note: {SCRIPT}")
+        Path("page.html").write_text(SCRIPT)
+        trial.log_artifact("page.html")
+        yield {"loss": 1.0}
 
 
 def test_live_while_a_study_writes(page, tmp_path):

@@ -47,6 +47,7 @@ PATHS = [
     "/api/studies/{study}/trials/{number}",
     "/api/studies/{study}/acts",
     "/api/studies/{study}/code",
+    "/api/studies/{study}/trials/{number}/artifacts/{digest}",
     "/api/studies/{study}/trials/{number}/branch",
     "/api/deleted",
     "/api/deleted/{number}/code",

@@ -36,6 +36,9 @@ from ._options import json_option, print_document, say, storage_option
     is_flag=True,
     help="Let readers, who then need the token, stop studies and trials, and write notes and tags.",
 )
+@click.option(
+    "--checkpoints", help="Folder of the trials' artefacts (default: beside the database)."
+)
 @click.option("--open", "browse", is_flag=True, help="Open the dashboard in your browser.")
 @json_option
 @click.pass_context
@@ -48,6 +51,7 @@ def dashboard_command(  # noqa: PLR0913 (one argument for each option)
     port: int,
     token: str | None,
     steer: bool,
+    checkpoints: str | None,
     browse: bool,
     as_json: bool,
 ) -> None:
@@ -62,7 +66,7 @@ def dashboard_command(  # noqa: PLR0913 (one argument for each option)
             f"{redact_url(storage)!r}: give one of them"
         )
     url = storage if url is None else url
-    server = serve(url, host=host, port=port, token=token, steer=steer)
+    server = serve(url, host=host, port=port, token=token, steer=steer, checkpoints=checkpoints)
     if hasattr(os, "nice"):
         os.nice(15)  # training has priority
     shown = redact_url(url)

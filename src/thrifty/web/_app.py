@@ -6,7 +6,7 @@ import ipaddress
 import json
 import pathlib
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Annotated, Literal
@@ -23,8 +23,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from thrifty.core import StoreError
-from thrifty.store import COLUMNS, Order, StudyView, TrialFilter, Views, sortable
+from thrifty.store import COLUMNS, CheckpointFolder, Order, StudyView, TrialFilter, Views, sortable
 
+from ._artifact_routes import router as artifacts_router
 from ._responses import (
     ALWAYS,
     LARGEST,
@@ -237,6 +238,7 @@ def application(
     local_only: bool,
     cache: Cache,
     steering: Steering | None = None,
+    checkpoints: Callable[[], CheckpointFolder],
 ) -> FastAPI:
     """Return the dashboard of a database.
 
@@ -246,6 +248,7 @@ def application(
         local_only: Whether to answer only requests for localhost.
         cache: Decides how often responses are made again.
         steering: Writes acts; None: the dashboard only shows.
+        checkpoints: Opens the checkpoint folder, which has the artefacts.
     """
     assert steering is None or token is not None
 
@@ -267,7 +270,9 @@ def application(
     )
     app.state.desk = ResponseService(views, cache, PollThrottle())
     app.state.steering = steering
+    app.state.checkpoints = checkpoints
     app.include_router(router)
+    app.include_router(artifacts_router)
     app.include_router(acts_router)
     app.include_router(trash_router)
 
@@ -341,7 +346,9 @@ class SecurityMiddleware:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                own = MutableHeaders(scope=message)
+                # A download has a stricter policy of its own.
+                own.update({name: HEADERS[name] for name in HEADERS if name not in own})
             await send(message)
 
         headers = Headers(scope=scope)

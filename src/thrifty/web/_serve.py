@@ -11,6 +11,7 @@ import secrets
 import socket
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +126,7 @@ def create_app(
     local_only: bool = True,
     patience_s: float = 2.0,
     steer: bool = False,
+    checkpoints: str | None = None,
 ) -> FastAPI:
     """Return the dashboard of a database as an ASGI application.
 
@@ -134,6 +136,8 @@ def create_app(
         local_only: Whether to answer only requests for localhost, on any connection.
         patience_s: Maximum age in seconds of a response after the data have changed.
         steer: Whether readers may stop studies and trials, and write notes and tags.
+        checkpoints: Folder or address of the checkpoints, with the artefacts of trials (default:
+            beside the database).
 
     Raises:
         UsageError: ``url`` is not a database address or is in memory, the token is too short or
@@ -157,8 +161,15 @@ def create_app(
     views = import_module("thrifty.store").Views.open(url)
     cache = import_module("thrifty.web._responses").Cache(patience_s=patience_s)
     acts = import_module("thrifty.web._steering_routes").Steering(url) if steer else None
+    store = import_module("thrifty.store._store")
+    root = store.default_checkpoints(url) if checkpoints is None else checkpoints
     made: FastAPI = app.application(
-        views, token=token, local_only=local_only, cache=cache, steering=acts
+        views,
+        token=token,
+        local_only=local_only,
+        cache=cache,
+        steering=acts,
+        checkpoints=partial(store.CheckpointFolder, root),
     )
     return made
 
@@ -192,6 +203,7 @@ def serve(
     port: int = PORT,
     token: str | None = None,
     steer: bool = False,
+    checkpoints: str | None = None,
 ) -> Server:
     """Return a dashboard of a database that already listens; call its ``run``.
 
@@ -204,6 +216,7 @@ def serve(
         port: Port to listen on; 0: any free port.
         token: At least 16 letters, digits, ``-``, ``_``, ``.`` or ``~``.
         steer: Whether readers may stop studies and trials, and write notes and tags.
+        checkpoints: As in ``create_app``.
 
     Raises:
         UsageError: The address or port cannot be used, or for a reason of ``create_app``.
@@ -214,7 +227,7 @@ def serve(
     here = _module("fastapi", "thrifty.web._app").is_here(host)
     if token is None and (steer or not here):
         token = secrets.token_urlsafe(24)
-    app = create_app(url, token=token, local_only=here, steer=steer)
+    app = create_app(url, token=token, local_only=here, steer=steer, checkpoints=checkpoints)
     listening = _listen(host, port)
     config = uvicorn.Config(
         app,

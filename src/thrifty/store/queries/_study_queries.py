@@ -368,6 +368,11 @@ class PlanViews:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    def identity(self, plan: int) -> str:
+        """Return the identity of a plan, which is the name of its folder of checkpoints."""
+        query = select(schema.plans.c.identity).where(schema.plans.c.id == plan)
+        return str(fetch(self._engine, query)[0].identity)
+
     def kept(self, plan: int, nodes: Sequence[int]) -> set[tuple[int, int]]:
         """Return the node and the epoch of each kept state of some nodes."""
         table = schema.checkpoints

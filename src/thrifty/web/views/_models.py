@@ -315,6 +315,15 @@ class TrialStage(Response):
     others: list[int]
 
 
+class ArtifactFile(Response):
+    """A file that a trial has logged."""
+
+    name: str
+    digest: str = Field(description="of its content; the download has it in its address")
+    num_bytes: int
+    error: str = Field(description="why it is not stored; empty if it is")
+
+
 class Trial(Response):
     """One trial: its schedule, its curves, and the trials that share its training."""
 
@@ -337,6 +346,7 @@ class Trial(Response):
     sd: Number = Field(description="standard deviation over the seeds")
     interval: list[Number] | None = Field(description="95 % confidence interval of the mean")
     user_attrs: dict[str, str] = Field(description="user attributes, as text")
+    artifacts: list[ArtifactFile]
 
 
 class Act(Response):

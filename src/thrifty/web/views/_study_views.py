@@ -346,6 +346,15 @@ def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> mo
             plain_text(key): plain_text(attribute_text(value), lines=True, limit=_MAX_ATTRIBUTE)
             for key, value in paths.user_attrs(row.node, row.reached).items()
         },
+        artifacts=[
+            models.ArtifactFile(
+                name=plain_text(each.name),
+                digest=plain_text(each.digest),
+                num_bytes=each.num_bytes,
+                error=plain_text(each.error),
+            )
+            for each in paths.artifacts_of(row.node, row.reached).values()
+        ],
     )
 
 

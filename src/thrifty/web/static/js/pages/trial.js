@@ -158,6 +158,27 @@ export function trialPage({ root, reader, params, crumbs, update }) {
     ];
   }
 
+  function files(trial) {
+    return h(
+      "dl",
+      { class: "pairs" },
+      trial.artifacts.map((file) => [
+        h(
+          "dt",
+          {},
+          file.error
+            ? file.name
+            : h(
+                "a",
+                { href: `api${path}/trials/${trial.number}/artifacts/${encodeURIComponent(file.digest)}`, download: "" },
+                file.name,
+              ),
+        ),
+        h("dd", {}, file.error ? `not stored: ${file.error}` : `${count(file.num_bytes)} bytes`),
+      ]),
+    );
+  }
+
   async function draw(trial, { study }) {
     const epochs = Math.max(trial.horizon ?? 0, trial.target, 1);
     const metric = study.metrics[0];
@@ -228,6 +249,8 @@ export function trialPage({ root, reader, params, crumbs, update }) {
             Object.entries(trial.user_attrs).map(([key, text]) => [h("dt", {}, key), h("dd", { class: "mono text" }, text)]),
           ),
         ),
+      trial.artifacts.length > 0 &&
+        card("Files", "what the training code has logged with log_artifact", files(trial)),
       moving.length > 0 &&
         card("Schedule", "what changes over the epochs, as it is trained", schedule.element),
       measured.length > 0 && card("Curves", "what was measured after each epoch", curves.element),
