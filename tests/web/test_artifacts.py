@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, text
 
 import thrifty as th
 from thrifty.store import CheckpointFolder, Store
-from thrifty.store._artifacts import ArtifactFiles
+from thrifty.store._artifact_files import ArtifactFiles
 
 from .conftest import SCRIPT, opened
 

@@ -10,9 +10,9 @@ import click
 from thrifty.agents import SCHEMA_VERSION
 from thrifty.agents._documents import ArtifactDocument
 from thrifty.core import Artifact, UsageError, plain_text
-from thrifty.core._artifacts import check_artifact_name
+from thrifty.core._trial_log import check_artifact_name
 from thrifty.store import Store
-from thrifty.store._artifacts import ArtifactFiles
+from thrifty.store._artifact_files import ArtifactFiles
 
 from ._options import complete_study, json_option, print_document, say, storage_option
 

@@ -1,14 +1,5 @@
 """Errors, seeds, clocks and events that every other package may import."""
 
-from ._artifacts import (
-    MAX_ARTIFACT_BYTES,
-    Artifact,
-    Artifacts,
-    ArtifactSink,
-    artifact_from_json,
-    storing_artifacts,
-)
-from ._attributes import MAX_ATTRIBUTE_BYTES, Attributes
 from ._determinism import Clock, SystemClock, derive_seed, fingerprint, replica_seed, step_seed
 from ._errors import (
     AlgorithmError,
@@ -62,6 +53,16 @@ from ._events import (
 )
 from ._heap import freed_at_once, gc_frozen, gc_off_at_exit, gc_paused, thaw_heap, trim_heap
 from ._prefetcher import OrderedPrefetcher
+from ._trial_log import (
+    MAX_ARTIFACT_BYTES,
+    MAX_ATTRIBUTE_BYTES,
+    Artifact,
+    Artifacts,
+    ArtifactSink,
+    Attributes,
+    artifact_from_json,
+    storing_artifacts,
+)
 
 
 __all__ = [

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._artifacts import Artifact
+from ._trial_log import Artifact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ from thrifty.pack._backend import no_exits
 from thrifty.perf import PackCurve
 from thrifty.plan import Stage
 from thrifty.store import CheckpointFolder
-from thrifty.store._artifacts import ArtifactFiles
+from thrifty.store._artifact_files import ArtifactFiles
 from thrifty.store._bases import MAX_BASE_BYTES
 
 from ._alone import epoch_plan

@@ -33,7 +33,7 @@ from thrifty.store import (
     redact_url,
 )
 from thrifty.store._address import redact_root, shell_command
-from thrifty.store._artifacts import ArtifactFiles
+from thrifty.store._artifact_files import ArtifactFiles
 from thrifty.store._bases import MAX_BASE_BYTES
 from thrifty.store._reports import is_legacy
 
