@@ -133,7 +133,7 @@ class Worker:
             global_batch=self._batch,
             seed=0,
             members=members,
-            options=HeteroOptions(**options),
+            options=HeteroOptions(**{"stand_by": True, **options}),
         )
         return trainer, lambda: list(model.parameters())
 

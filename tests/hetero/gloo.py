@@ -112,7 +112,7 @@ def costly(members, rank, speeds, *, batch=16, on_step=None, epochs=6, sum_s=10.
         seed=5,
         members=Costly(members, clock, sum_s),
         clock=clock,
-        options=HeteroOptions(curve=StepCurve(sample_s=speeds[rank])),
+        options=HeteroOptions(curve=StepCurve(sample_s=speeds[rank]), stand_by=True),
     )
     steps = []
     for report in trainer.run(epochs=epochs):

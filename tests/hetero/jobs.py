@@ -49,7 +49,7 @@ class Worker:
         self.reports = []
         dataset = options.pop("dataset", None) or data()
         more = {name: options.pop(name) for name in _TRAINER_OPTIONS & options.keys()}
-        hetero = HeteroOptions(**{"curve": StepCurve(sample_s=1.0), **options})
+        hetero = HeteroOptions(**{"curve": StepCurve(sample_s=1.0), "stand_by": True, **options})
         self._make = lambda members: HeteroTrainer(
             self.net,
             optimizer(self.net),

@@ -122,6 +122,15 @@ def test_no_worker_stands_by_where_it_does_not_apply(options):
     assert len(one.reports) == len(two.reports)
 
 
+def test_unless_asked_for_a_trainer_only_says_what_standing_by_would_save(caplog):
+    with caplog.at_level(logging.INFO, logger="thrifty.hetero"):
+        one, two = team(stand_by=None)
+    assert changes(one) == []
+    assert len(one.reports) == len(two.reports) == 20
+    hint = "with HeteroOptions(stand_by=True), a alone trains "
+    assert caplog.text.count(hint) == 1
+
+
 def test_a_worker_with_private_samples_never_stands_by():
     one = Worker(fast, curve=FAST)
     two = Worker(slow, curve=SLOW, private=data())
@@ -429,7 +438,7 @@ def test_workers_that_stand_by_end_with_those_that_train(failure, kind, text):
 
 
 def _options(curve):
-    return HeteroOptions(curve=curve, verify=False)
+    return HeteroOptions(curve=curve, verify=False, stand_by=True)
 
 
 # --- losses

@@ -110,9 +110,11 @@ class HeteroOptions:
         admit_every: Steps between two polls for new workers.
         stand_by: Let workers stand by while the others train faster without them, because the
             exchange of gradients takes longer than they save. A worker that stands by reports no
-            steps until it is called back. It applies with ``FixedMembership``,
-            ``objective="throughput"`` and without ``growth``. Workers with private samples always
-            train.
+            steps until it is called back, so code in your loop that all workers run together, such
+            as a barrier, or that only one of them runs, such as saving on rank 0, would miss it.
+            None: a ``HeteroTask`` does so, and a ``HeteroTrainer`` only says in its log what it
+            would save. It applies with ``FixedMembership``, ``objective="throughput"`` and without
+            ``growth``. Workers with private samples always train.
         verify: Check while training that the gradient is that of one process. False: each worker
             trains its share with its own loss unchecked, which may change the result.
 
@@ -134,7 +136,7 @@ class HeteroOptions:
     bucket_cap_mb: float | None = 25.0
     micro_batch: int | None = None
     admit_every: int = 10
-    stand_by: bool = True
+    stand_by: bool | None = None
     verify: bool = True
 
     def __post_init__(self) -> None:

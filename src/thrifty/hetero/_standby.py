@@ -35,8 +35,11 @@ class Standby:
         self._group = group
         # A larger batch, or the fewest joules, would need a choice of its own.
         self._enabled = (
-            options.stand_by and options.objective == "throughput" and options.growth is None
+            options.stand_by is not False
+            and options.objective == "throughput"
+            and options.growth is None
         )
+        self._only_says = options.stand_by is None
         self._clock = clock
         self._policy: StandbyPolicy | None = None
         self._infos: tuple[WorkerInfo, ...] = ()
@@ -105,6 +108,10 @@ class Standby:
             change = self._policy.observe(
                 self._current(curves), whole_s=told.whole_s, busy_s=busy_s
             )
+        if change is not None and self._only_says:
+            self._say(change, step=step)
+            self._policy = None
+            return None
         if resplit:
             self._policy.settle()
         event = None if change is None else self._event(change, step=step)
@@ -193,13 +200,23 @@ class Standby:
             for info, curve in zip(self._infos, self._current(curves), strict=True)
         )
 
-    def _event(self, change: SubsetChange, *, step: int) -> StandbyChange:
-        names = self._group.everyone.names
-        others = tuple(
+    def _say(self, change: SubsetChange, *, step: int) -> None:
+        """Say once what standing by would save."""
+        if self._group.view.rank == 0:
+            would = _sentence(change, self._others(change), names=self._group.everyone.names)
+            _log.info("step %d: with HeteroOptions(stand_by=True), %s", step, would)
+
+    def _others(self, change: SubsetChange) -> tuple[str, ...]:
+        """Return the names of the workers that stand by, or have stood by until now."""
+        return tuple(
             name
-            for rank, name in enumerate(names)
+            for rank, name in enumerate(self._group.everyone.names)
             if not (rank in change.training and rank in self._group.ranks)
         )
+
+    def _event(self, change: SubsetChange, *, step: int) -> StandbyChange:
+        names = self._group.everyone.names
+        others = self._others(change)
         event = StandbyChange(
             step=step,
             reason=_sentence(change, others, names=names),

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -73,6 +74,9 @@ class TrialWorker:
             )
         self._readings.note_once("optimizer", self._followed.read_when_built)
         options: HeteroOptions = begin["options"]
+        if options.stand_by is None:
+            # The loop over reports is ours, so nothing in it can miss a worker that stands by.
+            options = replace(options, stand_by=True)
         reduction, weight = pickle.loads(begin["objective"])
         size = task.batch_size
         if isinstance(size, str):
