@@ -222,6 +222,25 @@ def test_names_and_trials_that_are_not_there(tmp_path):
         study.open_artifact(99, "a")
 
 
+def test_a_study_in_memory_says_where_its_files_are(tmp_path):
+    study = study_of(tmp_path, storage="sqlite://").run(progress=False, executor=ONE)
+    assert study.best_trial.artifacts
+    with pytest.raises(UsageError, match="give the study a database"):
+        study.open_artifact(study.best_trial, "note.txt")
+
+
+def test_a_lost_file_is_written_again(tmp_path):
+    stored = ArtifactFiles(CheckpointFolder(f"{tmp_path}/kept"), folder="plan")
+    (tmp_path / "a").write_bytes(b"ab")
+    artifact = stored.put(tmp_path / "a", name="a")
+    (file,) = tmp_path.glob("kept/plan/artifact-*")
+    for damage in (file.unlink, lambda: file.write_bytes(b"a")):
+        damage()
+        assert stored.put(tmp_path / "a", name="b").digest == artifact.digest
+        with stored.open(artifact) as content:
+            assert content.read() == b"ab"
+
+
 def test_an_empty_file_and_a_large_one(tmp_path):
     stored = ArtifactFiles(CheckpointFolder(f"{tmp_path}/kept"), folder="plan")
     for content in (b"", b"ab" * 5_000_000):

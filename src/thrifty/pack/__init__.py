@@ -24,7 +24,7 @@ from .task._step_options import EMA, SWA
 from .task._streams import StreamData
 from .task._task import (
     HyperParameters,
-    Said,
+    Logged,
     SelfDescribing,
     Task,
     Trainable,
@@ -61,6 +61,7 @@ __all__ = [
     "FusedBackend",
     "Group",
     "HyperParameters",
+    "Logged",
     "Member",
     "Optimizer",
     "Optimizers",
@@ -69,7 +70,6 @@ __all__ = [
     "Packed",
     "Prefer",
     "RMSprop",
-    "Said",
     "SelfDescribing",
     "SoloBackend",
     "Source",

@@ -38,10 +38,10 @@ from thrifty.pack import (
     AutoBackend,
     Calibration,
     EpochPlan,
+    Logged,
     Member,
     Outcome,
     Prefer,
-    Said,
     State,
     Task,
     TimeShare,
@@ -306,14 +306,14 @@ class Worker:
         self._report_calibrations(next(iter(self._courses.values())), out)
         self._report_refused(next(iter(self._courses.values())), out)
         self._report_activations(next(iter(self._courses.values())), out)
-        said = {
-            number: self._backend.said(number)
+        logged = {
+            number: self._backend.logged(number)
             for number, outcome in outcomes.items()
             if not isinstance(outcome, Exception)
         }
         for number, outcome in outcomes.items():
             course = self._courses[number]
-            self._take(course, outcome, out, said=said.get(number, Said()))
+            self._take(course, outcome, out, logged=logged.get(number, Logged()))
         self._proven = max(self._proven, len(self._courses))
 
     def _plans(self) -> dict[int, EpochPlan]:
@@ -368,7 +368,7 @@ class Worker:
         return True
 
     def _take(
-        self, course: RunningChain, outcome: Outcome, out: list[Report], *, said: Said
+        self, course: RunningChain, outcome: Outcome, out: list[Report], *, logged: Logged
     ) -> None:
         course.under_way = False
         course.parked = None
@@ -380,7 +380,7 @@ class Worker:
             return
         stage = course.stage
         course.epoch += 1
-        done = self._epoch_done(course, outcome, said=said)
+        done = self._epoch_done(course, outcome, logged=logged)
         num_unverified = self._backend.num_unverified(course.number)
         course.held = [self._with_time_alone(course, held) for held in course.held]
         ends, error = course.epoch == stage.stop, None
@@ -474,7 +474,7 @@ class Worker:
         course.spent = course.spent.plus(TimeShare(seconds=seconds, checks=seconds))
 
     def _epoch_done(
-        self, course: RunningChain, metrics: Mapping[str, float], *, said: Said
+        self, course: RunningChain, metrics: Mapping[str, float], *, logged: Logged
     ) -> EpochDone:
         spent, dropped = course.spent, course.dropped
         course.spent = course.dropped = TimeShare()
@@ -490,8 +490,8 @@ class Worker:
             seconds_checks=spent.checks,
             seconds_alone=own_s if is_alone else None,
             worker=self.name,
-            attributes=said.attributes,
-            artifacts=said.artifacts,
+            attributes=logged.attributes,
+            artifacts=logged.artifacts,
         )
         return self._with_time_alone(course, _plus(done, dropped))
 

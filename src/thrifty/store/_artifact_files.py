@@ -51,12 +51,11 @@ class ArtifactFiles:
         """
         digest, num_bytes = _content(path)
         found = Artifact(name=name, digest=digest, num_bytes=num_bytes)
+        place = self._checkpoints.path_of(self._folder, artifact_file(digest))
         try:
-            stored = {file.name: file.num_bytes for file in self._checkpoints.files(self._folder)}
-            if stored.get(artifact_file(digest)) != num_bytes:
+            if self._checkpoints.num_bytes(place) != num_bytes:
                 self._write(path, found)
         except OSError as error:
-            place = self._checkpoints.path_of(self._folder, artifact_file(digest))
             refused = self._checkpoints.refused(error, place, num_bytes, what="artefact")
             logger.warning("%s. The trial goes on without the file", refused)
             said = error.strerror or type(error).__name__

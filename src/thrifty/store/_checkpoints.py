@@ -173,6 +173,19 @@ class CheckpointFolder:
         self._check_links(path)
         return bytes(self._fs.cat_file(f"{self._path}/{path}", start=start, end=stop))
 
+    def num_bytes(self, path: str) -> int | None:
+        """Return the size of a file; None if there is none.
+
+        Raises:
+            OSError: It is a symbolic link, or the place does not answer.
+        """
+        self._check_links(path)
+        self._fs.invalidate_cache()  # other processes write to this folder, too
+        try:
+            return int(self._fs.size(f"{self._path}/{path}"))
+        except FileNotFoundError:
+            return None
+
     def base_named_in(self, path: str) -> str:
         """Return the name of the file that has what a checkpoint leaves out; "" if there is none.
 

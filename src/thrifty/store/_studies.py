@@ -283,13 +283,13 @@ class Studies:
 
         Trials without attributes are left out. With several seeds, the first one counts.
         """
-        return self._said(study, schema.epochs.c.attributes, read=attributes_of)
+        return self._logged(study, schema.epochs.c.attributes, read=attributes_of)
 
     def artifacts(self, study: int) -> dict[int, dict[str, Artifact]]:
         """Return the artefacts of each trial by name, as ``user_attrs`` does."""
-        return self._said(study, schema.epochs.c.artifacts, read=artifacts_by_name)
+        return self._logged(study, schema.epochs.c.artifacts, read=artifacts_by_name)
 
-    def _said(
+    def _logged(
         self, study: int, column: Column[str], *, read: Callable[[str], Mapping[str, Any]]
     ) -> dict[int, dict[str, Any]]:
         """Return what epochs keep in a column, along the way to each trial; the last counts."""

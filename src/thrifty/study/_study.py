@@ -58,7 +58,7 @@ from ._preflight import (
     prior_trials,
     whole_config,
 )
-from ._reader import KnownEpoch, Reader, Trials, known_epochs, overview
+from ._reader import KnownEpoch, Reader, Trials, is_in_memory, known_epochs, overview
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, certainty_of, rows, savings, trial_result
 from ._session import say_if_all_failed, say_what_was_not_checked, say_where_from, train
@@ -682,12 +682,17 @@ class Study(PlotMixin, SteeringMixin, AskingMixin):
             name: The name of the file; ``TrialResult.artifacts`` has them.
 
         Raises:
-            UsageError: There is no such trial, or it has no such artefact.
+            UsageError: There is no such trial, it has no such artefact, or the study is in memory.
             CheckpointError: The file was not stored, or is missing or damaged.
         """
         number = trial if isinstance(trial, int) else trial.number
-        ledger = self._current_ledger()
-        return self._repository().open_artifact(ledger, number, name)
+        ledger, repository = self._current_ledger(), self._repository()
+        if is_in_memory(repository):
+            raise UsageError(
+                "a study in memory leaves its artefacts in a temporary folder; give the study a "
+                "database, such as storage='sqlite:///study.db'"
+            )
+        return repository.open_artifact(ledger, number, name)
 
     @property
     def savings(self) -> Savings:

@@ -25,7 +25,7 @@ from thrifty.core import (
     fingerprint,
     plain_logger,
 )
-from thrifty.pack import HyperParameters, Said, SelfDescribing
+from thrifty.pack import HyperParameters, Logged, SelfDescribing
 from thrifty.pack._state import Streams, seed_everything
 from thrifty.pack.task._task import unread
 from thrifty.space import Choice, Domain, Float, Int, Space
@@ -148,9 +148,9 @@ class ObjectiveTrial:
         """
         self._files.log(path, name=name, max_bytes=max_bytes)
 
-    def take_said(self) -> Said:
+    def take_logged(self) -> Logged:
         """Return the user attributes and artefacts since the last call."""
-        return Said(attributes=self._fresh.take(), artifacts=self._files.take())
+        return Logged(attributes=self._fresh.take(), artifacts=self._files.take())
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -201,7 +201,7 @@ class ObjectiveTask(SelfDescribing):
 
     preparation = "objective"
     mend = "an objective has no state"
-    internals = frozenset({"_run", "_said"})
+    internals = frozenset({"_run", "_logged"})
     can_resume = False
 
     def __init__(
@@ -241,7 +241,7 @@ class ObjectiveTask(SelfDescribing):
             self.function, hp, name=self.name, seed=seed, device=device
         )
         self._ended: Mapping[str, float] | None = None
-        self._said = Said()
+        self._logged = Logged()
 
     def load_state(self, state: Any) -> None:
         """Go on with the run that has waited in this process since it made the state.
@@ -281,7 +281,7 @@ class ObjectiveTask(SelfDescribing):
             raise StateError(
                 f"{self.name} has raised {error_text(error)}, which is not in catch="
             ) from error
-        self._said = self._run.take_said()
+        self._logged = self._run.take_logged()
         if self._run.has_ended:
             self._ended = self._run.metrics()
             self._run = None
@@ -298,9 +298,9 @@ class ObjectiveTask(SelfDescribing):
             return metrics
         return {**metrics, UNFINISHED: float(self._run is not None)}
 
-    def take_said(self) -> Said:
+    def take_logged(self) -> Logged:
         """Return the user attributes and artefacts of the last epoch; each only once."""
-        found, self._said = self._said, Said()
+        found, self._logged = self._logged, Logged()
         return found
 
     def state(self) -> Any:
@@ -400,9 +400,9 @@ class ObjectiveRun:
             VALUE: self._value,
         }
 
-    def take_said(self) -> Said:
+    def take_logged(self) -> Logged:
         """Return the user attributes and artefacts since the last call."""
-        return self._trial.take_said()
+        return self._trial.take_logged()
 
     # -- in the objective's thread ---------------------------------------------------------
 

@@ -45,10 +45,10 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
     """Run an Optuna objective as it is: a function of a trial that returns a number.
 
     The objective may use ``trial.suggest_*``, ``report``, ``should_prune``, ``params``, ``number``,
-    ``user_attrs`` and ``set_user_attr``, and raise ``optuna.TrialPruned``. Its hyper-parameters are
-    found by running it until it trains, once for each value that may decide what it suggests, in
-    processes that are then ended. Give a ``space`` if it must not be run more often than there are
-    trials.
+    ``user_attrs`` and ``set_user_attr``, and raise ``optuna.TrialPruned``; ``log_artifact(path)``
+    keeps a copy of a file. Its hyper-parameters are found by running it until it trains, once for
+    each value that may decide what it suggests, in processes that are then ended. Give a ``space``
+    if it must not be run more often than there are trials.
 
     The best trial is the best of those whose objective has returned a value. Workers, the database,
     the dashboard and resuming work as for any study, and a configuration

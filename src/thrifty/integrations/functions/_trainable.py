@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thrifty.core import Artifacts, Attributes, TaskError, derive_seed
-from thrifty.pack import HyperParameters, Said, SelfDescribing
+from thrifty.pack import HyperParameters, Logged, SelfDescribing
 from thrifty.pack._state import seed_everything
 from thrifty.pack.task._metrics import as_number, check_metrics
 from thrifty.space import Space
@@ -153,9 +153,9 @@ class TrainableFunction(SelfDescribing):
         """Return the state of what the function has given to ``trial.epochs``."""
         return self._run.state()
 
-    def take_said(self) -> Said:
+    def take_logged(self) -> Logged:
         """Return the user attributes and artefacts of the last epoch; each only once."""
-        return self._run.take_said()
+        return self._run.take_logged()
 
     @property
     def model(self) -> torch.nn.Module | None:
@@ -260,7 +260,7 @@ class _Run:
             TaskError: The value cannot be kept, or the function has yielded already.
         """
         self._check_is_in_time("set_user_attr", key)
-        (self._attributes if self._keeps_said else Attributes()).set(key, value)
+        (self._attributes if self._keeps_logged else Attributes()).set(key, value)
 
     def log_artifact(
         self, path: str | os.PathLike[str], *, name: str | None, max_bytes: int
@@ -271,14 +271,14 @@ class _Run:
             TaskError: The file cannot be kept, or the function has yielded already.
         """
         self._check_is_in_time("log_artifact", str(path))
-        self._artifacts.log(path, name=name, max_bytes=max_bytes, keep=self._keeps_said)
+        self._artifacts.log(path, name=name, max_bytes=max_bytes, keep=self._keeps_logged)
 
-    def take_said(self) -> Said:
+    def take_logged(self) -> Logged:
         """Return the user attributes and artefacts of the last epoch."""
-        return Said(attributes=self._attributes.take(), artifacts=self._artifacts.take())
+        return Logged(attributes=self._attributes.take(), artifacts=self._artifacts.take())
 
     @property
-    def _keeps_said(self) -> bool:
+    def _keeps_logged(self) -> bool:
         """Whether what is said now counts: in the loop, and before it where a trial begins."""
         return self._is_in_loop or self._restored is None
 

@@ -25,7 +25,7 @@ from thrifty.pack._state import State
 from thrifty.pack.fused._activations import ActivationStore
 from thrifty.pack.fused._fusable import UnfusableError
 from thrifty.pack.fused._member import FusedTrial
-from thrifty.pack.task._task import Said, Task, Trainable
+from thrifty.pack.task._task import Logged, Task, Trainable
 from thrifty.pack.trial._probes import Trial
 from thrifty.pack.trial._trial import TrainableTrial
 from thrifty.pack.verify import AloneTime, CheckBudget
@@ -201,10 +201,10 @@ class AutoBackend(Backend):
             return self._fused.trial(slot)
         return self._plain.trial_of_any_kind(slot)
 
-    def said(self, slot: int) -> Said:
+    def logged(self, slot: int) -> Logged:
         """Return what a trial keeps of its last epoch beside its metrics."""
         trial = self.trial(slot)
-        return trial.said if isinstance(trial, TrainableTrial) else Said()
+        return trial.logged if isinstance(trial, TrainableTrial) else Logged()
 
     def take(self, slot: int) -> Trial:
         """Take a trial out of its slot, with model and optimizer as they stand."""

@@ -278,7 +278,7 @@ class Trainable(_Identified, ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Logged:
     """What a trial keeps of an epoch beside its metrics.
 
     Attributes:
@@ -310,9 +310,9 @@ class SelfDescribing(Trainable):
     def space(self) -> Any:
         """Return its ``thrifty.Space``; this may run its code in a process of its own."""
 
-    def take_said(self) -> Said:
+    def take_logged(self) -> Logged:
         """Return the user attributes and artefacts of the last epoch; each only once."""
-        return Said()
+        return Logged()
 
 
 def _no_loss(task: Task, *_: Any) -> torch.Tensor:

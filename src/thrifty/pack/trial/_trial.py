@@ -42,8 +42,8 @@ from thrifty.pack.task._step_options import StepOptions, parts_of_batch, with_pr
 from thrifty.pack.task._streams import check_stream, token_files, trial_stream
 from thrifty.pack.task._task import (
     HyperParameters,
+    Logged,
     Readings,
-    Said,
     SelfDescribing,
     Task,
     Trainable,
@@ -624,7 +624,7 @@ class TrainableTrial:
         self.task = own_task(task)
         self.is_trained = False
         """Whether the trial has begun an epoch."""
-        self.said = Said()
+        self.logged = Logged()
         """User attributes and artefacts of the last epoch."""
         self._device = device
 
@@ -679,5 +679,5 @@ class TrainableTrial:
         self._readings.check_epoch(plan)
         metrics = check_metrics(self.task.evaluate(), task=self._name, method="evaluate")
         if isinstance(self.task, SelfDescribing):
-            self.said = self.task.take_said()
+            self.logged = self.task.take_logged()
         return {name: as_number(value) for name, value in metrics.items()}
