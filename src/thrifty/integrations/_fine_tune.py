@@ -85,6 +85,9 @@ class FineTune(Task):
     512
     """
 
+    _metrics_of_outputs = True
+    """``metrics`` below depends on the model's outputs alone, so padded trials may share it."""
+
     def __init__(  # noqa: PLR0913 (one argument for each part of a task)
         self,
         model: str | Path | transformers.PretrainedConfig | Callable[[HyperParameters], Any],

@@ -211,10 +211,12 @@ def _evaluates_whole(
 
 
 def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> bool:
-    """Return whether a narrower model, padded with zeros, gets its own loss and gradients.
+    """Return whether a narrower model, padded with zeros, gets its own results.
 
     Its tensors are padded to the shapes of the structure. Training zeroes the gradients of the
-    padding, so a result that holds for one step holds for all steps.
+    padding, so loss and gradients that are right for one step are right for all steps. Metrics are
+    compared, too: a mean over the width of an adapter sees the padding. All is compared for random
+    weights, because a fresh adapter is zero in a factor, which would hide a difference.
     """
     if structure.whole:
         return False
@@ -236,6 +238,7 @@ def _fits_inside(
 ) -> bool:
     try:
         narrow = _copy(model, double=True, lower=lower)
+        _perturb(narrow, besides=structure.held)
         lent = _lent(structure.model, structure.held, by=narrow)
         wide = Structure(
             structure.task,
@@ -246,9 +249,12 @@ def _fits_inside(
             numbers=structure.numbers,
         )
         wide.lower = lower
-        return Experiment(
+        experiment = Experiment(
             structure=wide, models=[narrow], batches=[rows], tolerance=TOLERANCE
-        ).trains_alike()
+        )
+        return experiment.trains_alike() and (
+            not structure.fused_metrics or replace(experiment, shared=True).evaluates_alike()
+        )
     except UnfusableError:
         return False
 

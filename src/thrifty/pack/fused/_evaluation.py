@@ -147,15 +147,33 @@ class Evaluation:
         """Return the metrics of some trials of a block, or the error of each.
 
         Trials are evaluated all at once if the structure allows that and they make up most of the
-        block, otherwise one by one.
+        block, otherwise one by one. So are padded trials whose metrics may see the padding.
         """
         found = None
-        if self._structure.fused_metrics and 2 * len(trials) > len(block):
-            verify = any(self._is_due(trial) for trial in trials)
-            found = self._together(trials, block, verify=verify)
+        together = [trial for trial in trials if not self._may_see_padding(trial)]
+        if self._structure.fused_metrics and 2 * len(together) > len(block):
+            verify = any(self._is_due(trial) for trial in together)
+            found = self._together(together, block, verify=verify)
         if found is None:
             return {trial: self._alone(trial) for trial in trials}
-        return {trial: self._checked(trial, found[block.index(trial)], block) for trial in trials}
+        return {
+            trial: self._checked(trial, found[block.index(trial)], block)
+            if trial in together
+            else self._alone(trial)
+            for trial in trials
+        }
+
+    def _may_see_padding(self, trial: FusedTrial) -> bool:
+        """Return whether metrics may depend on the zeros that a narrower trial is padded with.
+
+        Such as the share of an adapter's weights above some size: no comparison for some weights
+        could rule that out for later ones. Only metrics of thrifty's own are known to depend on a
+        model's outputs alone.
+        """
+        kinds = type(trial.task).__mro__
+        home = next((kind for kind in kinds if "metrics" in vars(kind)), None)
+        by_outputs = home is not None and vars(home).get("_metrics_of_outputs", False)
+        return not by_outputs and self._rows.is_narrow(trial)
 
     def _is_due(self, trial: FusedTrial) -> bool:
         """Return whether to compare the metrics of a trial with those it has alone."""

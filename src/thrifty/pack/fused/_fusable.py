@@ -93,19 +93,7 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
     parts: list[Hashable] = [_value(dict(attributes), 0)]
     places: dict[int, int] = {}  # tells one tensor used in several places from equal tensors
     for path, module in model.named_modules():
-        settings = {}
-        for name, value in vars(module).items():
-            if name in _OWN:
-                continue
-            if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
-                # hooks for loading and saving have no effect in training
-                if value and "state_dict" not in name:
-                    raise UnfusableError(f"{path or 'the model'} has hooks")
-                continue
-            settings[name] = value
-        settings.pop(_rate_of(module), None)
-        for name in _apart(module):
-            settings.pop(name, None)
+        settings = _settings(path, module)
         kind = type(module)
         tensors = tuple(
             (
@@ -154,15 +142,50 @@ def settings(attributes: Mapping[str, Any]) -> Hashable:
     return _value(dict(attributes), 0)
 
 
+def _settings(path: str, module: torch.nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module in which trials of one signature agree.
+
+    Raises:
+        UnfusableError: The module has hooks.
+    """
+    settings = {}
+    for name, value in vars(module).items():
+        if name in _OWN:
+            continue
+        if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
+            # hooks for loading and saving have no effect in training
+            if value and "state_dict" not in name:
+                raise UnfusableError(f"{path or 'the model'} has hooks")
+            continue
+        settings[name] = value
+    for apart in (_rate_of(module), *_apart(module)):
+        if apart is not None:
+            settings.pop(apart, None)
+    return settings
+
+
+_WIDTHS = frozenset({
+    "in_features", "out_features", "in_channels", "out_channels", "num_features",
+    "num_embeddings", "embedding_dim", "normalized_shape",
+})  # fmt: skip
+"""Attributes of torch's own layers that only say how wide their parameters are."""
+
+
 def family(model: torch.nn.Module) -> Hashable:
     """Return a key that is equal for models that differ at most in widths.
 
-    The same parameters require gradients in such models.
+    The same parameters require gradients in such models, and all settings are equal besides the
+    widths of torch's own layers: a program that was recorded with the settings of one is right for
+    the others.
+
+    Raises:
+        UnfusableError: The model has hooks, which may do anything.
     """
     return tuple(
         (
             path,
             type(module),
+            _value(_besides_widths(module, _settings(path, module)), 0),
             tuple(
                 (name, p.dim(), p.dtype, p.requires_grad)
                 for name, p in module._parameters.items()
@@ -172,6 +195,11 @@ def family(model: torch.nn.Module) -> Hashable:
         )
         for path, module in model.named_modules()
     )
+
+
+def _besides_widths(module: torch.nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:
+    is_torchs = type(module).__module__.startswith("torch.nn.")
+    return {k: v for k, v in settings.items() if not (is_torchs and k in _WIDTHS)}
 
 
 BASE_RATIO = 10
@@ -230,7 +258,7 @@ _NUMBERS = {_LORA + "layer.LoraLayer": ("scaling",)}
 """Attributes with numbers by adapter, by the name of their class. Trials may differ in them."""
 _DESCRIPTIONS = {
     _LORA + "layer.LoraLayer": ("r", "lora_alpha", "kwargs"),
-    _LORA + "model.LoraModel": ("peft_config",),
+    _LORA + "model.LoraModel": ("peft_config", "targeted_module_names"),
     "peft.peft_model.PeftModel": (
         "_peft_config",
         # methods of the base, bound to it and so to its description; only generation calls them

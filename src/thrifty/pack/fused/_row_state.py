@@ -269,7 +269,7 @@ class RowState:
 
     def _note_width(self, trial: FusedTrial, row: int) -> None:
         """Mask the gradients outside a narrower model's own tensors, so that padding stays zero."""
-        narrow = self._is_narrow(trial)
+        narrow = self.is_narrow(trial)
         if narrow and self._mask is None:
             self._mask = torch.ones_like(self._gradients, dtype=torch.bool)
         if self._mask is not None:
@@ -305,11 +305,12 @@ class RowState:
 
     def _copied_views(self, trial: FusedTrial, row: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a copy of the trial's part of each trained tensor of a row, by name."""
-        if self._is_narrow(trial):
+        if self.is_narrow(trial):
             return {name: view.clone() for name, view in self._views(trial, row)}
         return dict(self._views(trial, row.clone()))  # one copy is faster than many
 
-    def _is_narrow(self, trial: FusedTrial) -> bool:
+    def is_narrow(self, trial: FusedTrial) -> bool:
+        """Return whether a trial is padded, because its model is narrower than the structure."""
         shapes = {name: p.shape for name, p in trial.model.named_parameters()}
         return any(shapes[s.name] != s.shape for s in self._structure.layout.segments)
 
