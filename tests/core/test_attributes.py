@@ -127,3 +127,16 @@ def test_errors_name_the_call():
         UsageError, match=r"tell\(user_attrs=\{'k': \.\.\.\}\): the value has a set"
     ):
         attributes.set("k", set())
+
+
+def test_a_key_that_no_table_takes_is_refused():
+    with pytest.raises(TaskError, match="the key must be a text"):
+        Attributes().set("\ud800", 1)
+
+
+def test_nested_errors_name_the_call_once():
+    ring = []
+    ring.append(ring)
+    with pytest.raises(TaskError) as caught:
+        Attributes().set("r", ring)
+    assert str(caught.value).count("set_user_attr") == 1

@@ -187,6 +187,20 @@ def test_a_full_disk_loses_no_epoch(tmp_path, monkeypatch, caplog):
         study.open_artifact(study.best_trial, "note.txt")
 
 
+def test_a_damaged_file_is_written_again_when_its_content_comes_again(tmp_path):
+    folder = tmp_path / "c"
+    checkpoints = CheckpointFolder(str(folder))
+    files = ArtifactFiles(checkpoints, folder="plan")
+    source = tmp_path / "x.txt"
+    source.write_text("good")
+    found = files.put(source, name="x.txt")
+    (stored,) = folder.glob("plan/artifact-*")
+    stored.write_text("evil")
+    assert files.put(source, name="x.txt") == found
+    with files.open(found) as file:
+        assert file.read() == b"good"
+
+
 def test_a_damaged_file_is_noticed(tmp_path):
     study = study_of(tmp_path).run(progress=False, executor=ONE)
     trial = study.best_trial
@@ -348,8 +362,11 @@ def test_the_command_shows_and_saves_them(tmp_path, trained, capsys):
     assert f"saved to {Path('out/2/rates.txt')}" in out
     (trial,) = [t for t in study_of(tmp_path).trials if t.number == 2]
     assert Path("out/2/rates.txt").read_text() == expected(trial.config, 6)["rates.txt"]
-    with pytest.raises(UsageError, match=r"note.txt exists already; name another folder"):
+    assert "saved to" in said(capsys, "--storage", trained, "--trial", "2", "--save", "out")
+    Path("out/2/note.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"note.txt exists already, with other content; name"):
         said(capsys, "--storage", trained, "--trial", "2", "--save", "out")
+    assert Path("out/2/note.txt").read_text() == "mine"
     with pytest.raises(UsageError, match="has no trial 99"):
         said(capsys, "--storage", trained, "--trial", "99")
     Path("file").write_text("")

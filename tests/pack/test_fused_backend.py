@@ -344,6 +344,32 @@ def test_widths_may_differ_within_a_block():
     check(task, trials, size=3)
 
 
+class ShareOfLarge(Toy):
+    """A metric over the width: padding has no large weights."""
+
+    def metrics(self, model, batch):
+        weights = next(model.parameters())
+        return {**super().metrics(model, batch), "large": (weights.abs() > 0.6).double().mean()}
+
+
+def test_metrics_over_widths_do_not_see_the_padding():
+    task = in_double(ShareOfLarge)
+    trials = widths(16, 12, 14, 16)
+    assert num_blocks(task, trials) == 1
+    check(task, trials)
+
+
+class NotingItsWidth(Toy):
+    def model(self, hp):
+        out = super().model(hp)
+        out.until = hp.width  # code may read it at any step
+        return out
+
+
+def test_models_with_other_settings_have_blocks_of_their_own():
+    assert num_blocks(in_double(NotingItsWidth), widths(16, 12, 16)) == 2
+
+
 def test_a_much_narrower_model_has_a_block_of_its_own():
     task = in_double(Toy)
     trials = widths(64, 2)

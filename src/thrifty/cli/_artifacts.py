@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import IO
 
 import click
 
@@ -15,6 +16,9 @@ from thrifty.store import Store
 from thrifty.store._artifact_files import ArtifactFiles
 
 from ._options import complete_study, json_option, print_document, say, storage_option
+
+
+_CHUNK = 2**20
 
 
 @click.command("artifacts")
@@ -42,7 +46,7 @@ def artifacts_command(
     """Show the files that trials of study NAME have logged, or save copies of them.
 
     Trials that share an epoch share what was logged in it. The content of each file is compared
-    with its digest before it is saved. Files that exist are not overwritten.
+    with its digest before it is saved. Files with other content are not overwritten.
     """
     with Store.open(storage, checkpoints=checkpoints, create=False) as store:
         info = store.studies.get(name)
@@ -87,19 +91,40 @@ def _save(files: ArtifactFiles, artifact: Artifact, folder: Path) -> Path:
     Raises:
         TaskError: Its name in the database is none that thrifty writes, such as a path.
         CheckpointError: The file is missing or damaged.
-        UsageError: There is a file of this name, or it cannot be written.
+        UsageError: There is another file of this name, or it cannot be written.
     """
     check_artifact_name(artifact.name, call="thrifty artifacts --save")
     target = folder / artifact.name
     with files.open(artifact) as content:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with target.open("xb") as out:
-                shutil.copyfileobj(content, out)
-        except FileExistsError:
-            raise UsageError(f"{target} exists already; name another folder with --save") from None
+            if target.exists():
+                if _has_content(target, content):
+                    return target
+                raise UsageError(
+                    f"{target} exists already, with other content; name another folder with --save"
+                )
+            # under another name first, so that a full disk leaves no half of a file
+            part = target.with_name(f".{artifact.digest}.part")
+            try:
+                with part.open("wb") as out:
+                    shutil.copyfileobj(content, out)
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
         except OSError as error:
             raise UsageError(
                 f"cannot write {target}: {error.strerror}; name another folder with --save"
             ) from error
     return target
+
+
+def _has_content(file: Path, content: IO[bytes]) -> bool:
+    """Return whether a file has the bytes of an open one."""
+    with file.open("rb") as own:
+        while True:
+            one, other = own.read(_CHUNK), content.read(_CHUNK)
+            if one != other:
+                return False
+            if not one:
+                return True

@@ -58,12 +58,17 @@ class Attributes:
             TaskError: The key is not a text of 1 to ``MAX_KEY_CHARS`` characters, the value is not
                 JSON, or the attributes of the epoch take more than ``MAX_ATTRIBUTE_BYTES``.
         """
-        if not isinstance(key, str) or not 1 <= len(key) <= MAX_KEY_CHARS:
+        if (
+            not isinstance(key, str)
+            or not 1 <= len(key) <= MAX_KEY_CHARS
+            or any("\ud800" <= each <= "\udfff" for each in key)  # no table or file takes them
+        ):
             raise self._refused(
                 key, f"the key must be a text of 1 to {MAX_KEY_CHARS} characters, got {_cut(key)}"
             )
+        plain = self._json_value(key, value, depth=0)
         try:
-            text = json.dumps(self._json_value(key, value, depth=0))
+            text = json.dumps(plain)
         except ValueError as error:  # a whole number with thousands of digits
             raise self._refused(key, f"the value cannot be written as JSON ({error})") from None
         size = len(text) + len(json.dumps(key))
@@ -125,8 +130,8 @@ def _cut(value: object) -> str:
 
 MAX_ARTIFACT_BYTES = 256 * 2**20
 """Default size limit of an artefact, in bytes."""
-MAX_NAME_CHARS = 255
-"""Characters of the name of an artefact."""
+MAX_NAME_BYTES = 255
+"""Bytes of the name of an artefact in UTF-8: what file systems take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +211,11 @@ class Artifacts:
             TaskError: The file is missing, a folder, unreadable or too large, or the name is
                 invalid.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise TaskError(
+                f"trial.log_artifact(): `path` must be a path, got {_cut(path)}; write the content "
+                "to a file first"
+            )
         file = Path(path)
         call = f"trial.log_artifact({plain_text(repr(str(file)), limit=200)})"
         name = file.name if name is None else name
@@ -230,6 +240,8 @@ class Artifacts:
             raise TaskError(
                 f"{call}: there is no such file in {Path.cwd()}; write it before you log it"
             ) from None
+        except TaskError:
+            raise
         except (OSError, ValueError) as error:
             said = getattr(error, "strerror", None) or str(error)
             raise TaskError(
@@ -250,15 +262,15 @@ def check_artifact_name(name: object, *, call: str) -> None:
     """
     if (
         isinstance(name, str)
-        and 1 <= len(name) <= MAX_NAME_CHARS
         and name.isprintable()
+        and 1 <= len(name.encode()) <= MAX_NAME_BYTES
         and not {"/", "\\"} & set(name)
         and name not in (".", "..")
     ):
         return
     raise TaskError(
-        f"{call}: the name must be a text of 1 to {MAX_NAME_CHARS} printable characters without "
-        f"path separators, got {plain_text(repr(name), limit=100)}; pass name="
+        f"{call}: the name must be a text of 1 to {MAX_NAME_BYTES} bytes of printable characters "
+        f"without path separators, got {plain_text(repr(name), limit=100)}; pass name="
     )
 
 

@@ -40,7 +40,7 @@ class ArtifactFiles:
         self._folder = folder
 
     def put(self, path: Path, *, name: str) -> Artifact:
-        """Store a copy of a file, unless one of equal content is stored already.
+        """Store a copy of a file, unless one of equal content is stored already, undamaged.
 
         If it cannot be written, as on a full disk, the artefact says so: a trial does not fail for
         a file on which nothing depends.
@@ -53,7 +53,7 @@ class ArtifactFiles:
         found = Artifact(name=name, digest=digest, num_bytes=num_bytes)
         place = self._checkpoints.path_of(self._folder, artifact_file(digest))
         try:
-            if self._checkpoints.num_bytes(place) != num_bytes:
+            if self._checkpoints.num_bytes(place) != num_bytes or not self._is_whole(found):
                 self._write(path, found)
         except OSError as error:
             refused = self._checkpoints.refused(error, place, num_bytes, what="artefact")
@@ -61,6 +61,13 @@ class ArtifactFiles:
             said = error.strerror or type(error).__name__
             return Artifact(name=name, digest=digest, num_bytes=num_bytes, error=said)
         return found
+
+    def _is_whole(self, artifact: Artifact) -> bool:
+        try:
+            self.open(artifact).close()
+        except CheckpointError:
+            return False
+        return True
 
     def _write(self, path: Path, artifact: Artifact) -> None:
         seen = hashlib.blake2b(digest_size=16)

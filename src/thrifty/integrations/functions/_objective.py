@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -484,7 +485,9 @@ def is_pruned(error: BaseException) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and math.isfinite(value)
+    if isinstance(value, int):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float | np.number) and math.isfinite(value)
 
 
 def _number(value: Any, *, what: str) -> float:
