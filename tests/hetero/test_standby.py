@@ -259,7 +259,7 @@ def test_a_schedule_in_the_loop_holds_although_one_worker_missed_steps():
 
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_settings_are_plain_values_that_can_be_sent(as_tensor):
-    """Learning rates may be tensors; what is no number stays where it is."""
+    """Learning rates may be tensors; settings that are not numbers are not sent."""
 
     def adam(lr):
         net = model()

@@ -15,6 +15,7 @@ import pytest
 import thrifty as th
 from thrifty.core import UsageError
 from thrifty.run import _ask_tell
+from thrifty.run._ask_tell import AskTell
 from thrifty.testing import LineTask
 
 
@@ -152,6 +153,24 @@ def test_values_that_are_not_finite_make_a_trial_fail():
     study.tell(study.ask(), math.nan)
     play(study)
     assert [t.state for t in study.trials] == ["failed", "done"]
+
+
+def test_a_study_is_not_done_because_somebody_asks_after_the_loop_has_looked():
+    """Nobody waited when the loop looked, so it has not found out that there is nothing."""
+    executor = AskTell(opened=[]).open(
+        th.External("game"), checkpoints="memory://asked", folder="plan"
+    )
+    assert executor.num_free() == 0
+    asking = threading.Thread(target=executor.ask)
+    asking.start()
+    with executor._changed:
+        assert executor._changed.wait_for(lambda: executor._num_asking, 60)
+    assert executor.may_be_asked
+    assert executor.num_free() == 1
+    assert not executor.may_be_asked
+    executor.close()
+    asking.join(60)
+    assert not asking.is_alive()
 
 
 def test_it_goes_on_in_another_process(tmp_path):

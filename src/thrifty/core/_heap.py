@@ -151,8 +151,7 @@ def gc_off_at_exit() -> None:
     """Let this process end without a last look through all objects.
 
     Python collects garbage once more when it ends. With torch loaded, this takes half a second, and
-    frees what the end of the process frees anyway. Files are closed by then: whoever cleans up
-    something registers with ``atexit``, which comes before.
+    frees what the end of the process frees anyway. Functions registered with ``atexit`` run before.
     """
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)

@@ -140,6 +140,8 @@ class AskTellExecutor(Executor):
         self._num_asking = 0
         self._num_refused = 0
         """How often the loop has come to ``poll`` while ``ask`` waited and got no trial."""
+        self._was_free = False
+        """Whether somebody waited when the loop last looked."""
         self._handed: deque[AskedTrial] = deque()
         self._active: dict[int, AskedTrial] = {}
         self._cut: set[int] = set()
@@ -151,16 +153,20 @@ class AskTellExecutor(Executor):
 
     @property
     def may_be_asked(self) -> bool:  # type: ignore[override]
-        """Whether a later ``ask`` may get a trial, so that the study is not done yet."""
+        """Whether ``ask`` may get a trial when the loop looks again: the study is not done yet.
+
+        Who has asked since it looked last has not been looked for.
+        """
         with self._changed:
-            return not self.is_ended and not self._num_asking
+            return not (self.is_ended or self._was_free)
 
     def num_free(self, *, pack_size: int = 1) -> int:
         """Return how many ask and have no assignment yet."""
         with self._changed:
             # One who was interrupted leaves what was handed to him to the next.
-            free = self._num_asking - len(self._handed)
-            return 0 if self.is_ended else max(0, free)
+            free = 0 if self.is_ended else max(0, self._num_asking - len(self._handed))
+            self._was_free = free > 0
+            return free
 
     def submit(self, assignment: Assignment) -> None:
         """Hand an assignment to a waiting ``ask``."""

@@ -172,7 +172,11 @@ class Evaluation:
         """
         kinds = type(trial.task).__mro__
         home = next((kind for kind in kinds if "metrics" in vars(kind)), None)
-        by_outputs = home is not None and vars(home).get("_metrics_of_outputs", False)
+        by_outputs = (
+            home is not None
+            and "metrics" not in vars(trial.task)
+            and vars(home).get("_metrics_of_outputs", False)
+        )
         return not by_outputs and self._rows.is_narrow(trial)
 
     def _is_due(self, trial: FusedTrial) -> bool:

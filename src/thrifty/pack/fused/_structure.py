@@ -193,7 +193,7 @@ class Structure:
         return self._with_findings(out)
 
     def narrowed(self, model: torch.nn.Module) -> Structure:
-        """Return the structure of a narrower model, with all that was found out about this one.
+        """Return the structure of a narrower model, with the findings of this one's dry run.
 
         Args:
             model: A model that, padded with zeros, has its own step in this structure.

@@ -319,7 +319,7 @@ class ArtifactFile(Response):
     """A file that a trial has logged."""
 
     name: str
-    digest: str = Field(description="of its content; the download has it in its address")
+    digest: str = Field(description="of its content, and a part of the address of its download")
     num_bytes: int
     error: str = Field(description="why it is not stored; empty if it is")
 
