@@ -432,10 +432,10 @@ class FusedBackend(Backend):
         example = next(t for block in self._blocks[other] for t in block.trials)
         parameters = dict(trial.model.named_parameters())
         if (
-            self._kind(example, example.plan_values) != self._kind(trial, values)
-            or _likeness(example) != _likeness(trial)
-            or example.batch_size(example.plan_values) != trial.batch_size(values)
+            example.batch_size(example.plan_values) != trial.batch_size(values)
             or not structure.layout.holds(parameters)
+            or self._kind(example, example.plan_values) != self._kind(trial, values)
+            or _likeness(example) != _likeness(trial)  # reads all settings of both models
             or structure.held != self.structure(trial, values).held
             or trial.frozen_key(structure.held) != example.frozen_key(structure.held)
             or size < MIN_FILL * sum(s.shape.numel() for s in structure.layout.segments)
