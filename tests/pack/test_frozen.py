@@ -175,6 +175,7 @@ def check(task, configs, *, seeds=(0, 0, 1), epochs=3):
 def test_equal_frozen_tensors_have_one_memory():
     frozen, models = FrozenTensors(), [Net() for _ in range(3)]
     shared = [frozen.adopt(model) for model in models]
+    assert frozen.num_bytes == sum(p.nbytes for p in models[0].trunk.parameters())
     assert all(each == shared[0] for each in shared)
     assert len({address(model.trunk[0].weight) for model in models}) == 1
     assert len({address(model.head.weight) for model in models}) == 3

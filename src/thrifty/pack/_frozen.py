@@ -167,6 +167,11 @@ class FrozenTensors:
             out[name] = first[id(tensor)]
         return out
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors that models share now."""
+        return sum(each.tensor.nbytes for known in self._known.values() for each in known)
+
     def _shared(self, tensor: torch.Tensor) -> FrozenTensor:
         """Return the shared tensor of these values; a new one if there is none yet."""
         known = self._known.setdefault(_key(tensor), WeakSet())

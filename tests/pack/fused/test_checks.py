@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -18,6 +20,7 @@ from thrifty.pack import (
     UnfusableError,
     UnverifiedError,
 )
+from thrifty.pack.fused._checking import StepCheck
 from thrifty.pack.fused._fusable import RULES
 from thrifty.pack.fused._row_state import RowState
 from thrifty.run import train_alone
@@ -99,6 +102,13 @@ def test_an_epoch_that_need_not_be_verified_yet_is_not_said_to_be(wrong_updates)
     assert not isinstance(epoch(backend, 1, verify=False)[1], Exception)
     assert backend.num_unverified(1) == 1
     assert isinstance(epoch(backend, 2)[1], UnverifiedError)
+
+
+def test_copies_of_states_are_freed_after_a_check():
+    backend = begun(Toy())
+    epoch(backend, 0)
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, StepCheck)]
 
 
 def test_a_structure_that_failed_is_not_fused_again(wrong_updates):

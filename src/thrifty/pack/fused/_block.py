@@ -56,7 +56,7 @@ class Block:
 
     Attributes:
         trials: The trials of the block, by row.
-        checks: The checks of the last step.
+        checks: The checks of the last ``one_step``.
         check_s: Seconds that the last check took.
     """
 
@@ -197,6 +197,7 @@ class Block:
                 self._note_doubt()
                 if any(trial.is_suspect for trial in self.trials):
                     break
+        self.checks = []  # they hold a copy of each trial's state
         return [t for t in self.trials if not t.steps_left or t.is_suspect]
 
     @torch.no_grad()

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from thrifty.core import DivergedError, StateError, TaskError, derive_seed, plain_logger, step_seed
+from thrifty.core import (
+    DivergedError,
+    StateError,
+    TaskError,
+    derive_seed,
+    freed_at_once,
+    plain_logger,
+    step_seed,
+)
 from thrifty.pack._backend import EpochPlan, Member
 from thrifty.pack._frozen import (
     Base,
@@ -114,9 +122,11 @@ class TaskTrial:
         self._stream = trial_stream(self.source)
         self._files = {str(n): file.digest for n, file in enumerate(token_files(self.source))}
         seed_everything(derive_seed(member.seed, "model"))
-        self.model = self.task.model(self.readings.once("model")).to(self.device)
-        self._check_model()
-        self._fresh = self.frozen = frozen_of(self._owner, self.device).adopt(self.model)
+        known = frozen_of(self._owner, self.device)
+        with freed_at_once(known.num_bytes):  # a base that equals a known one is dropped
+            self.model = self.task.model(self.readings.once("model")).to(self.device)
+            self._check_model()
+            self._fresh = self.frozen = known.adopt(self.model)
         self._update = Update(self.task, self.step_options, self.device)
         self._update.prepare(self.model)
         self.optimizers = FollowedOptimizers(self.task.optimizer, self.model, first)
