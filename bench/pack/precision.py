@@ -31,7 +31,7 @@ from thrifty.pack import (
     Member,
     SoloBackend,
 )
-from thrifty.pack.backends._fused import Structures
+from thrifty.pack.backends._dry_runs import Structures
 
 
 SUBJECTS = ("mlp", "lenet", "resnet20", "transformer", "masks", "digits")

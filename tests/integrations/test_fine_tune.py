@@ -171,7 +171,7 @@ def test_one_dry_run_for_adapters_that_fit_into_wider_ones(monkeypatch):
         tested.append(args)
         return dry_run(*args, **kwargs)
 
-    monkeypatch.setattr("thrifty.pack.backends._fused.dry_run", counted)
+    monkeypatch.setattr("thrifty.pack.backends._dry_runs.dry_run", counted)
     backend = FusedBackend(llama(), device=here(), block=BlockOptions(size=8))
     of = trials({"rank": 4}, {"rank": 2, "alpha": 3}, {"rank": 4, "alpha": 1}, {"rank": 3})
     for slot, trial in enumerate(of):

@@ -167,7 +167,7 @@ def test_packed_trials_equal_solo_ones(base, steps):
     ]
     backend = FusedBackend(task, device=here())
     found = together(backend, trials, at_once=2)
-    assert backend.structures
+    assert backend.dry_runs.structures
     assert_same(found, alone(task, trials), tolerance=2e-5)
 
 

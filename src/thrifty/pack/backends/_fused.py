@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from copy import copy
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from thrifty.core import derive_seed, error_text, fingerprint, freed_at_once
 from thrifty.pack._backend import (
     Backend,
     EpochPlan,
@@ -23,36 +20,23 @@ from thrifty.pack._backend import (
     no_exits,
     out_of_memory,
 )
-from thrifty.pack._frozen import FrozenContents, written
-from thrifty.pack._state import State, seed_everything
+from thrifty.pack._frozen import written
+from thrifty.pack._state import State
 from thrifty.pack.fused._activations import ActivationStore, activation_store
 from thrifty.pack.fused._block import Block
-from thrifty.pack.fused._dry_run import NUM_ROWS, SETTLES, dry_run, fits_inside, settle
-from thrifty.pack.fused._fusable import (
-    UnfusableError,
-    check_memory,
-    dropout_rates,
-    family,
-    has_base,
-    kin,
-    number_values,
-    settings,
-)
+from thrifty.pack.fused._fusable import UnfusableError, check_memory, family, has_base, kin
 from thrifty.pack.fused._member import ArrayFeed, Feed, FeedError, FusedTrial, IteratorFeed
 from thrifty.pack.fused._row_state import steps_taken
 from thrifty.pack.fused._step import BlockOptions, denormals_flushed
-from thrifty.pack.fused._structure import Structure
 from thrifty.pack.fused._tape import BufferPool
 from thrifty.pack.fused.optimizers import GroupedOptimizer, grouped_optimizer
 from thrifty.pack.task._array_samples import Samples
-from thrifty.pack.task._data import LastingError, samples_of, train_batches
+from thrifty.pack.task._data import LastingError, samples_of
 from thrifty.pack.task._epochs import order_of_epoch
 from thrifty.pack.task._task import Task
 from thrifty.pack.verify import AloneTime, CheckBudget, SoloTimes
 
-
-Structures = dict[Hashable, Structure | str]
-"""The tested structure, or why there is none, by what its trials have in common."""
+from ._dry_runs import DryRuns, Structures, likeness, rows_of
 
 
 MIN_FILL = 0.4
@@ -77,14 +61,6 @@ class Traits:
     kin: Hashable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tested:
-    """A tested structure, and what trials that differ from it in widths at most have in common."""
-
-    structure: Structure
-    likeness: Hashable
-
-
 class FusedBackend(Backend):
     """A back-end with any number of slots; trials of equal structure share blocks of limited size.
 
@@ -93,12 +69,12 @@ class FusedBackend(Backend):
         device: Where they are trained.
         block: How trials are fused, unless ``configure`` sets something else.
         structures: The results of earlier dry runs.
-        refused: Why some structures are not fused, by ``refusal_key``.
+        refused: Why some structures are not fused, by ``DryRuns.refusal_key``.
         activations: Where activations of frozen trunks are kept (default: those that all back-ends
             of this process share).
 
     Attributes:
-        structures: The results of dry runs so far.
+        dry_runs: The structures of its trials, and which of them fit into others.
         refused: Why some structures are not fused: a check of them has failed.
         budget: The time that checks have taken.
         solo_times: The times of steps and evaluations of trials alone.
@@ -125,21 +101,11 @@ class FusedBackend(Backend):
         self._retired: list[Block] = []
         self._home: dict[FusedTrial, Block] = {}
         self._keys: dict[FusedTrial, tuple[Hashable, Hashable, Hashable]] = {}
-        self.structures = {} if structures is None else structures
         self.refused = dict(refused or {})
+        self.dry_runs = DryRuns({} if structures is None else structures, self.refused)
         self._feeds: dict[Hashable, Feed] = {}
-        self._fits: dict[tuple[Hashable, Structure], bool] = {}
-        self._tested: list[_Tested] = []
-        self._built_in: dict[Hashable, tuple[str, ...]] = {}
-        """Paths of dropout rates and numbers that are built into programs.
-
-        They belong to the structure.
-        """
         self.budget = CheckBudget()
         self.solo_times = SoloTimes()
-        self._refusal_keys: dict[Hashable, str] = {}
-        self._contents = FrozenContents()
-        """By the key of a structure."""
 
     def stack(self, slot: int, member: Member) -> None:
         """Put a trial into a slot.
@@ -179,10 +145,10 @@ class FusedBackend(Backend):
         """
         _check_usual(trial)
         kind = self._kind(trial, values)
-        structure = self.structure(trial, values)
+        structure = self.dry_runs.structure(trial, values)
         content = trial.frozen_key(structure.held)
         batch_size = None if structure.padding else trial.batch_size(values)
-        return ((self._structure_key(trial), content), kind, batch_size)
+        return ((self.dry_runs.key(trial), content), kind, batch_size)
 
     def traits(self, trial: FusedTrial, values: Mapping[str, Any]) -> Traits:
         """Return what the time of a step depends on; equal in every process, and needs no dry run.
@@ -191,7 +157,7 @@ class FusedBackend(Backend):
             UnfusableError: The model has hooks, or its optimizer has no fused version.
         """
         _check_usual(trial)
-        rows = _rows(trial)
+        rows = rows_of(trial)
         batch_size = trial.batch_size(values)
         kind, kin_of = self._kind(trial, values), kin(trial.model)
         half_octave = round(2 * math.log2(batch_size))
@@ -207,60 +173,6 @@ class FusedBackend(Backend):
         """Return the traits of the trials in training under a key."""
         trial = next(t for block in self._blocks[key] for t in block.trials)
         return self.traits(trial, trial.plan_values)
-
-    def structure(
-        self, trial: FusedTrial, values: Mapping[str, Any], *, channels_last: bool = False
-    ) -> Structure:
-        """Return the tested structure of a prepared trial. Raises as ``key`` does."""
-        if self.refused and (reason := self.refused.get(self.refusal_key(trial))):
-            raise UnfusableError(reason)
-        key = self._structure_key(trial)
-        if key not in self.structures:
-            key = self._test(trial, values)
-        known = self.structures[key]
-        if isinstance(known, str) and known.endswith(SETTLES) and _settled(trial, values):
-            return self.structure(trial, values, channels_last=channels_last)
-        if isinstance(known, Structure) and known.held and self._differ(trial, key):
-            key = ("nothing held", key)
-            if key not in self.structures:
-                self.structures[key] = _found_out(trial, values, holding=False)
-            known = self.structures[key]
-        if isinstance(known, str):
-            raise UnfusableError(known)
-        groups = trial.followed.partition
-        if len(groups) == 1 and not channels_last:
-            return known
-        key = ("channels last" if channels_last else "", groups, key)
-        if key not in self.structures:
-            self.structures[key] = known.arranged(groups, channels_last=channels_last)
-        found = self.structures[key]
-        assert isinstance(found, Structure)
-        return found
-
-    def _test(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
-        """Find out the structure of a trial, or why it has none; return its key."""
-        key = self._structure_key(trial)
-        known = self._narrowed(trial, values) or _found_out(trial, values)
-        if isinstance(known, Structure):
-            self._tested.append(_Tested(structure=known, likeness=_likeness(trial)))
-            if known.built_in:
-                self._built_in[key] = tuple(sorted(known.built_in))
-                key = self._structure_key(trial)
-        self.structures[key] = known
-        return key
-
-    def _differ(self, trial: FusedTrial, key: Hashable) -> bool:
-        """Return whether trials of a structure mostly differ in what is frozen in them.
-
-        Each would be in a block of its own if the block held these tensors for all of its trials.
-        """
-        content = trial.frozen_content()
-        if self._contents.mostly_differ(key, trial, content):
-            return True
-        home = self._home.get(trial)
-        is_apart = home is not None and not home.structure.held
-        # a trial does not move into a block that it would have for itself
-        return is_apart and self._contents.num_equal(key, trial, content) < 2
 
     def trial(self, slot: int) -> FusedTrial:
         """Return the trial in a slot."""
@@ -331,17 +243,6 @@ class FusedBackend(Backend):
         """Return how many of a member's last epochs have not been followed by a check yet."""
         return self._trials[slot].num_unverified
 
-    def refusal_key(self, trial: FusedTrial) -> str:
-        """Name a trial's structure for all processes, by the content of its model, task and data.
-
-        Raises:
-            UnfusableError: The model has hooks.
-        """
-        key = (trial.signature, _rows(trial))
-        if key not in self._refusal_keys:
-            self._refusal_keys[key] = fingerprint([repr(part) for part in key])
-        return self._refusal_keys[key]
-
     def refuse(self, key: str, reason: str) -> None:
         """Fuse no more trials of a structure, for the first reason; check those fused now."""
         self.refused.setdefault(key, reason)
@@ -360,12 +261,11 @@ class FusedBackend(Backend):
 
     def _time_key(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
         """Return what the time of a trial alone depends on."""
-        return (self._structure_key(trial), self._kind(trial, values), trial.batch_size(values))
+        return (self.dry_runs.key(trial), self._kind(trial, values), trial.batch_size(values))
 
     def _retire_programs(self) -> None:
         """Discard all recordings, since values built into them may differ from those of today."""
-        self.structures.clear()
-        self._fits.clear()
+        self.dry_runs.clear()
         self._retired += [block for blocks in self._blocks.values() for block in blocks]
         self._blocks.clear()
 
@@ -388,6 +288,7 @@ class FusedBackend(Backend):
         trial = self._trials.pop(slot, None)
         if trial is not None:
             self._home.pop(trial).remove(trial)
+            trial.is_apart = False
             del self._keys[trial]
 
     def model(self, slot: int) -> torch.nn.Module:
@@ -435,59 +336,13 @@ class FusedBackend(Backend):
             example.batch_size(example.plan_values) != trial.batch_size(values)
             or not structure.layout.holds(parameters)
             or self._kind(example, example.plan_values) != self._kind(trial, values)
-            or _likeness(example) != _likeness(trial)  # reads all settings of both models
-            or structure.held != self.structure(trial, values).held
+            or likeness(example) != likeness(trial)  # reads all settings of both models
+            or structure.held != self.dry_runs.structure(trial, values).held
             or trial.frozen_key(structure.held) != example.frozen_key(structure.held)
             or size < MIN_FILL * sum(s.shape.numel() for s in structure.layout.segments)
         ):
             return False
-        return self._fits_into(trial, values, structure)
-
-    def _fits_into(
-        self, trial: FusedTrial, values: Mapping[str, Any], structure: Structure
-    ) -> bool:
-        """Return whether a trial, padded to the width of a structure, has its own step in it."""
-        pair = (self._structure_key(trial), structure)
-        if pair not in self._fits:
-            try:
-                with no_exits(), freed_at_once(sum(p.nbytes for p in trial.model.parameters())):
-                    batch = next(_few_rows(trial, values))
-                    self._fits[pair] = fits_inside(structure, trial.model, batch)
-            except Exception as error:
-                if out_of_memory(error):
-                    raise
-                # if training meets the error too, it becomes the outcome of the trial there
-                self._fits[pair] = False
-        return self._fits[pair]
-
-    def _narrowed(self, trial: FusedTrial, values: Mapping[str, Any]) -> Structure | None:
-        """Return the structure of a trial whose adapters are narrower than those of a tested one.
-
-        It is the same code with other widths, so the dry run of the wider one counts for both. Each
-        program is checked when it first trains, whatever it was derived from. None if there is no
-        wider one.
-        """
-        if not trial.frozen:
-            return None
-        own = _likeness(trial)
-        for tested in self._tested:
-            known = tested.structure
-            if (
-                tested.likeness == own
-                and self._is_narrower(trial, known)
-                and self._fits_into(trial, values, known)
-            ):
-                return known.narrowed(trial.model)
-        return None
-
-    def _is_narrower(self, trial: FusedTrial, structure: Structure) -> bool:
-        parameters = dict(trial.model.named_parameters())
-        if not structure.held or not structure.layout.holds(parameters):
-            return False
-        with suppress(UnfusableError):  # one of these tensors is no longer a fresh model's
-            trial.frozen_key(structure.held)
-            return True
-        return False
+        return self.dry_runs.fits_into(trial, values, structure)
 
     def _kind(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
         return grouped_optimizer(trial.followed, values)[1]
@@ -519,7 +374,7 @@ class FusedBackend(Backend):
         if block is None:
             options = self._options.get(key if host is None else host, self._default)
             block = Block(
-                self.structure(trial, values, channels_last=options.channels_last)
+                self.dry_runs.structure(trial, values, channels_last=options.channels_last)
                 if host is None
                 else blocks[0].structure,
                 optimizer,
@@ -532,9 +387,9 @@ class FusedBackend(Backend):
             )
             blocks.append(block)
         block.add(trial)
-        if trial.frozen:
-            self._contents.note(self._structure_key(trial), trial, trial.frozen_content())
-        trial.refusal_key = self.refusal_key(trial)
+        trial.is_apart = not block.structure.held
+        self.dry_runs.note_placed(trial)
+        trial.refusal_key = self.dry_runs.refusal_key(trial)
         self._home[trial], self._keys[trial] = block, key
         if is_first and trial.frozen:
             self._gather_narrower(key)
@@ -577,16 +432,8 @@ class FusedBackend(Backend):
     def _ready_optimizer(self, trial: FusedTrial, values: Mapping[str, Any]) -> GroupedOptimizer:
         """Return the optimizer over rows for a trial whose state fits. Raises as ``key`` does."""
         optimizer, _ = grouped_optimizer(trial.followed, values)
-        steps_taken(trial, optimizer, self.structure(trial, values))
+        steps_taken(trial, optimizer, self.dry_runs.structure(trial, values))
         return optimizer
-
-    def _structure_key(self, trial: FusedTrial) -> Hashable:
-        key = (trial.signature, trial.source_number)
-        paths = self._built_in.get(key, ())
-        if not paths:
-            return key
-        rates = {**dropout_rates(trial.model), **number_values(trial.model)}
-        return (*key, *[(path, rates[path]) for path in paths])
 
     # -- epochs --------------------------------------------------------------------------
 
@@ -602,7 +449,7 @@ class FusedBackend(Backend):
             changed
             or not trial.is_frozen_intact()
             or (trial.frozen and not trial.num_unverified)  # others with another base may have come
-            or self._built_in
+            or self.dry_runs.have_built_in
             or isinstance(self._task.batch_size, str)
             or self._kind(trial, plan.values) != self._keys[trial][1]
         ):
@@ -667,61 +514,15 @@ class FusedBackend(Backend):
         return self._feeds[key]
 
 
-def _likeness(trial: FusedTrial) -> Hashable:
-    """Return a key that is equal for trials whose code and data differ in widths at most."""
-    return trial.source_number, family(trial.model), settings(vars(trial.task))
-
-
 def _sent(order: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Send numbers to a device; this thread does not wait for the work that the device has."""
     return order.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else order
-
-
-def _found_out(
-    trial: FusedTrial, values: Mapping[str, Any], *, holding: bool = True
-) -> Structure | str:
-    """Return the structure of a trial's model by a dry run, or why there is none.
-
-    Args:
-        trial: The trial.
-        values: Its hyper-parameters.
-        holding: Whether frozen tensors may be one for all trials of a block.
-    """
-    try:
-        batch = next(_few_rows(trial, values))
-        seed_everything(derive_seed(trial.seed, "dry run"))
-        # a copy, so that later changes of the trial's task do not affect what was recorded
-        with no_exits(), freed_at_once(sum(t.nbytes for t in trial.model.parameters())):
-            return dry_run(
-                copy(trial.task), trial.model, batch, frozen=trial.frozen if holding else ()
-            )
-    except UnfusableError as error:
-        return str(error)
-    except Exception as error:
-        if out_of_memory(error):
-            raise
-        return f"its dry run failed with {error_text(error)}"
-
-
-def _settled(trial: FusedTrial, values: Mapping[str, Any]) -> bool:
-    """Settle a trial's model, and return whether that has changed it."""
-    seed_everything(derive_seed(trial.seed, "dry run"))
-    with no_exits():
-        changed = settle(copy(trial.task), trial.model, next(_few_rows(trial, values)))
-    trial.look_again()
-    return changed
 
 
 def _check_usual(trial: FusedTrial) -> None:
     """Raise UnfusableError for a trial whose steps have no fused version."""
     if trial.why_special:
         raise UnfusableError(trial.why_special)
-
-
-def _rows(trial: FusedTrial) -> Hashable:
-    """Return shapes and dtypes of the rows of a trial's data, if these are in memory."""
-    arrays = trial.source.arrays
-    return arrays and tuple((tuple(a.shape[1:]), str(a.dtype)) for a in arrays)
 
 
 def _advanced(block: Block) -> dict[FusedTrial, Outcome]:
@@ -753,11 +554,3 @@ def _left(trial: FusedTrial, error: UnfusableError, *, mismatch: bool) -> Except
     if (trial.step_index and trial.steps_left) or trial.num_unverified:
         return UnverifiedError(str(error), mismatch=mismatch)
     return error
-
-
-def _few_rows(trial: FusedTrial, values: Mapping[str, Any]) -> Iterator[Any]:
-    """Return batches for a dry run; those that have to be made for it are small."""
-    if trial.source.arrays is not None:
-        return trial.batches(EpochPlan(epoch=0, values=values))
-    size = min(trial.batch_size(values), NUM_ROWS)
-    return train_batches(trial.source, seed=trial.seed, epoch=0, batch_size=size)

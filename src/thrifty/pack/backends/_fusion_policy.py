@@ -26,7 +26,8 @@ from thrifty.pack.task._task import Task, Trainable
 from thrifty.pack.trial._trial import TaskTrial
 from thrifty.perf import PackCurve
 
-from ._fused import FusedBackend, Structures, Traits
+from ._dry_runs import Structures
+from ._fused import FusedBackend, Traits
 
 
 PRICE_STEPS = 100
@@ -234,14 +235,14 @@ class FusionPolicy:
     ) -> Calibration:
         assert isinstance(self._task, Task)
         # before the measurement, because this raises if the trial cannot be fused
-        structure = fused.structure(trial, values)
+        structure = fused.dry_runs.structure(trial, values)
         curves = self._known.get(name)
         if curves is None:
             curves = calibrate(
                 self._task,
                 Member(values=values, seed=trial.seed, first=trial.readings.first),
                 device=self._device,
-                structures=fused.structures,
+                structures=fused.dry_runs.structures,
                 channels_last=structure.has_images,
                 whole=structure.whole,
                 activations=fused.activations,

@@ -128,6 +128,7 @@ class FusedTrial(TaskTrial):
         time_key: Key of everything that the trial's time alone depends on.
         refusal_key: Name of its structure when it joined its block, the same in every process.
         held: Names of the tensors that its block holds for all trials; None outside of a block.
+        is_apart: Whether it is in a block that holds nothing for all trials.
     """
 
     feed: Feed
@@ -151,6 +152,7 @@ class FusedTrial(TaskTrial):
         self.time_key: Hashable = None
         self.refusal_key = ""
         self.held: frozenset[str] | None = None
+        self.is_apart = False
         self._check_at: set[int] = set()
         self._looks_around = False
         self._verified_step = -1
