@@ -182,9 +182,10 @@ def test_one_dry_run_for_adapters_that_fit_into_wider_ones(monkeypatch):
     assert len(tested) == 2
     check_packed(llama(), of)
     backend.dry_runs.clear()  # a value that code reads has changed, so no finding counts any more
+    tested.clear()
     member = trials({"rank": 3})[0].member
     backend.dry_runs.structure(backend.prepare(member), member.values)
-    assert len(tested) == 3
+    assert len(tested) == 1
 
 
 def test_adapters_over_a_base_in_single_precision_are_in_one_pack():
