@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ._study_documents import (
         branch_document as branch_document,
         cost_document as cost_document,
+        extension_document as extension_document,
         importance_document as importance_document,
         plan_document as plan_document,
         read_config as read_config,
@@ -41,6 +42,7 @@ _HOMES = {
     "acts_document": "_store_documents",
     "best_document": "_store_documents",
     "branch_document": "_study_documents",
+    "extension_document": "_study_documents",
     "cost_document": "_study_documents",
     "deleted_document": "_store_documents",
     "explain_document": "_store_documents",

@@ -409,6 +409,27 @@ class BranchDocument(Document):
     """Whether it is enqueued now; only with --yes."""
 
 
+class ExtensionDocument(Document):
+    """Printed by ``thrifty extend``."""
+
+    study: str
+    """Name of the study."""
+    before: int
+    """How many epochs it trained a trial before (``max_epochs``)."""
+    after: int
+    """How many epochs it trains a trial then."""
+    num_trials: int
+    """How many trials have ended before and may go on."""
+    known_epochs: int
+    """Epochs of these trials that are known; shared ones count once."""
+    epochs_again: int
+    """Known epochs that are trained again, because no later state is kept."""
+    most_epochs_to_train: int
+    """Epochs to train if all of these trials go on, of all seeds."""
+    extended: bool
+    """Whether the study is extended now; only with --yes."""
+
+
 class ActDocument(Document):
     """A request to a study, printed by ``thrifty stop``, ``pause``, ``note`` and ``tag``.
 
@@ -433,8 +454,10 @@ class ActsDocument(Document):
 class ActOfStudy(TypedDict):
     """A request to a study."""
 
-    kind: Literal["stop", "stop trial", "pause", "resume", "branch", "note", "tag", "untag"]
-    """Its kind; "branch": a branch of a trial was enqueued."""
+    kind: Literal[
+        "stop", "stop trial", "pause", "resume", "branch", "extend", "note", "tag", "untag"
+    ]
+    """Its kind; "branch": a branch of a trial was enqueued, "extend": the study was made longer."""
     trial: int | None
     """Number of the trial that it is about; null for the whole study."""
     text: str
@@ -712,6 +735,7 @@ DOCUMENTS: Mapping[str, type] = {
     "best": BestDocument,
     "artifacts": ArtifactsDocument,
     "branch": BranchDocument,
+    "extend": ExtensionDocument,
     "stop": ActDocument,
     "pause": ActDocument,
     "note": ActDocument,

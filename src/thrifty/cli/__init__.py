@@ -58,6 +58,9 @@ COMMANDS = {
     "branch": _Command(
         "_steer", "Enqueue a branch of a trial of study NAME, after showing what it costs."
     ),
+    "extend": _Command(
+        "_steer", "Let study NAME train its trials for longer, after showing what that costs."
+    ),
     "stop": _Command(
         "_steer", "Stop study NAME, or one of its trials, in the process that runs it."
     ),

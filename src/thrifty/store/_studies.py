@@ -126,18 +126,32 @@ class Studies:
         rows = fetch(self._engine, query)
         return tuple(rows[0]) if rows else None
 
-    def extend(self, study: StudyInfo, algorithm: str) -> StudyInfo:
-        """Let a study go on with a larger algorithm of the same kind, given as text.
+    def extend(self, study: StudyInfo, *, algorithm: str, max_epochs: int) -> StudyInfo:
+        """Let a study go on with a larger algorithm of the same kind.
+
+        Args:
+            study: The study.
+            algorithm: The algorithm as text.
+            max_epochs: How long it trains a trial. The lengths before stay on record, as trials
+                were made for them.
+
+        A study that was done is stopped now, as there is more to train.
 
         Raises:
             StudyNotFoundError: Another process has deleted the study.
         """
         spec = {**study.spec, "algorithm": algorithm}
+        before = study.spec["max_epochs"]
+        if max_epochs > before:
+            spec["max_epochs"] = max_epochs
+            spec["earlier_max_epochs"] = [*study.spec.get("earlier_max_epochs", ()), before]
         with user_errors(self._engine), self._engine.begin() as connection:
             check_exists(connection, study)
             mine = schema.studies.c.id == study.id
-            connection.execute(update(schema.studies).where(mine).values(spec=spec))
-        return replace(study, spec=spec)
+            connection.execute(
+                update(schema.studies).where(mine).values(spec=spec, state="stopped")
+            )
+        return replace(study, spec=spec, state="stopped")
 
     def enqueue(
         self,

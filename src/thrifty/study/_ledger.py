@@ -60,6 +60,8 @@ class Ledger:
 
     unit: TimeUnit = EPOCHS
     """The unit in which the study shows what it trains."""
+    first_length: int | None = None
+    """The shortest ``max_epochs`` that the study had before it was made longer."""
 
     def __init__(
         self,
@@ -141,8 +143,18 @@ class Ledger:
                 self.news.append(
                     TrialBegan(trial=number, config=decision.config, parent=decision.parent)
                 )
+            elif self.adds_nodes(decision):
+                # Its timeline ended where the study did; the longer one begins as that one.
+                self.nodes_of[number] = self._insert(number, self.history[number].config)
             self.outbox.append(self._asked(decision, number))
             self._request(number, decision.target)
+
+    def adds_nodes(self, decision: Decision) -> bool:
+        """Return whether a decision may add nodes to the plan."""
+        if isinstance(decision, Stop):
+            return False
+        is_longer = self.first_length is not None and decision.target > self.first_length
+        return decision.config is not None or is_longer
 
     def stop_trial(self, number: int) -> str:
         """Stop a trial for good because a person wants it; return why not, or an empty text.

@@ -22,6 +22,7 @@ from thrifty.pack import TRAIN_LOSS
 from thrifty.plan import SearchPlan
 from thrifty.run import model_of, read_state, train_alone
 from thrifty.space import TimeUnit, config_to_json
+from thrifty.space._timeline import starts_alike
 from thrifty.store import (
     CheckpointAdded,
     NodeRecord,
@@ -36,6 +37,7 @@ from thrifty.store._address import redact_root, shell_command
 from thrifty.store._artifact_files import ArtifactFiles
 from thrifty.store._bases import MAX_BASE_BYTES
 from thrifty.store._reports import is_legacy
+from thrifty.store._steering_requests import this_user
 
 from ._identity import Recipe, goals_of
 from ._ledger import Ledger, done, node_record
@@ -310,15 +312,46 @@ class StudyRepository:
             store.studies.enqueue(info, lambda known: not_in(enqueued, known))
 
     def extend(self, store: Store, info: StudyInfo) -> StudyInfo:
-        """Let a stored study have the trials of this one, if it has fewer.
+        """Let a stored study have the trials and the length of this one, if it has less.
+
+        A longer ``max_epochs`` is recorded as an act.
 
         Raises:
             StudyNotFoundError: Another process has deleted the study.
+            StudyMismatchError: A trial has a schedule that depends on ``max_epochs``.
         """
+        info = self.find(store) or info  # another process may have made it longer meanwhile
         if not self.recipe.extends(info.spec):
             return info
-        logger.info("study %r goes on: it is %s now", self.name, self.recipe.algorithm)
-        return store.studies.extend(info, str(self.recipe.spec()["algorithm"]))
+        algorithm, before = self.recipe.algorithm, info.spec["max_epochs"]
+        after = algorithm.max_epochs
+        if after > before:
+            self.check_lengths(store, info)
+        logger.info("study %r goes on: it is %s now", self.name, algorithm)
+        found = store.studies.extend(info, algorithm=repr(algorithm), max_epochs=after)
+        if after > before:
+            text = f"max_epochs from {before} to {after}"
+            store.acts.add(info, "extend", trial=None, text=text, who=this_user())
+        return found
+
+    def check_lengths(self, store: Store, info: StudyInfo) -> None:
+        """Check that the recorded trials begin in the same way if they are trained for longer.
+
+        A branch of a trial may have schedules that the space lacks.
+
+        Raises:
+            StudyMismatchError: A trial would have other values in epochs that it has trained.
+        """
+        before, after = info.spec["max_epochs"], self.recipe.algorithm.max_epochs
+        for trial in store.studies.load(info.id).trials:
+            if trial.horizon is None and not starts_alike(trial.config, before=before, after=after):
+                raise StudyMismatchError(
+                    f"{redact_url(self.storage.url)}: study {self.name!r} cannot go on to {after} "
+                    f"epochs: a schedule of trial {trial.number} depends on max_epochs, so its "
+                    f"first {before} epochs would have other values. Give the longer study another "
+                    "name: in the same database, it trains only epochs that no study has trained "
+                    "yet"
+                )
 
     def not_enqueued(
         self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]
@@ -364,7 +397,9 @@ class StudyRepository:
             StudyNotFoundError: Another process has deleted the study.
         """
         records = store.studies.snapshot(info)
-        space, max_epochs = self.recipe.space, self.recipe.algorithm.max_epochs
+        space = self.recipe.space
+        # Another object or process may have made the study longer.
+        max_epochs = max(self.recipe.algorithm.max_epochs, info.spec["max_epochs"])
         branches = space.branches(max_epochs=max_epochs)
         every = self.storage.checkpoint_every or max_epochs
         ledger = Ledger(
@@ -382,6 +417,7 @@ class StudyRepository:
             plan_id=info.plan,
         )
         ledger.threads = records.threads
+        ledger.first_length = min(info.spec.get("earlier_max_epochs", ()), default=None)
         ledger.unit = self._unit(info)
         ledger.load_plan(records.plan)
         ledger.load_study(records.study)

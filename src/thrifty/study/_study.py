@@ -19,6 +19,7 @@ from thrifty.core import (
     ThriftyError,
     UsageError,
     derive_seed,
+    plain_logger,
 )
 from thrifty.pack import SelfDescribing, Task, Trainable
 from thrifty.plan import ForestStage
@@ -32,6 +33,7 @@ from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
 from ._asking import AskingMixin
 from ._epoch_size import EpochSizes, unit_of
+from ._extension import ExtensionMixin, extension_of
 from ._forecast import (
     Forecast,
     forecast,
@@ -73,7 +75,10 @@ if TYPE_CHECKING:
     import torch
 
 
-class Study(PlotMixin, SteeringMixin, AskingMixin):
+logger = plain_logger(__name__)
+
+
+class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
     """A study that tunes a task over a space, training every shared step once.
 
     Nothing is opened or trained before ``run``.
@@ -553,7 +558,8 @@ class Study(PlotMixin, SteeringMixin, AskingMixin):
         Ctrl-C stops it cleanly: workers keep their state at the end of the epoch, and a later
         ``run`` goes on from there (a second Ctrl-C stops at once). ``stop`` does the same after a
         number of epochs, after some time or at a target. A study that is done already is only read,
-        unless configurations were enqueued since, or its algorithm has more trials now.
+        unless configurations were enqueued since, or its algorithm has more trials or a larger
+        ``max_epochs`` now: then its trials go on from where they have ended (see ``extend``).
 
         A trial that fails does not end the study. The log names the first trial with each error at
         once, and all of them at the end. If every trial failed, it says so and what to do.
@@ -602,8 +608,11 @@ class Study(PlotMixin, SteeringMixin, AskingMixin):
                     sources=self._sources(),
                 )
                 with store.lease(info, shared=self.storage.is_shared) as lease:
-                    info = repository.extend(store, info)
+                    before, info = info.spec["max_epochs"], repository.extend(store, info)
                     with self._reader.running(repository, store, info) as ledger:
+                        if before < (after := info.spec["max_epochs"]):
+                            found = extension_of(ledger, before=before, after=after)
+                            logger.info("study %r: %s", self.name, str(found).replace("\n", "; "))
                         train(
                             repository,
                             ledger,
