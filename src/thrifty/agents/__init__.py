@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         deleted_document as deleted_document,
         explain_document as explain_document,
         gc_document as gc_document,
+        logs_document as logs_document,
         restore_document as restore_document,
         status_document as status_document,
     )
@@ -47,6 +48,7 @@ _HOMES = {
     "deleted_document": "_store_documents",
     "explain_document": "_store_documents",
     "gc_document": "_store_documents",
+    "logs_document": "_store_documents",
     "importance_document": "_study_documents",
     "plan_document": "_study_documents",
     "read_config": "_study_documents",

@@ -175,6 +175,32 @@ class ArtifactsDocument(Document):
     """The artefacts of its trials, by trial and name."""
 
 
+class LogLineDocument(TypedDict):
+    """A line that user code has logged."""
+
+    epoch: int
+    """The epoch in which it was logged, from 1."""
+    at: float
+    """When, in seconds since 1970 (UTC)."""
+    level: str
+    """Its level, such as "WARNING"."""
+    logger: str
+    """Name of the logger."""
+    text: str
+    """The message, with unprintable characters escaped."""
+
+
+class LogsDocument(Document):
+    """Printed by ``thrifty logs``."""
+
+    study: str
+    """Name of the study."""
+    trial: int
+    """Number of the trial."""
+    lines: list[LogLineDocument]
+    """What it has logged, in order; a shared epoch's lines are of all trials that share it."""
+
+
 class ExplainDocument(Document):
     """Printed by ``thrifty explain``."""
 
@@ -734,6 +760,7 @@ DOCUMENTS: Mapping[str, type] = {
     "status": StatusDocument,
     "best": BestDocument,
     "artifacts": ArtifactsDocument,
+    "logs": LogsDocument,
     "branch": BranchDocument,
     "extend": ExtensionDocument,
     "stop": ActDocument,

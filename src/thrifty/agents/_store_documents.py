@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from thrifty.core import ThriftyError
+from thrifty.core import ThriftyError, UsageError, plain_text
 from thrifty.search._certainty import certainty
 from thrifty.space import TimeUnit, config_to_json
 from thrifty.store import (
@@ -41,6 +41,8 @@ from ._documents import (
     ExplainDocument,
     FailureDocument,
     GcDocument,
+    LogLineDocument,
+    LogsDocument,
     RestoreDocument,
     StatusDocument,
     StudyStatus,
@@ -233,6 +235,40 @@ def best_document(store: Store, name: str) -> BestDocument:
             for each in best
         ],
     }
+
+
+def logs_document(store: Store, name: str, trial: int, *, last: int | None) -> LogsDocument:
+    """Return what a trial has logged.
+
+    Args:
+        store: The database.
+        name: The study.
+        trial: Number of the trial.
+        last: Only so many lines, the last ones; None: all that are kept.
+
+    Raises:
+        StudyNotFoundError: There is no study of this name.
+        UsageError: There is no such trial.
+    """
+    info, summary = store.studies.get(name), store.studies.summary(name)
+    num_trials = sum(summary.num_trials.values())
+    if not 0 <= trial < num_trials:
+        raise UsageError(
+            f"study {plain_text(name)!r} has {num_trials} trials, counted from 0, and no trial "
+            f"{trial}"
+        )
+    found = store.log_lines.of(info, trial)
+    lines: list[LogLineDocument] = [
+        {
+            "epoch": each.epoch,
+            "at": each.line.at,
+            "level": each.line.level,
+            "logger": each.line.logger,
+            "text": each.line.text,
+        }
+        for each in (found if last is None else found[-last:])
+    ]
+    return {"schema_version": SCHEMA_VERSION, "study": info.name, "trial": trial, "lines": lines}
 
 
 def trial_document(

@@ -55,6 +55,10 @@ COMMANDS = {
         "_artifacts",
         "Show the files that trials of study NAME have logged, or save copies of them.",
     ),
+    "logs": _Command(
+        "_status",
+        "Show the lines that the code of a trial of study NAME has logged with ``logging``.",
+    ),
     "branch": _Command(
         "_steer", "Enqueue a branch of a trial of study NAME, after showing what it costs."
     ),

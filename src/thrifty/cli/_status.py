@@ -1,12 +1,13 @@
-"""The commands ``status``, ``best`` and ``explain``."""
+"""The commands ``status``, ``best``, ``logs`` and ``explain``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 
 import click
 
-from thrifty.agents import best_document, explain_document, status_document
+from thrifty.agents import best_document, explain_document, logs_document, status_document
 from thrifty.agents._store_documents import (
     best_certainty,
     best_of,
@@ -154,6 +155,32 @@ def _of_seeds(values: Sequence[float] | None, *, certainty: float | None = None)
     )
     if certainty is not None:
         yield f"the best trial with a probability of {certainty:.0%}"
+
+
+@click.command("logs")
+@click.argument("name", shell_complete=complete_study)
+@click.option("--trial", type=int, required=True, help="Number of the trial.")
+@click.option("--last", type=click.IntRange(min=1), help="Only so many lines, the last ones.")
+@storage_option
+@json_option
+def logs_command(*, name: str, trial: int, last: int | None, storage: str, as_json: bool) -> None:
+    """Show the lines that the code of a trial of study NAME has logged with ``logging``.
+
+    A line that was logged in a shared epoch is a line of all trials that share it, and one of a
+    fused pack is a line of all trials in the pack. Only the last lines are kept.
+    """
+    with Store.open(storage, create=False) as store:
+        found = logs_document(store, name, trial, last=last)
+    if as_json:
+        print_document(found)
+        return
+    for each in found["lines"]:
+        when = datetime.fromtimestamp(each["at"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        said = plain_text(each["text"], lines=True)
+        where = f"{plain_text(each['level'])} {plain_text(each['logger'])}"
+        say(f"epoch {each['epoch']}  {when}  {where}: {said}")
+    if not found["lines"]:
+        say("no log lines")
 
 
 @click.command("explain")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._log_lines import LogLine
 from ._trial_log import Artifact
 
 
@@ -65,6 +66,7 @@ class EpochDone:
         evaluated: Whether the epoch was not trained, but only evaluated from a stored state.
         attributes: User attributes that the trial has set in this epoch, as JSON values.
         artifacts: Artefacts that the trial has logged in this epoch.
+        lines: The last lines that user code has logged in this epoch.
     """
 
     node: int
@@ -79,6 +81,7 @@ class EpochDone:
     evaluated: bool = False
     attributes: Mapping[str, Any] = field(default_factory=dict)
     artifacts: tuple[Artifact, ...] = ()
+    lines: tuple[LogLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +117,8 @@ class StageFailed:
     - ``"crowded"``: the worker failed while it trained other trials, too. Worth another try, and
       the failure does not count against this trial.
     - ``"stopped"``: the stage was asked to stop.
+
+    ``lines`` are the last lines that user code has logged since that state.
     """
 
     node: int
@@ -124,6 +129,7 @@ class StageFailed:
     message: str
     worker: str
     traceback: str = ""
+    lines: tuple[LogLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

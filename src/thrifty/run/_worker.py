@@ -20,6 +20,7 @@ from thrifty.core import (
     CheckpointRef,
     DivergedError,
     EpochDone,
+    LineCapture,
     PackShrunk,
     Refused,
     StageDone,
@@ -207,7 +208,8 @@ class Worker:
                 with self._own_process_state():
                     with self._checking(course):
                         self._complete.at_begin(course, member)
-                    self._backend.stack(course.number, member)
+                    with self._noting_lines(course):
+                        self._backend.stack(course.number, member)
                     self._complete.note(self._backend.trial(course.number))
             except CheckpointError as error:
                 self._backend.release(course.number)
@@ -291,8 +293,13 @@ class Worker:
         plans = self._plans()
         if not self._courses:
             return
+        courses = list(self._courses.values())
         try:
-            with self._own_process_state(), storing_artifacts(self._artifacts):
+            with (
+                self._own_process_state(),
+                storing_artifacts(self._artifacts),
+                self._noting_lines(*courses),
+            ):
                 outcomes = self._backend.step(plans)
         except Exception as error:
             if not out_of_memory(error):
@@ -315,6 +322,19 @@ class Worker:
             course = self._courses[number]
             self._take(course, outcome, out, logged=logged.get(number, Logged()))
         self._proven = max(self._proven, len(self._courses))
+
+    @contextmanager
+    def _noting_lines(self, *courses: RunningChain) -> Iterator[None]:
+        """Note what is logged within the context with the trials that log it.
+
+        A line of a fused step, whose trial nobody knows, is one of all trials.
+        """
+        with LineCapture() as capture:
+            try:
+                yield
+            finally:
+                for course in courses:
+                    course.lines.extend(capture.of(course.number))
 
     def _plans(self) -> dict[int, EpochPlan]:
         """Return plans of the next epoch for all courses that have ended their last one."""
@@ -492,6 +512,7 @@ class Worker:
             worker=self.name,
             attributes=logged.attributes,
             artifacts=logged.artifacts,
+            lines=course.lines.take(),
         )
         return self._with_time_alone(course, _plus(done, dropped))
 
@@ -658,6 +679,7 @@ class Worker:
             message=error_text(error),
             worker=self.name,
             traceback=error_traceback(error),
+            lines=course.lines.take(),
         )
 
     def _own_process_state(self) -> _ProcessState:

@@ -2,6 +2,7 @@
 
 from ._address import redact_url
 from ._checkpoints import CheckpointFolder
+from ._log_lines import TrialLine
 from ._records import (
     Changes,
     CheckpointAdded,
@@ -9,6 +10,7 @@ from ._records import (
     Claim,
     EpochAgain,
     EpochRecord,
+    LinesLogged,
     LogRecord,
     NodeRecord,
     PlanInfo,
@@ -52,6 +54,7 @@ __all__ = [
     "FrameBackend",
     "Heartbeat",
     "Lease",
+    "LinesLogged",
     "LogRecord",
     "NodeRecord",
     "Order",
@@ -73,6 +76,7 @@ __all__ = [
     "TrialEnqueued",
     "TrialFailed",
     "TrialFilter",
+    "TrialLine",
     "TrialRecord",
     "TrialReported",
     "TrialStopped",

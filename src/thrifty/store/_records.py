@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Row
 
-from thrifty.core import Artifact, CheckpointRef, artifact_from_json
+from thrifty.core import Artifact, CheckpointRef, LogLine, artifact_from_json
 from thrifty.space import Timeline, TimeUnit
 from thrifty.space._units import EPOCHS
 
@@ -213,12 +213,24 @@ class ActApplied:
     answer: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinesLogged:
+    """User code has logged lines in an epoch of a node; the last ``max_bytes`` of a node stay."""
+
+    plan: int
+    node: int
+    epoch: int
+    lines: tuple[LogLine, ...]
+    max_bytes: int
+
+
 Record = (
     StudyMoved
     | ActApplied
     | NodeRecord
     | EpochRecord
     | EpochAgain
+    | LinesLogged
     | RefusalRecord
     | CheckpointAdded
     | CheckpointRemoved

@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0013"
+VERSION = "0014"
 
 metadata = MetaData()
 
@@ -137,6 +137,18 @@ epochs = Table(
     # Artefacts that were logged in this epoch, as a JSON list; NULL if there are none.
     Column("artifacts", Text),
     Index("epochs_revision", "plan", "revision"),
+)
+
+# The last lines that user code has logged in an epoch, apart from the epochs, which are read as a
+# whole. An epoch that failed may have lines, too, so there is no foreign key to epochs.
+log_lines = Table(
+    "log_lines",
+    metadata,
+    Column("plan", ForeignKey("plans.id"), primary_key=True),
+    Column("node", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", Integer, primary_key=True, autoincrement=False),
+    Column("num_bytes", Integer, nullable=False),
+    Column("lines", Text, nullable=False),
 )
 
 checkpoints = Table(

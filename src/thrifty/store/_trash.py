@@ -33,6 +33,7 @@ from thrifty.core import (
 from . import _schema as schema
 from ._checkpoints import CheckpointFolder, remove_leftovers
 from ._engine import consistent_read, fetch, user_errors
+from ._log_lines import forget_lines
 from ._records import StudyInfo, nodes_of_replicas, records_of
 from .coordination._claims import lock_plan, next_revision
 from .coordination._leases import check_exists, held_studies, is_held
@@ -357,6 +358,7 @@ def _forgotten(
             if path.rpartition("/")[2] in names
         ]
         forgotten = _forget_artifacts(connection, plan)
+        forget_lines(connection, plan, last=_needed(connection, plan))
         if mine or forgotten:
             next_revision(connection, plan)
         if mine:

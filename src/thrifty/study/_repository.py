@@ -36,6 +36,7 @@ from thrifty.store import (
 from thrifty.store._address import redact_root, shell_command
 from thrifty.store._artifact_files import ArtifactFiles
 from thrifty.store._bases import MAX_BASE_BYTES
+from thrifty.store._log_lines import LOG_BYTES, TrialLine
 from thrifty.store._reports import is_legacy
 from thrifty.store._steering_requests import this_user
 
@@ -65,9 +66,13 @@ class Storage:
         checkpoint_every: Also keep the state of each trial after every ``checkpoint_every``
             epochs, so that a branch there trains none of them again (default: only states from
             which a stage may start).
+        log_bytes: How much of what the code of a trial logs with ``logging`` is kept, the last
+            lines (default: 64 KiB for each node of the search plan, so for what several trials
+            share and for what a trial trains alone; 0 keeps nothing).
 
     Raises:
-        UsageError: ``checkpoint_every`` is no whole number of epochs.
+        UsageError: ``checkpoint_every`` is no whole number of epochs, or ``log_bytes`` is no whole
+            number of bytes.
     """
 
     url: str = "sqlite:///thrifty.db"
@@ -76,12 +81,18 @@ class Storage:
     shared: bool | None = None
     max_base_bytes: float = MAX_BASE_BYTES
     checkpoint_every: int | None = None
+    log_bytes: int = LOG_BYTES
 
     def __post_init__(self) -> None:
         every = self.checkpoint_every
         if every is not None and (type(every) is not int or every < 1):
             raise UsageError(
                 f"Storage(checkpoint_every={every!r}): it must be a whole number of epochs, 1 or "
+                "more"
+            )
+        if type(self.log_bytes) is not int or self.log_bytes < 0:
+            raise UsageError(
+                f"Storage(log_bytes={self.log_bytes!r}): it must be a whole number of bytes, 0 or "
                 "more"
             )
 
@@ -97,6 +108,8 @@ class Storage:
             parts.append(f"max_base_bytes={self.max_base_bytes!r}")
         if self.checkpoint_every is not None:
             parts.append(f"checkpoint_every={self.checkpoint_every!r}")
+        if self.log_bytes != LOG_BYTES:
+            parts.append(f"log_bytes={self.log_bytes!r}")
         return f"Storage({', '.join(parts)})"
 
     @classmethod
@@ -417,6 +430,7 @@ class StudyRepository:
             plan_id=info.plan,
         )
         ledger.threads = records.threads
+        ledger.log_bytes = self.storage.log_bytes
         ledger.first_length = min(info.spec.get("earlier_max_epochs", ()), default=None)
         ledger.unit = self._unit(info)
         ledger.load_plan(records.plan)
@@ -480,6 +494,19 @@ class StudyRepository:
             threads=ledger.threads,
         )
         return model_of(backend, average=average)
+
+    def log_lines(self, ledger: Ledger, number: int) -> Sequence[TrialLine]:
+        """Return what a trial has logged.
+
+        Raises:
+            UsageError: There is no such trial.
+        """
+        if not 0 <= number < len(ledger.history):
+            raise UsageError(
+                f"study {self.name!r} has no trial {number}; it has {len(ledger.history)}"
+            )
+        with self.open(create=False) as store:
+            return store.log_lines.of(store.studies.get(self.name), number)
 
     def open_artifact(self, ledger: Ledger, number: int, name: str) -> IO[bytes]:
         """Return an artefact of a trial as a file that is open for reading.

@@ -29,7 +29,7 @@ from thrifty.run._simulated import EpochSeconds
 from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Amount, Space, TimeUnit
 from thrifty.space._conditions import branched
-from thrifty.store import FrameBackend, frame, nondominated, redact_url
+from thrifty.store import FrameBackend, TrialLine, frame, nondominated, redact_url
 
 from ._asking import AskingMixin
 from ._epoch_size import EpochSizes, unit_of
@@ -702,6 +702,28 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
                 "database, such as storage='sqlite:///study.db'"
             )
         return repository.open_artifact(ledger, number, name)
+
+    def log_lines(self, trial: TrialResult | int) -> list[TrialLine]:
+        """Return the lines that user code has logged while a trial trained, in order.
+
+        They are messages of ``logging`` at the levels that your code enables, the last ones of
+        each epoch (``Storage(log_bytes=)`` says how many). A line that was logged in a shared epoch
+        is a line of all trials that share it; one of a fused pack, of all trials in the pack.
+
+        Args:
+            trial: The trial, or its number.
+
+        Raises:
+            UsageError: There is no such trial, or the study is in memory.
+        """
+        number = trial if isinstance(trial, int) else trial.number
+        ledger, repository = self._current_ledger(), self._repository()
+        if is_in_memory(repository):
+            raise UsageError(
+                "a study in memory keeps no log lines; give the study a database, such as "
+                "storage='sqlite:///study.db'"
+            )
+        return list(repository.log_lines(ledger, number))
 
     @property
     def savings(self) -> Savings:

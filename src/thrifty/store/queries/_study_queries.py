@@ -16,6 +16,7 @@ from thrifty.store import _schema as schema
 from thrifty.store._acts import Act
 from thrifty.store._address import redact_url
 from thrifty.store._engine import fetch, forbid_writing, open_engine, user_errors
+from thrifty.store._log_lines import TrialLine, lines_along
 from thrifty.store._records import artifacts_by_name, attributes_of, records_of
 from thrifty.store._reports import AttributesByNode, last_attributes, path_to
 from thrifty.store._trash import Deleted, Trash
@@ -410,6 +411,17 @@ class PlanViews:
             if logged is not None:
                 artifacts.setdefault(node, {})[epoch] = artifacts_by_name(logged)
         return Paths(origins=origins, metrics=metrics, attributes=attributes, artifacts=artifacts)
+
+    def log_lines(
+        self,
+        plan: int,
+        path: Sequence[tuple[int, int]],
+        *,
+        origins: Mapping[int, tuple[int | None, int]],
+    ) -> list[TrialLine]:
+        """Return what was logged along a path of nodes, each given with its last epoch."""
+        with user_errors(self._engine), self._engine.connect() as connection:
+            return lines_along(connection, plan, path, origins=origins)
 
     def tree(self, plan: int) -> Sequence[Row[Any]]:
         """Return all nodes of a plan, ordered by number.

@@ -324,6 +324,16 @@ class ArtifactFile(Response):
     error: str = Field(description="why it is not stored; empty if it is")
 
 
+class TrialLine(Response):
+    """A line that user code has logged while the trial trained."""
+
+    epoch: int
+    at: float = Field(description="in seconds since 1970 (UTC)")
+    level: str
+    logger: str
+    text: str
+
+
 class Trial(Response):
     """One trial: its schedule, its curves, and the trials that share its training."""
 
@@ -347,6 +357,7 @@ class Trial(Response):
     interval: list[Number] | None = Field(description="95 % confidence interval of the mean")
     user_attrs: dict[str, str] = Field(description="user attributes, as text")
     artifacts: list[ArtifactFile]
+    log_lines: list[TrialLine] = Field(description="the last lines that its code has logged")
 
 
 class Act(Response):

@@ -179,6 +179,31 @@ export function trialPage({ root, reader, params, crumbs, update }) {
     );
   }
 
+  function logged(trial) {
+    const rows = trial.log_lines.map((line) =>
+      h(
+        "tr",
+        {},
+        h("td", { class: "num" }, count(line.epoch)),
+        h("td", {}, new Date(line.at * 1000).toLocaleString()),
+        h("td", {}, line.level),
+        h("td", {}, line.logger),
+        h("td", { class: "mono logged" }, line.text),
+      ),
+    );
+    const heads = ["Epoch", "Time", "Level", "Logger", "Message"];
+    return h(
+      "div",
+      { class: "scroll" },
+      h(
+        "table",
+        {},
+        h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)))),
+        h("tbody", {}, rows),
+      ),
+    );
+  }
+
   async function draw(trial, { study }) {
     const epochs = Math.max(trial.horizon ?? 0, trial.target, 1);
     const metric = study.metrics[0];
@@ -251,6 +276,8 @@ export function trialPage({ root, reader, params, crumbs, update }) {
         ),
       trial.artifacts.length > 0 &&
         card("Files", "what the training code has logged with log_artifact", files(trial)),
+      trial.log_lines.length > 0 &&
+        card("Log", "the last lines that the training code has logged, shared epochs included", logged(trial)),
       moving.length > 0 &&
         card("Schedule", "what changes over the epochs, as it is trained", schedule.element),
       measured.length > 0 && card("Curves", "what was measured after each epoch", curves.element),
