@@ -71,6 +71,24 @@ class FailureDocument(TypedDict):
     """Its traceback; empty without ``--traceback``, or if no code raised it."""
 
 
+class WorkerDocument(TypedDict):
+    """What a worker has done for the task of a study, as far as it was measured."""
+
+    worker: str
+    """Its name."""
+    device: str | None
+    """Its device; null if it was not recorded."""
+    num_stages: int
+    """How many stages it has trained."""
+    busy_s: float
+    """Seconds in which it trained at least one stage."""
+    seconds: float
+    """Seconds from the beginning of its first stage to the end of its last."""
+    peak_bytes: int | None
+    """Peak memory of its process: on a GPU what PyTorch has allocated there, else resident memory;
+    null if it was not measured."""
+
+
 class StudyStatus(TypedDict):
     """The state of one study."""
 
@@ -100,6 +118,8 @@ class StudyStatus(TypedDict):
     """Seeds of each configuration; values are means over them."""
     errors: list[FailureDocument]
     """Errors of trials, the most frequent first."""
+    workers: list[WorkerDocument] | None
+    """What trained, for all studies of this task together; null without ``--name``."""
 
 
 class StatusDocument(Document):

@@ -47,6 +47,7 @@ from ._documents import (
     StatusDocument,
     StudyStatus,
     TrialDocument,
+    WorkerDocument,
 )
 
 
@@ -68,11 +69,14 @@ def status_document(
     return {
         "schema_version": SCHEMA_VERSION,
         "storage": redact_url(url),
-        "studies": [_status(store, each, traceback=traceback) for each in summaries],
+        "studies": [
+            _status(store, each, traceback=traceback, workers=name is not None)
+            for each in summaries
+        ],
     }
 
 
-def _status(store: Store, found: StudySummary, *, traceback: bool) -> StudyStatus:
+def _status(store: Store, found: StudySummary, *, traceback: bool, workers: bool) -> StudyStatus:
     groups = failures_of(store, found)
     cut_short = stopped_in_training(store, found)
     return {
@@ -95,7 +99,23 @@ def _status(store: Store, found: StudySummary, *, traceback: bool) -> StudyStatu
         "seconds": found.seconds,
         "seeds": found.num_seeds,
         "errors": failure_documents(groups, traceback=traceback),
+        "workers": worker_documents(store, found.name) if workers else None,
     }
+
+
+def worker_documents(store: Store, name: str) -> list[WorkerDocument]:
+    """Return what each worker has used that trained for the task of a study."""
+    return [
+        {
+            "worker": each.worker,
+            "device": each.device,
+            "num_stages": each.num_stages,
+            "busy_s": each.busy_s,
+            "seconds": each.seconds,
+            "peak_bytes": each.peak_bytes,
+        }
+        for each in store.studies.workers(store.studies.get(name))
+    ]
 
 
 def failures_of(store: Store, found: StudySummary) -> list[FailureGroup]:

@@ -8,6 +8,7 @@ from datetime import datetime
 import click
 
 from thrifty.agents import best_document, explain_document, logs_document, status_document
+from thrifty.agents._documents import WorkerDocument
 from thrifty.agents._store_documents import (
     best_certainty,
     best_of,
@@ -16,6 +17,7 @@ from thrifty.agents._store_documents import (
     stopped_in_training,
     trials_by_state,
     two_studies,
+    worker_documents,
 )
 from thrifty.core import plain_text
 from thrifty.store import FailureGroup, Store, StudySummary, redact_url
@@ -46,6 +48,9 @@ def status_command(*, storage: str, name: str | None, traceback: bool, as_json: 
 
     The best trial is the one whose metric is best at the epoch that it has reached. Trials that are
     not finished count. Failed trials and those that break a constraint do not.
+
+    With --name, it also shows the workers that trained for the study's task, and what was measured
+    of their devices.
     """
     with Store.open(storage, create=False) as store:
         if as_json:
@@ -56,10 +61,13 @@ def status_command(*, storage: str, name: str | None, traceback: bool, as_json: 
         summaries = [store.studies.summary(name)] if name else store.studies.list()
         failures = {s.name: failures_of(store, s) for s in summaries}
         cut_short = {s.name: stopped_in_training(store, s) for s in summaries}
+        workers = worker_documents(store, name) if name else []
     if not summaries:
         say(f"{redact_url(storage)} has no studies yet")
     for s in summaries:
         _say_study(s, failures[s.name], cut_short[s.name], traceback=traceback)
+    for line in _worker_lines(workers):
+        say(f"  worker      {plain_text(line)}")
 
 
 def _say_study(
@@ -103,6 +111,24 @@ def _say_study(
             say(f"trial {group.trials[0]}: {group.traceback or group.message}".rstrip())
     elif any(group.traceback for group in failures):
         say("  --traceback shows where these errors come from")
+
+
+_SHOWN_WORKERS = 16
+"""Most workers that ``thrifty status`` lists; ``--json`` has all."""
+
+
+def _worker_lines(workers: Sequence[WorkerDocument]) -> Iterator[str]:
+    """Yield what is known of each worker."""
+    for each in workers[:_SHOWN_WORKERS]:
+        peak, seconds = each["peak_bytes"], each["seconds"]
+        memory = "not measured" if peak is None else f"{peak / 1e6:,.0f} MB"
+        share = f" ({each['busy_s'] / seconds:.0%})" if seconds else ""
+        yield (
+            f"{each['worker']}, device {each['device'] or 'not recorded'}: "
+            f"busy {each['busy_s']:,.1f} s of {seconds:,.1f} s{share}, peak memory {memory}"
+        )
+    if len(workers) > _SHOWN_WORKERS:
+        yield f"and {len(workers) - _SHOWN_WORKERS:,} more; --json lists them"
 
 
 @click.command("best")

@@ -85,14 +85,33 @@ class EpochDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """What the worker of a stage has used.
+
+    Attributes:
+        device: Its device, such as ``"cpu"``.
+        peak_bytes: Peak memory of its process so far: what PyTorch has allocated on the GPU, or
+            resident memory where there is no GPU. None: not measured.
+    """
+
+    device: str
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageDone:
-    """A stage reached its end; ``checkpoint`` is its final state, or None if none was kept."""
+    """A stage reached its end.
+
+    ``checkpoint`` is its final state, or None if none was kept. ``use`` is None if nothing was
+    measured.
+    """
 
     node: int
     start: int
     stop: int
     worker: str
     checkpoint: CheckpointRef | None = None
+    use: DeviceUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +138,7 @@ class StageFailed:
     - ``"stopped"``: the stage was asked to stop.
 
     ``lines`` are the last lines that user code has logged since that state.
+    ``use`` is None if nothing was measured.
     """
 
     node: int
@@ -130,6 +150,7 @@ class StageFailed:
     worker: str
     traceback: str = ""
     lines: tuple[LogLine, ...] = ()
+    use: DeviceUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

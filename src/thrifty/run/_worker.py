@@ -60,6 +60,7 @@ from thrifty.store._artifact_files import ArtifactFiles
 from thrifty.store._bases import MAX_BASE_BYTES
 
 from ._alone import epoch_plan
+from ._device_use import device_use
 from ._executor import Assignment, Cut, Order, Report
 from ._running_chain import Completeness, RunningChain, StateFiles, evaluated, nothing_to_write
 
@@ -115,6 +116,7 @@ class Worker:
         if place.type == "cuda":
             torch.cuda.set_device(place)  # what names no device, user code too, means this one
         self.name = spec.name
+        self._device = place
         self._task = task
         self._spec = spec
         self._should_stop = should_stop
@@ -662,6 +664,7 @@ class Worker:
                 stop=stage.stop,
                 worker=self.name,
                 checkpoint=future.result(),
+                use=device_use(self._device),
             )
             out.append(course.report(done))
 
@@ -680,6 +683,7 @@ class Worker:
             worker=self.name,
             traceback=error_traceback(error),
             lines=course.lines.take(),
+            use=device_use(self._device),
         )
 
     def _own_process_state(self) -> _ProcessState:

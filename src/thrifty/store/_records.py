@@ -120,7 +120,10 @@ class CheckpointRemoved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRecord:
-    """The time that a worker spent on a stage, and how the stage ended."""
+    """The time that a worker spent on a stage, and how the stage ended.
+
+    ``device`` and ``peak_bytes`` are those of ``DeviceUse``; None if nothing was measured.
+    """
 
     plan: int
     node: int
@@ -131,6 +134,8 @@ class StageRecord:
     started_at: float
     seconds: float
     error: str
+    device: str | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0014"
+VERSION = "0015"
 
 metadata = MetaData()
 
@@ -179,6 +179,10 @@ stages = Table(
     Column("started_at", Float, nullable=False),
     Column("seconds", Float, nullable=False),
     Column("error", Text, nullable=False),
+    # NULL if nothing was measured.
+    Column("device", Text),
+    # Peak memory of the worker's process so far.
+    Column("peak_bytes", BigInteger),
 )
 
 studies = Table(

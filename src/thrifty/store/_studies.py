@@ -32,7 +32,7 @@ from ._records import (
     nodes_of_replicas,
     records_of,
 )
-from ._reports import last_attributes, path_to, stored_unit
+from ._reports import WorkerUse, last_attributes, path_to, stored_unit, worker_use
 from ._writer import write
 from .coordination._claims import lock_plan
 from .coordination._leases import check_exists, standing
@@ -329,6 +329,25 @@ class Studies:
             for number, node, reached in trials
         }
         return {number: attributes for number, attributes in found.items() if attributes}
+
+    def workers(self, study: StudyInfo) -> Sequence[WorkerUse]:
+        """Return what each worker has used that trained for the plan of a study, by name."""
+        table = schema.stages
+        query = (
+            select(
+                table.c.worker,
+                table.c.started_at,
+                table.c.seconds,
+                table.c.device,
+                table.c.peak_bytes,
+            )
+            .where(table.c.plan == study.plan)
+            .order_by(table.c.started_at, table.c.id)
+        )
+        stages: dict[str, list[Any]] = {}
+        for row in fetch(self._engine, query):
+            stages.setdefault(row.worker, []).append(row)
+        return [worker_use(worker, stages[worker]) for worker in sorted(stages)]
 
     def trained_to(self, study: int, *, state: str) -> dict[int, int]:
         """Return the last trained epoch of each trial in a state, by number; 0 before the first.

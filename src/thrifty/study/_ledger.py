@@ -526,6 +526,8 @@ class Ledger:
                 started_at=began,
                 seconds=self._clock.monotonic() - began_s,
                 error=event.message if isinstance(event, StageFailed) else "",
+                device=None if event.use is None else event.use.device,
+                peak_bytes=None if event.use is None else event.use.peak_bytes,
             )
         )
 

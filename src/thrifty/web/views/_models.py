@@ -257,6 +257,11 @@ class WorkerRow(Response):
     total: int
     largest: int = Field(description="how many stages its largest pack has")
     busy: float = Field(description="seconds with at least one stage")
+    device: str | None = Field(description="its device; null if it was not recorded")
+    peak_bytes: int | None = Field(
+        description="peak memory of its process: on a GPU what PyTorch has allocated there, else "
+        "resident memory; null if it was not measured"
+    )
     stages: list[WorkerStage]
 
 
@@ -357,6 +362,9 @@ class Trial(Response):
     interval: list[Number] | None = Field(description="95 % confidence interval of the mean")
     user_attrs: dict[str, str] = Field(description="user attributes, as text")
     artifacts: list[ArtifactFile]
+    seconds: Number = Field(
+        description="its share of the time of training, shared epochs included; null for none"
+    )
     log_lines: list[TrialLine] = Field(description="the last lines that its code has logged")
 
 

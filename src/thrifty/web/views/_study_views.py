@@ -364,6 +364,7 @@ def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> mo
             )
             for each in paths.artifacts_of(row.node, row.reached).values()
         ],
+        seconds=finite(paths.spent(nodes, row.reached)),
         log_lines=_log_lines(views, view, row, origins=paths.origins),
     )
 

@@ -2,7 +2,7 @@
 
 import { Chart, axis, tooltip } from "../chart.js";
 import { badge, card, figure, fill, h, tile, written } from "../dom.js";
-import { axisOf, count, number, place, plain, span, trained } from "../format.js";
+import { axisOf, count, number, place, plain, seconds, span, trained } from "../format.js";
 import { Acts } from "../views/acts.js";
 
 const ROW = 120;
@@ -252,6 +252,11 @@ export function trialPage({ root, reader, params, crumbs, update }) {
           ),
         trial.violation > 0 && tile("Violation", figure(trial.violation), "breaks a constraint"),
         tile("Trained", trial.reached ? trained(study.unit, trial.reached) : "nothing yet", `${trained(study.unit, trial.target)} requested`),
+        tile(
+          "Time",
+          trial.seconds === null ? "not measured" : seconds(trial.seconds),
+          "of training, its share of packs; shared epochs included",
+        ),
         trial.shared_epochs > 0 &&
           tile("Shared", trained(study.unit, trial.shared_epochs), own && `${trained(study.unit, own)} trained for it alone`),
       ),
