@@ -131,6 +131,19 @@ class StatusDocument(Document):
     """The studies, oldest first."""
 
 
+class TrialFile(TypedDict):
+    """A file that a trial has logged with ``log_artifact``."""
+
+    name: str
+    """Its name."""
+    digest: str
+    """The BLAKE2b digest of its content, in hexadecimal digits."""
+    num_bytes: int
+    """Its size."""
+    error: str
+    """Why it was not stored, such as a full disk; empty if it was."""
+
+
 class TrialDocument(TypedDict):
     """A trial and its results."""
 
@@ -154,6 +167,8 @@ class TrialDocument(TypedDict):
     """Probability that this is the trial with the best true mean; null if it is not known."""
     user_attrs: dict[str, Any]
     """What the trial has set with ``set_user_attr``; of each key, the last value."""
+    artifacts: list[TrialFile]
+    """What it has logged with ``log_artifact``; ``thrifty artifacts --save`` copies these files."""
 
 
 class BestDocument(Document):
@@ -183,7 +198,9 @@ class ArtifactDocument(TypedDict):
     error: str
     """Why it was not stored, such as a full disk; empty if it was."""
     saved: str | None
-    """The file that ``--save`` has written; null without it, or if the file was not stored."""
+    """The file that ``--save`` has written; null without it, or if there is none."""
+    save_error: str
+    """Why ``--save`` has not written it, such as damage; empty if it has."""
 
 
 class ArtifactsDocument(Document):

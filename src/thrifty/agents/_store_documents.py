@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from thrifty.core import ThriftyError, UsageError, plain_text
+from thrifty.core import Artifact, ThriftyError, UsageError, plain_text
 from thrifty.search._certainty import certainty
 from thrifty.space import TimeUnit, config_to_json
 from thrifty.store import (
@@ -47,6 +47,7 @@ from ._documents import (
     StatusDocument,
     StudyStatus,
     TrialDocument,
+    TrialFile,
     WorkerDocument,
 )
 
@@ -239,6 +240,7 @@ def best_document(store: Store, name: str) -> BestDocument:
     best = best_of(info, trials)
     sure = best_certainty(info, trials, best=best, seeds=seeds)
     attributes = store.studies.user_attrs(info.id)
+    artifacts = store.studies.artifacts(info.id)
     return {
         "schema_version": SCHEMA_VERSION,
         "study": info.name,
@@ -251,6 +253,7 @@ def best_document(store: Store, name: str) -> BestDocument:
                 values=seeds.get(each.number, ()),
                 certainty=sure,
                 user_attrs=attributes.get(each.number),
+                artifacts=artifacts.get(each.number, {}).values(),
             )
             for each in best
         ],
@@ -298,6 +301,7 @@ def trial_document(
     values: Collection[float] = (),
     certainty: float | None = None,
     user_attrs: Mapping[str, Any] | None = None,
+    artifacts: Iterable[Artifact] = (),
 ) -> TrialDocument:
     """Return a trial as a document.
 
@@ -307,6 +311,7 @@ def trial_document(
         values: The last value of each seed; empty for one seed.
         certainty: Probability that it is the best trial, if it is known.
         user_attrs: Its user attributes.
+        artifacts: Its artefacts.
     """
     metric = _objectives(info)[0]
     return {
@@ -320,7 +325,16 @@ def trial_document(
         "seeds": max(1, len(values)),
         "certainty": certainty,
         "user_attrs": dict(user_attrs or {}),
+        "artifacts": trial_files(artifacts),
     }
+
+
+def trial_files(artifacts: Iterable[Artifact]) -> list[TrialFile]:
+    """Return artefacts of a trial as documents."""
+    return [
+        {"name": each.name, "digest": each.digest, "num_bytes": each.num_bytes, "error": each.error}
+        for each in artifacts
+    ]
 
 
 def trial_state(info: StudyInfo, trial: TrialRecord) -> str:

@@ -30,7 +30,7 @@ from ._documents import (
     TriedDocument,
     UnitDocument,
 )
-from ._store_documents import amounts, failure_documents
+from ._store_documents import amounts, failure_documents, trial_files
 
 
 def plan_document(name: str, found: Forecast) -> PlanDocument:
@@ -123,6 +123,7 @@ def _trial_document(trial: TrialResult) -> TrialDocument:
         "seeds": trial.num_seeds,
         "certainty": trial.certainty,
         "user_attrs": dict(trial.user_attrs),
+        "artifacts": trial_files(trial.artifacts.values()),
     }
 
 

@@ -152,6 +152,7 @@ def best_command(*, name: str, storage: str, as_json: bool) -> None:
         trials = store.studies.load(info.id).trials
         seeds = last_values(store, info)
         attributes = store.studies.user_attrs(info.id)
+        artifacts = store.studies.artifacts(info.id)
     best = best_of(info, trials)
     sure = best_certainty(info, trials, best=best, seeds=seeds)
     unit = stored_unit(info.spec)
@@ -168,6 +169,9 @@ def best_command(*, name: str, storage: str, as_json: bool) -> None:
         for key, value in attributes.get(trial.number, {}).items():
             text = plain_text(attribute_text(value), limit=_ATTRIBUTE_CHARS)
             say(f"  attribute {plain_text(key)} = {text}")
+        for each in artifacts.get(trial.number, {}).values():
+            note = f", not stored: {plain_text(each.error)}" if each.error else ""
+            say(f"  artefact {plain_text(each.name)} ({each.num_bytes:,} B{note})")
 
 
 def _of_seeds(values: Sequence[float] | None, *, certainty: float | None = None) -> Iterator[str]:
