@@ -252,6 +252,69 @@ def test_a_ladder_is_refused(tmp_path):
         of_length(tmp_path, 8, space=space).run(progress=False)
 
 
+def test_a_longer_study_that_shares_its_plan_with_others(tmp_path):
+    trained(of_length(tmp_path, 4, shared=True))
+    longer = of_length(tmp_path, 8, shared=True)
+    assert longer.plan().epochs_to_train == 15
+    assert trained(longer) == 15
+    assert records(longer) == at_once(tmp_path, 8)[1]
+
+
+def test_what_was_tried_of_a_shorter_study_goes_on_under_its_name(tmp_path):
+    config = {"lr": 0.3}
+    assert trained(of_length(tmp_path, 4).only([config])) == 4
+    longer = of_length(tmp_path, 8)
+    some = longer.only([config, {"lr": th.Step(0.3, every=2)}], epochs=4)
+    assert some.name == "line-only-4"
+    assert trained(some) == 2  # the second one parts after two epochs
+    assert [trial.epochs for trial in some.trials] == [4, 4]
+    assert trained(longer.only([config])) == 4
+
+
+def test_trials_that_are_told_go_on_from_the_state_that_they_name(tmp_path):
+    def tell_all(epochs):
+        study = th.Study(
+            th.External("a robot"),
+            th.Space(speed=th.Choice([0.1, 0.5])),
+            algorithm=th.GridSearch(max_epochs=epochs),
+            metric="way",
+            storage=f"sqlite:///{tmp_path}/t.db",
+            name="robot",
+        )
+        told = 0
+        while trial := study.ask():
+            way = states.get(trial.resume, 0.0)
+            more = True
+            while more:
+                way, told = way + trial.config["speed"], told + 1
+                more = study.tell(trial, {"way": way})
+            states[trial.state] = way
+        study.end_asking()
+        return told, [trial.value for trial in study.trials]
+
+    states: dict[str, float] = {}
+    assert tell_all(2) == (4, [0.2, 1.0])
+    told, values = tell_all(5)
+    assert (told, values) == (6, [pytest.approx(0.5), pytest.approx(2.5)])
+
+
+def test_a_trial_that_was_enqueued_after_the_end_goes_on_too(tmp_path):
+    algorithm = {n: th.SuccessiveHalving(max_epochs=n, num_trials=4, eta=2) for n in (4, 8)}
+    study = study_of(tmp_path, algorithm[4]).run(progress=False)
+    study.enqueue_trial({"lr": 0.2})
+    assert study.run(progress=False).trials[-1].epochs == 4
+    assert study_of(tmp_path, algorithm[8]).run(progress=False).trials[-1].epochs == 8
+
+
+def test_trials_that_failed_or_were_stopped_stay_so(tmp_path):
+    study = of_length(tmp_path, 4)
+    study.run(progress=False, stop=th.StopWhen(epochs=2))
+    study.stop(0)
+    longer = of_length(tmp_path, 8).run(progress=False)
+    assert next(trial.state for trial in longer.trials) == "stopped"
+    assert [trial.epochs for trial in longer.trials][1:] == [8, 8, 8]
+
+
 def test_a_study_does_not_become_shorter(tmp_path):
     short = of_length(tmp_path, 4)
     of_length(tmp_path, 8).run(progress=False)

@@ -106,6 +106,8 @@ def lines_along(
         and_(table.c.node == node, table.c.epoch > origins[node][1], table.c.epoch <= last)
         for node, last in path
     ]
+    if not spans:
+        return []
     query = (
         select(table.c.epoch, table.c.lines)
         .where(table.c.plan == plan, or_(*spans))

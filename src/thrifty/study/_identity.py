@@ -12,7 +12,7 @@ from typing import Any
 from thrifty.core import AlgorithmError, SpaceError, StudyMismatchError, fingerprint
 from thrifty.pack import Task, TaskIdentity, Trainable, task_identity
 from thrifty.pack.identity import asking_legacy, note_moves
-from thrifty.search import Algorithm
+from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Choice, Coordinate, Coordinates, Space, TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store._reports import changes, is_legacy, listed
@@ -318,10 +318,12 @@ class Recipe:
     def extends(self, found: Mapping[str, Any]) -> bool:
         """Return whether the study differs from a stored one only in more trials or epochs."""
         stored, mine = _as_written_now(found.get("algorithm", "")), self.algorithm
-        before: dict[str, int] = {}
+        before: dict[str, int | None] = {}
         length = found.get("max_epochs")
         if isinstance(length, int) and length < mine.max_epochs:
             before["max_epochs"] = length
+            if isinstance(mine, Enqueued) and mine.epochs == length:
+                before["epochs"] = None  # ``Study.only`` leaves out what was the whole length
         number = re.search(r"\bnum_trials=(\d+)", stored)
         num_trials = getattr(mine, "num_trials", None)
         if mine.can_grow and number is not None and isinstance(num_trials, int):

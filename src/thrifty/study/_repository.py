@@ -412,7 +412,7 @@ class StudyRepository:
         records = store.studies.snapshot(info)
         space = self.recipe.space
         # Another object or process may have made the study longer.
-        max_epochs = max(self.recipe.algorithm.max_epochs, info.spec["max_epochs"])
+        max_epochs = max(self.recipe.algorithm.max_epochs, info.spec.get("max_epochs", 0))
         branches = space.branches(max_epochs=max_epochs)
         every = self.storage.checkpoint_every or max_epochs
         ledger = Ledger(
