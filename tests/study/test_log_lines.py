@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 import thrifty as th
 from tests.cli.documents import check as check_document
+from tests.servers import needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
 from tests.study.processes import At, die, exit_code, started
 from thrifty.cli import _app
 from thrifty.core import LineBuffer, LineCapture, LogLine, UsageError, lines_of
@@ -255,6 +256,25 @@ def test_lines_that_cannot_be_written_do_not_stop_training(tmp_path, monkeypatch
     assert not study.log_lines(0)
     said = [each for each in caplog.messages if "training goes on" in each]
     assert len(said) == 1  # not for every batch
+
+
+@needs_postgresql
+def test_a_server_keeps_lines_too_and_the_study_becomes_longer(tmp_path, postgresql):  # noqa: F811
+    def study(epochs):
+        found = study_of(tmp_path, epochs=epochs)
+        checkpoints = str(tmp_path / "states")
+        found.storage = th.Storage(url=postgresql, checkpoints=checkpoints, log_bytes=2_000)
+        return found
+
+    study(4).run(progress=False, executor=SOLO)
+    before = [shown(study(4), number) for number in range(3)]
+    longer = study(30).run(progress=False, executor=SOLO)
+    assert [trial.epochs for trial in longer.trials] == [30] * 3
+    for number in range(3):
+        lines = shown(longer, number)
+        assert lines[-1][0] == 30
+        assert lines[: len(before[number])] == before[number]  # a node of its own, with its bytes
+        assert len({epoch for epoch, _ in lines}) < 30
 
 
 @pytest.mark.parametrize("log_bytes", [-1, 1.5, "many", True])
