@@ -298,6 +298,33 @@ def test_trials_that_are_told_go_on_from_the_state_that_they_name(tmp_path):
     assert (told, values) == (6, [pytest.approx(0.5), pytest.approx(2.5)])
 
 
+@th.trainable
+def halving_x(trial):
+    lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]), th.Step(0.1, every=5))
+    state = {"x": 1.0}
+    for _epoch in trial.epochs(state):
+        state["x"] *= 1 - lr.value
+        yield {"x": state["x"]}
+
+
+def test_a_training_function_goes_on_in_its_loop(tmp_path):
+    def study(folder, epochs):
+        folder.mkdir(exist_ok=True)
+        return th.Study(
+            halving_x,
+            algorithm=th.GridSearch(max_epochs=epochs),
+            metric="x",
+            mode="min",
+            storage=f"sqlite:///{folder}/t.db",
+            name="function",
+        )
+
+    first = trained(study(tmp_path / "a", 4))
+    second = trained(study(tmp_path / "a", 8))
+    assert first + second == trained(study(tmp_path / "b", 8))
+    assert records(study(tmp_path / "a", 8)) == records(study(tmp_path / "b", 8))
+
+
 def test_a_trial_that_was_enqueued_after_the_end_goes_on_too(tmp_path):
     algorithm = {n: th.SuccessiveHalving(max_epochs=n, num_trials=4, eta=2) for n in (4, 8)}
     study = study_of(tmp_path, algorithm[4]).run(progress=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -178,11 +179,18 @@ class ExtensionMixin:
 
         ``thrifty extend`` changes the database, not the file that defines the study.
         """
-        stored = 0
-        repository = self._repository()
-        with suppress(StudyNotFoundError), repository.open(create=False) as store:
-            stored = store.studies.get(self.name).spec["max_epochs"]
-        return self._longer(stored) if stored > self.algorithm.max_epochs else self
+        spec: Mapping[str, Any] = {}
+        with (
+            suppress(StudyNotFoundError),
+            Store.open(
+                self.storage.url, checkpoints=self.storage.checkpoints, create=False
+            ) as store,
+        ):
+            spec = store.studies.get(self.name).spec
+        # Otherwise nothing is asked of the study, whose space may have to be found first.
+        if "earlier_max_epochs" not in spec or spec["max_epochs"] <= self.algorithm.max_epochs:
+            return self
+        return self._longer(spec["max_epochs"])
 
     def _longer(self, max_epochs: int) -> Self:
         """Return the same study with another ``max_epochs``."""
