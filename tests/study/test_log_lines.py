@@ -250,7 +250,7 @@ def test_lines_that_cannot_be_written_do_not_stop_training(tmp_path, monkeypatch
     def full(*_):
         raise OperationalError("INSERT", {}, Exception("database or disk is full"))
 
-    monkeypatch.setattr("thrifty.store._log_lines.write_lines", full)
+    monkeypatch.setattr("thrifty.store._trial_lines.write_lines", full)
     study = study_of(tmp_path).run(progress=False, executor=SOLO)
     assert [trial.epochs for trial in study.trials] == [4, 4, 4]
     assert not study.log_lines(0)

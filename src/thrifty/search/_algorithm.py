@@ -48,8 +48,8 @@ class Algorithm(ABC):
             before: The smaller ``max_epochs`` with which these decisions were made.
         """
         return (
-            f"{type(self).__name__} plans by `max_epochs` from its first trial on, so its past "
-            f"decisions for {before} epochs would have been others"
+            f"{type(self).__name__} may have decided otherwise with more than {before} epochs, so "
+            "its past decisions need not hold"
         )
 
     @property

@@ -28,11 +28,11 @@ from ._acts import Act, Acts, queued
 from ._address import read_address
 from ._checkpoints import CheckpointFolder, Leftovers, remove_leftovers
 from ._engine import fetch, open_engine, user_errors
-from ._log_lines import LogLines
 from ._plans import Plans, news_of
 from ._records import Changes, LinesLogged, NodeRecord, Record, StudyInfo
 from ._studies import Studies, enqueued_since
 from ._trash import KEPT_S, Garbage, Trash, collect
+from ._trial_lines import LogLines
 from ._writer import keep_last, write
 from .coordination._claims import (
     claim,

@@ -36,9 +36,9 @@ from thrifty.store import (
 from thrifty.store._address import redact_root, shell_command
 from thrifty.store._artifact_files import ArtifactFiles
 from thrifty.store._bases import MAX_BASE_BYTES
-from thrifty.store._log_lines import LOG_BYTES, TrialLine
 from thrifty.store._reports import is_legacy
 from thrifty.store._steering_requests import this_user
+from thrifty.store._trial_lines import LOG_BYTES, TrialLine
 
 from ._identity import Recipe, goals_of
 from ._ledger import Ledger, done, node_record

@@ -16,10 +16,10 @@ from thrifty.store import _schema as schema
 from thrifty.store._acts import Act
 from thrifty.store._address import redact_url
 from thrifty.store._engine import fetch, forbid_writing, open_engine, user_errors
-from thrifty.store._log_lines import TrialLine, lines_along
 from thrifty.store._records import artifacts_by_name, attributes_of, records_of
 from thrifty.store._reports import AttributesByNode, last_attributes, path_to
 from thrifty.store._trash import Deleted, Trash
+from thrifty.store._trial_lines import TrialLine, lines_along
 from thrifty.store.coordination._leases import standing
 
 from ._trial_queries import TrialSamples, TrialViews, counting

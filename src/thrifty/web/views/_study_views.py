@@ -10,7 +10,6 @@ from typing import Any
 from thrifty.core import ThriftyError, plain_text
 from thrifty.space import Schedule, Timeline, config_from_json
 from thrifty.store import Order, StudyView, TrialFilter, Views
-from thrifty.store._log_lines import last_epoch
 from thrifty.store._records import nodes_of_replicas
 from thrifty.store._reports import (
     attribute_text,
@@ -19,6 +18,7 @@ from thrifty.store._reports import (
     standard_deviation,
     stored_unit,
 )
+from thrifty.store._trial_lines import last_epoch
 from thrifty.store.queries._study_queries import Paths
 
 from . import _models as models
