@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 
 import pytest
 from click.testing import CliRunner
@@ -112,22 +113,81 @@ def test_a_message_that_cannot_be_made_is_taken_as_it_was_written():
     assert texts[2] == "{'a': 1}"
 
 
-def test_a_record_factory_of_the_user_stays(monkeypatch):
-    before = logging.getLogRecordFactory()
+@pytest.fixture
+def before():
+    found = logging.getLogRecordFactory()
+    yield found
+    logging.setLogRecordFactory(found)
 
+
+def texts(capture, trial=0):
+    return [line.text for line in capture.of(trial).take()]
+
+
+def test_a_record_factory_of_the_user_stays(before):
     class Record(logging.LogRecord):
         pass
 
-    try:
+    with LineCapture() as capture:
+        logging.setLogRecordFactory(Record)
+        with LineCapture() as inner:
+            log.warning("inner")
+    assert logging.getLogRecordFactory() is not before
+    assert texts(inner) == ["inner"]
+    assert not texts(capture)
+    made = []
+    log.addFilter(made.append)
+    with LineCapture() as again:
+        log.warning("again")
+    log.removeFilter(made.append)
+    assert isinstance(made[0], Record)
+    assert texts(again) == ["again"]
+
+
+def test_a_factory_of_the_user_that_calls_ours_does_not_call_itself(before):
+    def wrapping(inner):
+        def factory(*args, **options):
+            record = inner(*args, **options)
+            record.mine = True
+            return record
+
+        return factory
+
+    with LineCapture():
+        logging.setLogRecordFactory(wrapping(logging.getLogRecordFactory()))
+    for number in range(3):
         with LineCapture() as capture:
-            logging.setLogRecordFactory(Record)
-            with LineCapture() as inner:
-                log.warning("inner")
-        assert logging.getLogRecordFactory() is Record
-        assert [line.text for line in inner.of(0).take()] == ["inner"]
-        assert not capture.of(0).take()
-    finally:
-        logging.setLogRecordFactory(before)
+            log.warning("number %d", number)
+        assert texts(capture) == [f"number {number}"]
+    log.warning("after")
+    assert texts(capture) == ["number 2"]
+
+
+def test_captures_of_several_threads_may_begin_and_end_in_any_order(before):
+    mine, other = LineCapture(), LineCapture()
+    steps = [threading.Event() for _ in range(3)]
+
+    def second():
+        with other:
+            steps[0].set()
+            steps[1].wait()
+            log.warning("of the second thread")
+        steps[2].set()
+
+    for _ in range(50):
+        for step in steps:
+            step.clear()
+        thread = threading.Thread(target=second)
+        with mine:
+            thread.start()
+            steps[0].wait()
+            log.warning("of the first thread")
+        steps[1].set()
+        steps[2].wait()
+        thread.join()
+    assert texts(mine) == ["of the first thread"] * 50
+    assert texts(other) == ["of the second thread"] * 50
+    assert logging.getLogRecordFactory() is before  # and not one that calls fifty others
 
 
 def test_a_long_epoch_keeps_its_last_lines_and_says_how_many_are_left_out():

@@ -113,19 +113,11 @@ class LineCapture:
         self._owner: int | None = None
         self._found: dict[int | None, LineBuffer] = {}
         self._lock = threading.Lock()
+        self._thread = 0
 
     def __enter__(self) -> Self:
-        global _CURRENT
-        self._outer, _CURRENT = _CURRENT, self
-        self._factory = make = logging.getLogRecordFactory()
-
-        def factory(*args: Any, **options: Any) -> logging.LogRecord:
-            record = make(*args, **options)
-            self._note(record)
-            return record
-
-        self._mine = factory
-        logging.setLogRecordFactory(factory)
+        self._thread = threading.get_ident()
+        _FACTORY.add(self)
         return self
 
     def __exit__(
@@ -134,11 +126,7 @@ class LineCapture:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        global _CURRENT
-        _CURRENT = self._outer
-        # User code may have set a factory of its own, which stays; ours below it does nothing then.
-        if logging.getLogRecordFactory() is self._mine:
-            logging.setLogRecordFactory(self._factory)
+        _FACTORY.remove(self)
 
     def of(self, trial: int, *, shared: bool = True) -> LineBuffer:
         """Return the lines of a trial.
@@ -154,14 +142,64 @@ class LineCapture:
         return out
 
     def _note(self, record: logging.LogRecord) -> None:
-        if _CURRENT is not self or record.name.partition(".")[0] == "thrifty":
+        if record.name.partition(".")[0] == "thrifty":
             return
         line = _line(record)
         with self._lock:  # loaders log from threads of their own
             self._found.setdefault(self._owner, LineBuffer()).add(line)
 
 
-_CURRENT: LineCapture | None = None
+class _Factory:
+    """The factory of log records while lines are taken.
+
+    It is set once for all captures of the process, which may begin and end in any order in several
+    threads. A factory that user code sets meanwhile stays, also if it calls this one.
+    """
+
+    def __init__(self) -> None:
+        self._captures: list[LineCapture] = []
+        self._lock = threading.Lock()
+        self._inside = threading.local()
+        self._first = self._before = logging.getLogRecordFactory()
+        self._own = self.make  # one object, since each access makes another bound method
+
+    def add(self, capture: LineCapture) -> None:
+        with self._lock:
+            self._captures.append(capture)
+            current = logging.getLogRecordFactory()
+            if current is not self._own:
+                self._before = current
+                logging.setLogRecordFactory(self._own)
+
+    def remove(self, capture: LineCapture) -> None:
+        with self._lock:
+            self._captures.remove(capture)
+            if not self._captures and logging.getLogRecordFactory() is self._own:
+                logging.setLogRecordFactory(self._before)
+                self._before = self._first
+
+    def current(self) -> LineCapture | None:
+        """Return the last capture of this thread, or else the last of all."""
+        captures, thread = self._captures[::-1], threading.get_ident()
+        mine = (each for each in captures if each._thread == thread)
+        return next(mine, captures[0] if captures else None)
+
+    def make(self, *args: Any, **options: Any) -> logging.LogRecord:
+        """Return a log record, and note its line."""
+        if getattr(self._inside, "value", False):  # a factory of the user calls this one
+            return self._first(*args, **options)
+        self._inside.value = True
+        try:
+            record = self._before(*args, **options)
+        finally:
+            self._inside.value = False
+        capture = self.current()
+        if capture is not None:
+            capture._note(record)
+        return record
+
+
+_FACTORY = _Factory()
 
 
 @contextmanager
@@ -170,7 +208,7 @@ def lines_of(trial: int) -> Iterator[None]:
 
     Elsewhere they are lines of all trials that train together.
     """
-    capture = _CURRENT
+    capture = _FACTORY.current()
     if capture is None:
         yield
         return

@@ -708,7 +708,8 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
 
         They are messages of ``logging`` at the levels that your code enables, the last ones of
         each epoch (``Storage(log_bytes=)`` says how many). A line that was logged in a shared epoch
-        is a line of all trials that share it; one of a fused pack, of all trials in the pack.
+        is a line of all trials that share it; one of a fused pack, of all trials in the pack. With
+        several seeds, the lines are those of the first.
 
         Args:
             trial: The trial, or its number.
