@@ -281,12 +281,12 @@ export function trialPage({ root, reader, params, crumbs, update }) {
         ),
       trial.artifacts.length > 0 &&
         card("Files", "what the training code has logged with log_artifact", files(trial)),
-      trial.log_lines.length > 0 &&
-        card("Log", "the last lines that the training code has logged, shared epochs included", logged(trial)),
       moving.length > 0 &&
         card("Schedule", "what changes over the epochs, as it is trained", schedule.element),
       measured.length > 0 && card("Curves", "what was measured after each epoch", curves.element),
       card("Stages", "what it shares, and with whom", shared(trial)),
+      trial.log_lines.length > 0 &&
+        card("Log", "the last lines that the training code has logged, shared epochs included", logged(trial)),
       acts.element,
     );
     await Promise.all([
