@@ -15,7 +15,7 @@ from tests.cli.test_cli import STUDY, folder  # noqa: F401 (a fixture)
 from tests.study.test_steering import AfterEpochs, look_often  # noqa: F401 (a fixture)
 from thrifty.cli import _app
 from thrifty.cli._train import load_stored_study
-from thrifty.core import UsageError
+from thrifty.core import StudyMismatchError, UsageError
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("folder")]
@@ -128,3 +128,29 @@ def test_a_branch_shows_what_it_costs_and_asks(line):
     )
     thrifty("resume", "line", *DB, "--quiet", "--trust-file")
     assert "3 (3 done" in thrifty("status", *DB)
+
+
+def test_an_extension_shows_what_it_costs_and_asks(line):
+    extend = ("extend", "line", *DB, "--epochs", "7", "--trust-file")
+    refused = CliRunner().invoke(_app, extend, input="n\n")
+    assert refused.exit_code == 1
+    assert "from 4 epochs to 7 epochs: 2 trials may go on" in refused.output
+    assert "extend it?" in refused.output
+    shown = json.loads(thrifty(*extend, "--json"))
+    check(shown, "extend")
+    assert not shown["extended"]
+    assert not asked()[0].endswith("max_epochs from 4 to 7")
+    said = thrifty(*extend, answer="y\n")
+    assert "extended; train it with: thrifty resume line --storage sqlite:///t.db" in said
+    assert "extend: max_epochs from 4 to 7" in asked()[0]
+    thrifty("resume", "line", *DB, "--quiet", "--trust-file")
+    best = json.loads(thrifty("best", "line", *DB, "--json"))
+    assert [each["reached"]["epochs"] for each in best["trials"]] == [7]
+    twice = json.loads(thrifty(*extend[:-2], "9", "--yes", "--json", "--trust-file"))
+    assert (twice["extended"], twice["before"], twice["after"]) == (True, 7, 9)
+
+
+def test_a_file_that_is_shorter_than_its_study_says_so(line):
+    thrifty("extend", "line", *DB, "--epochs", "7", "--trust-file", "--yes")
+    with pytest.raises(StudyMismatchError, match="cannot become shorter"):
+        thrifty("run", "line_study.py", "--quiet")

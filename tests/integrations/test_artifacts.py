@@ -153,9 +153,10 @@ def test_gc_keeps_what_a_study_needs_and_removes_the_rest(tmp_path):
     with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
         store.collect_garbage()
         assert files(tmp_path) == everything  # it can be restored
-        store.collect_garbage(older_than_s=0.0, dry_run=True)
+        looked = store.collect_garbage(older_than_s=0.0, dry_run=True)
         assert files(tmp_path) == everything
-        store.collect_garbage(older_than_s=0.0)
+        found = store.collect_garbage(older_than_s=0.0)
+        assert found.num_bytes == looked.num_bytes > 0  # artefacts count, too
     check(study_of(tmp_path, algorithm=one, name="single"))
     assert set(files(tmp_path)) < set(everything)
     single.delete()
@@ -372,6 +373,51 @@ def test_the_command_shows_and_saves_them(tmp_path, trained, capsys):
     Path("file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
         said(capsys, "--storage", trained, "--save", "file/x")
+
+
+def test_a_damaged_file_does_not_keep_the_others_from_being_saved(tmp_path, trained, capsys):
+    damaged = study_of(tmp_path).trials[0].artifacts["rates.txt"].digest
+    for file in tmp_path.glob(f"t-checkpoints/*/artifact-{damaged}"):
+        file.write_text("damage")
+    of_each = {t.number: t.artifacts["rates.txt"].digest for t in study_of(tmp_path).trials}
+    bad = [number for number, digest in of_each.items() if digest == damaged]
+    with pytest.raises(CheckpointError) as caught:
+        said(capsys, "--storage", trained, "--save", "out")
+    lines = str(caught.value).splitlines()
+    what = "1 artefact was" if len(bad) == 1 else f"{len(bad)} artefacts were"
+    assert lines[0] == f"{what} not saved:"
+    assert lines[1].startswith(f"trial {bad[0]}: artefact 'rates.txt' is damaged")
+    assert "rates.txt" in capsys.readouterr().out
+    saved = {str(each.relative_to("out")) for each in Path("out").glob("*/*")}
+    everything = {f"{n}/{name}" for n in of_each for name in ("note.txt", "rates.txt")}
+    assert saved == everything - {f"{number}/rates.txt" for number in bad}
+    asked = ["artifacts", "s", "--storage", trained, "--save", "out", "--json"]
+    assert _app.main(args=asked, standalone_mode=False) == 2
+    document = json.loads(capsys.readouterr().out)
+    check_document(document, "artifacts")
+    failed = [each for each in document["artifacts"] if each["save_error"]]
+    assert [each["trial"] for each in failed] == bad
+    assert all(each["saved"] is None and "is damaged" in each["save_error"] for each in failed)
+
+
+def test_many_that_are_not_saved_are_counted(trained, capsys):
+    Path("file").write_text("")
+    with pytest.raises(UsageError, match="12 artefacts were not saved") as caught:
+        said(capsys, "--storage", trained, "--save", "file/x")
+    assert str(caught.value).endswith("and 7 more")
+
+
+def test_the_best_trial_is_shown_with_its_files(tmp_path, trained, capsys):
+    best = study_of(tmp_path).best_trial
+    _app.main(args=["best", "s", "--storage", trained], standalone_mode=False)
+    assert "artefact note.txt (4 B)" in capsys.readouterr().out
+    _app.main(args=["best", "s", "--storage", trained, "--json"], standalone_mode=False)
+    document = json.loads(capsys.readouterr().out)
+    check_document(document, "best")
+    (trial,) = document["trials"]
+    expected_files = [each.to_json() for each in best.artifacts.values()]
+    assert trial["artifacts"] == expected_files
+    assert {each["name"] for each in expected_files} == {"note.txt", "rates.txt"}
 
 
 def test_the_document_of_the_command(trained, capsys):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests import strategies
 from tests.plan._drive import Driver, ref
 from thrifty.core import CheckpointLost, CheckpointRef, EpochDone, StageFailed
 from thrifty.plan import (
@@ -25,6 +26,7 @@ from thrifty.space import (
     Warmup,
     common_prefix,
 )
+from thrifty.space._timeline import starts_alike
 
 
 pytestmark = pytest.mark.slow
@@ -426,3 +428,22 @@ def test_states_that_pending_work_starts_from_are_kept():
     chain = plan.next_chain()
     assert (chain.resume.epoch, chain.stages[0].stop) == (3, 4)
     assert passed(plan) == [1, 2, 5], "it is under way"
+
+
+@given(st.lists(strategies.schedules, min_size=1, max_size=12))
+@settings(deadline=None)
+def test_a_longer_timeline_passes_the_nodes_of_the_shorter_one(drawn):
+    """A study that becomes longer finds all that its trials have trained, and nothing else."""
+    plan, before, after = SearchPlan(), strategies.EPOCHS, 2 * strategies.EPOCHS
+    short = [plan.insert(Timeline({"lr": each}, epochs=before)) for each in drawn]
+    for schedule, node in zip(drawn, short, strict=True):
+        config = {"lr": schedule}
+        longer = plan.insert(Timeline(config, epochs=after))
+        mine = [plan.owner(node, epoch).id for epoch in range(1, before + 1)]
+        found = [plan.owner(longer, epoch).id for epoch in range(1, before + 1)]
+        assert (found == mine) == starts_alike(config, before=before, after=after)
+        one, two = (Timeline(config, epochs=epochs) for epochs in (before, after))
+        if starts_alike(config, before=before, after=after):
+            for epoch in range(before):
+                steps = (each.values("lr", epoch, num_steps=3) for each in (one, two))
+                assert next(steps) == next(steps)

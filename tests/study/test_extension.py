@@ -1,11 +1,17 @@
-"""A study may get more trials under its own name."""
+"""A study may get more trials, and longer ones, under its own name."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
 import thrifty as th
-from thrifty.core import StudyMismatchError
+from tests.study.helpers import SOLO, Count, trained
+from tests.study.processes import At, die, exit_code, started
+from thrifty.core import StoreBusyError, StudyMismatchError, StudyNotFoundError, UsageError
+from thrifty.store import Store
+from thrifty.study._extension import extension_of
 from thrifty.testing import LineTask
 
 
@@ -59,7 +65,8 @@ def test_a_study_that_was_stopped_grows_too(tmp_path):
     "algorithm",
     [
         th.RandomSearch(max_epochs=3, num_trials=3),
-        th.RandomSearch(max_epochs=4, num_trials=9),
+        th.RandomSearch(max_epochs=2, num_trials=9),
+        th.RandomSearch(max_epochs=4, num_trials=3),
         th.RandomSearch(max_epochs=3, num_trials=9, sampler=th.TPESampler()),
         th.MedianStopping(max_epochs=3, num_trials=9),
         th.GridSearch(max_epochs=3),
@@ -75,3 +82,331 @@ def test_where_rungs_depend_on_the_number_of_trials_it_cannot_grow(tmp_path):
     study_of(tmp_path, th.SuccessiveHalving(max_epochs=3, num_trials=3)).run(progress=False)
     with pytest.raises(StudyMismatchError, match="algorithm was 'SuccessiveHalving"):
         study_of(tmp_path, th.SuccessiveHalving(max_epochs=3, num_trials=9)).run(progress=False)
+
+
+# -- longer trials -----------------------------------------------------------------------
+
+LONGER = {
+    "grid": lambda epochs: th.GridSearch(max_epochs=epochs, levels=3),
+    "random": lambda epochs: th.RandomSearch(max_epochs=epochs, num_trials=5),
+    "halving": lambda epochs: th.SuccessiveHalving(max_epochs=epochs, num_trials=9, eta=2),
+}
+# Two pairs of trials are the same for 4 epochs, and part after.
+SPACE = th.Space(
+    lr=th.Choice([0.3, th.Step(0.3, every=5), th.Step(0.3, every=2), th.Step(0.3, [2])])
+)
+
+
+def of_length(folder, epochs, *, kind="grid", name="line", space=SPACE, seeds=1, **storage):
+    return th.Study(
+        LineTask(),
+        space,
+        algorithm=LONGER[kind](epochs),
+        metric="mse",
+        mode="min",
+        storage=th.Storage(url=f"sqlite:///{folder}/t.db", **storage),
+        name=name,
+        seeds=seeds,
+    )
+
+
+def records(study):
+    return [
+        (trial.config, trial.state, trial.epochs, trial.curve, trial.value)
+        for trial in study.trials
+    ]
+
+
+def at_once(folder, epochs, **options):
+    """Return what the study records and trains that has this length from the beginning."""
+    (folder / "other").mkdir(exist_ok=True)
+    study = of_length(folder / "other", epochs, **options)
+    return trained(study), records(study)
+
+
+@pytest.mark.parametrize("kind", LONGER)
+@pytest.mark.parametrize(("stop", "seeds"), [(None, 1), (7, 1), (7, 2)])
+def test_a_longer_study_is_the_one_that_was_longer_from_the_beginning(tmp_path, kind, stop, seeds):
+    short = of_length(tmp_path, 4, kind=kind, seeds=seeds)
+    first = trained(short, stop=None if stop is None else th.StopWhen(epochs=stop))
+    longer = of_length(tmp_path, 8, kind=kind, seeds=seeds)
+    second = trained(longer)
+    total, expected = at_once(tmp_path, 8, kind=kind, seeds=seeds)
+    assert records(longer) == expected
+    assert first + second == total  # nothing was trained twice
+    assert longer.savings.unique_epochs == total
+    assert trained(of_length(tmp_path, 8, kind=kind, seeds=seeds)) == 0
+
+
+def test_a_study_becomes_longer_twice_and_gets_more_trials_with_it(tmp_path):
+    for epochs, num in ((2, 3), (5, 3), (9, 5)):
+        study = study_of(tmp_path, th.RandomSearch(max_epochs=epochs, num_trials=num))
+        study.run(progress=False)
+    assert [trial.epochs for trial in study.trials] == [9] * 5
+    assert [act.text for act in study.acts] == ["max_epochs from 2 to 5", "max_epochs from 5 to 9"]
+
+
+def _killed(folder, epochs, count):
+    of_length(folder, epochs).run(progress=False, executor=SOLO, observers=[At(count, die)])
+
+
+@pytest.mark.parametrize("count", [1, 9, 20])
+def test_a_longer_study_that_is_killed_goes_on(tmp_path, count):
+    of_length(tmp_path, 4).run(progress=False, executor=SOLO)
+    assert exit_code(started(_killed, tmp_path, 8, count)) == -9
+    longer = of_length(tmp_path, 8)
+    longer.run(progress=False, executor=SOLO)
+    assert records(longer) == at_once(tmp_path, 8)[1]
+
+
+@pytest.mark.parametrize("kind", ["asha", "stopping", "median", "sub-sampling"])
+def test_algorithms_that_wait_for_nobody_go_on_at_the_rung_where_trials_have_ended(tmp_path, kind):
+    kinds = {
+        "asha": lambda epochs: th.ASHA(max_epochs=epochs, num_trials=9, eta=2),
+        "stopping": lambda epochs: th.StoppingASHA(max_epochs=epochs, num_trials=9, eta=2),
+        "median": lambda epochs: th.MedianStopping(max_epochs=epochs, num_trials=9),
+        "sub-sampling": lambda epochs: th.AsyncSubSampling(max_epochs=epochs, num_trials=9, eta=2),
+    }
+    short = study_of(tmp_path, kinds[kind](4)).run(progress=False)
+    before = [(trial.config, trial.curve) for trial in short.trials]
+    count = Count()
+    longer = study_of(tmp_path, kinds[kind](8)).run(progress=False, observers=[count])
+    assert max(trial.epochs for trial in longer.trials) == 8
+    pairs = list(zip(before, longer.trials, strict=True))
+    assert all(trial.config == config for (config, _), trial in pairs)
+    assert all(trial.curve[: len(curve)] == curve for (_, curve), trial in pairs)
+    assert count.epochs == sum(trial.epochs - len(curve) for (_, curve), trial in pairs)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        th.Cosine(0.1),
+        th.REX(0.1),
+        th.Linear(0.1),
+        th.WSD(0.1, cooldown=2),
+        th.Warmup(2, th.Cosine(th.Float(0.1, 0.3))),
+    ],
+)
+def test_a_schedule_that_depends_on_the_length_is_refused(tmp_path, schedule):
+    space = th.Space(lr=th.Choice([0.1, schedule]))
+    of_length(tmp_path, 4, space=space).run(progress=False)
+    longer = of_length(tmp_path, 8, space=space)
+    with pytest.raises(StudyMismatchError, match=r"max_epochs was 4 and is 8, but the schedule"):
+        longer.run(progress=False)
+    with pytest.raises(StudyMismatchError, match="'lr' depends on max_epochs"):
+        longer.plan()
+    other = of_length(tmp_path, 8, space=space, name="other")
+    assert trained(other) < other.savings.unique_epochs  # prefixes are shared as the error says
+
+
+def test_a_branch_whose_schedule_depends_on_the_length_is_refused(tmp_path):
+    study = of_length(tmp_path, 4).run(progress=False)
+    study.enqueue_trial(study.branch(0, after=2, change={"lr": th.Linear(0.3)}))
+    study.run(progress=False)
+    with pytest.raises(StudyMismatchError, match=r"a schedule of trial 4 depends on max_epochs"):
+        of_length(tmp_path, 8).run(progress=False)
+    with pytest.raises(StudyMismatchError, match="cannot go on to 8"):
+        study.extension(max_epochs=8)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "longer", "why"),
+    [
+        (
+            th.ASHA(max_epochs=9, num_trials=4),
+            th.ASHA(max_epochs=16, num_trials=4),
+            (
+                "rungs (1, 3, 9), which would be (1, 3, 16), so its past decisions do not hold; "
+                "27 epochs or more would keep them"
+            ),
+        ),
+        (
+            th.SuccessiveHalving(max_epochs=8, num_trials=4),
+            th.SuccessiveHalving(max_epochs=9, num_trials=4),
+            "rungs (1, 8), which would be (1, 3, 9)",
+        ),
+        (
+            th.MedianStopping(max_epochs=8, num_trials=4, grace_epochs=2, interval=4),
+            th.MedianStopping(max_epochs=12, num_trials=4, grace_epochs=2, interval=4),
+            "MedianStopping judges trials at (2, 6, 10, 12) then, and not at 8",
+        ),
+        (
+            th.Hyperband(max_epochs=3),
+            th.Hyperband(max_epochs=9),
+            "Hyperband may have decided otherwise with more than 3",
+        ),
+        (
+            th.SubSampling(max_epochs=3, num_trials=4),
+            th.SubSampling(max_epochs=9, num_trials=4),
+            "SubSampling may have decided otherwise",
+        ),
+    ],
+)
+def test_rungs_that_would_be_others_are_refused(tmp_path, algorithm, longer, why):
+    study_of(tmp_path, algorithm).run(progress=False)
+    with pytest.raises(StudyMismatchError, match=re.escape(why)):
+        study_of(tmp_path, longer).run(progress=False)
+
+
+def test_a_ladder_is_refused(tmp_path):
+    space = th.Ladder(horizons=[2, 4], rates=[0.1], shapes=["linear"])
+    of_length(tmp_path, 4, space=space).run(progress=False)
+    with pytest.raises(StudyMismatchError, match="of a Ladder end at horizons of their own"):
+        of_length(tmp_path, 8, space=space).run(progress=False)
+
+
+def test_a_longer_study_that_shares_its_plan_with_others(tmp_path):
+    trained(of_length(tmp_path, 4, shared=True))
+    longer = of_length(tmp_path, 8, shared=True)
+    assert longer.plan().epochs_to_train == 15
+    assert trained(longer) == 15
+    assert records(longer) == at_once(tmp_path, 8)[1]
+
+
+def test_what_was_tried_of_a_shorter_study_goes_on_under_its_name(tmp_path):
+    config = {"lr": 0.3}
+    assert trained(of_length(tmp_path, 4).only([config])) == 4
+    longer = of_length(tmp_path, 8)
+    some = longer.only([config, {"lr": th.Step(0.3, every=2)}], epochs=4)
+    assert some.name == "line-only-4"
+    assert trained(some) == 2  # the second one parts after two epochs
+    assert [trial.epochs for trial in some.trials] == [4, 4]
+    assert trained(longer.only([config])) == 4
+
+
+def test_trials_that_are_told_go_on_from_the_state_that_they_name(tmp_path):
+    def tell_all(epochs):
+        study = th.Study(
+            th.External("a robot"),
+            th.Space(speed=th.Choice([0.1, 0.5])),
+            algorithm=th.GridSearch(max_epochs=epochs),
+            metric="way",
+            storage=f"sqlite:///{tmp_path}/t.db",
+            name="robot",
+        )
+        told = 0
+        while trial := study.ask():
+            way = states.get(trial.resume, 0.0)
+            more = True
+            while more:
+                way, told = way + trial.config["speed"], told + 1
+                more = study.tell(trial, {"way": way})
+            states[trial.state] = way
+        study.end_asking()
+        return told, [trial.value for trial in study.trials]
+
+    states: dict[str, float] = {}
+    assert tell_all(2) == (4, [0.2, 1.0])
+    told, values = tell_all(5)
+    assert (told, values) == (6, [pytest.approx(0.5), pytest.approx(2.5)])
+
+
+@th.trainable
+def halving_x(trial):
+    lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]), th.Step(0.1, every=5))
+    state = {"x": 1.0}
+    for _epoch in trial.epochs(state):
+        state["x"] *= 1 - lr.value
+        yield {"x": state["x"]}
+
+
+def test_a_training_function_goes_on_in_its_loop(tmp_path):
+    def study(folder, epochs):
+        folder.mkdir(exist_ok=True)
+        return th.Study(
+            halving_x,
+            algorithm=th.GridSearch(max_epochs=epochs),
+            metric="x",
+            mode="min",
+            storage=f"sqlite:///{folder}/t.db",
+            name="function",
+        )
+
+    first = trained(study(tmp_path / "a", 4))
+    second = trained(study(tmp_path / "a", 8))
+    assert first + second == trained(study(tmp_path / "b", 8))
+    assert records(study(tmp_path / "a", 8)) == records(study(tmp_path / "b", 8))
+
+
+def test_a_trial_that_was_enqueued_after_the_end_goes_on_too(tmp_path):
+    algorithm = {n: th.SuccessiveHalving(max_epochs=n, num_trials=4, eta=2) for n in (4, 8)}
+    study = study_of(tmp_path, algorithm[4]).run(progress=False)
+    study.enqueue_trial({"lr": 0.2})
+    assert study.run(progress=False).trials[-1].epochs == 4
+    assert study_of(tmp_path, algorithm[8]).run(progress=False).trials[-1].epochs == 8
+
+
+def test_trials_that_failed_or_were_stopped_stay_so(tmp_path):
+    study = of_length(tmp_path, 4)
+    study.run(progress=False, stop=th.StopWhen(epochs=2))
+    study.stop(0)
+    longer = of_length(tmp_path, 8).run(progress=False)
+    assert next(trial.state for trial in longer.trials) == "stopped"
+    assert [trial.epochs for trial in longer.trials][1:] == [8, 8, 8]
+
+
+def test_a_study_does_not_become_shorter(tmp_path):
+    short = of_length(tmp_path, 4)
+    of_length(tmp_path, 8).run(progress=False)
+    with pytest.raises(StudyMismatchError, match="cannot become shorter"):
+        short.run(progress=False)
+    assert [trial.epochs for trial in short.trials] == [8] * 4  # it can still be read
+
+
+def test_the_price_is_told_before(tmp_path):
+    study = of_length(tmp_path, 4).run(progress=False)
+    found = study.extension(max_epochs=8)
+    assert str(found) == (
+        "from 4 epochs to 8 epochs: 4 trials may go on\n6 epochs known, at most 15 epochs to train"
+    )
+    count = Count()
+    assert study.extend(max_epochs=8) == found
+    assert study.algorithm.max_epochs == 8
+    study.run(progress=False, observers=[count])
+    assert count.epochs == 15
+    assert [(act.kind, act.text) for act in study.acts] == [("extend", "max_epochs from 4 to 8")]
+
+
+def test_states_that_are_gone_are_part_of_the_price(tmp_path):
+    study = of_length(tmp_path, 4).run(progress=False)
+    ledger = study._current_ledger()
+    for node in ledger.plan.nodes:
+        node.checkpoints.clear()
+    found = extension_of(ledger, before=4, after=8)
+    assert (found.epochs_again, found.most_epochs_to_train) == (6, 21)
+    assert "states are missing, so 6 epochs are trained again" in str(found)
+
+
+def test_a_longer_study_whose_files_are_gone_is_still_the_same(tmp_path):
+    study = of_length(tmp_path, 4).run(progress=False)
+    with Store.open(study.storage.url, create=False) as store:
+        for ref in store.plans.load(store.studies.get("line").plan).checkpoints:
+            store.checkpoints.delete(ref)
+    longer = of_length(tmp_path, 8)
+    assert trained(longer) > 15
+    assert records(longer) == at_once(tmp_path, 8)[1]
+
+
+def test_a_study_is_extended_only_if_it_is_there_shorter_and_not_running(tmp_path):
+    study = of_length(tmp_path, 4)
+    with pytest.raises(StudyNotFoundError):
+        study.extend(max_epochs=8)
+    study.run(progress=False)
+    with pytest.raises(UsageError, match="trains 4 epochs already, and got max_epochs=4"):
+        study.extend(max_epochs=4)
+    with pytest.raises(UsageError, match="trains 4 epochs already"):
+        study.extension(max_epochs=3)
+    with Store.open(study.storage.url, create=False) as store:
+        other = of_length(tmp_path, 4)
+        with store.lease(store.studies.get("line")), pytest.raises(StoreBusyError):
+            other.extend(max_epochs=8)
+    assert not study.acts
+
+
+def test_the_stored_length_is_found_again(tmp_path):
+    of_length(tmp_path, 4).run(progress=False).extend(max_epochs=8)
+    study = of_length(tmp_path, 4)
+    assert study.as_stored().algorithm.max_epochs == 8
+    assert [each.epochs for each in study.as_stored().run(progress=False).trials] == [8] * 4
+    assert of_length(tmp_path, 9).as_stored().algorithm.max_epochs == 9

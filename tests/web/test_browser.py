@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import re
 import shutil
 import threading
@@ -593,3 +594,26 @@ def test_a_dashboard_that_only_shows_has_no_buttons_to_act(page, address):
     open_study(page, address, "trials/4")
     page.wait_for_selector("canvas")
     assert page.get_by_role("button", name=re.compile("Stop|Add")).count() == 0
+
+
+class Chatty(Sized):
+    """A task that logs markup."""
+
+    def metrics(self, model, batch):
+        logging.getLogger("tests.browser").warning("<b>rate</b>\n%s", SCRIPT)
+        return super().metrics(model, batch)
+
+
+def test_log_lines_are_text_and_workers_have_what_was_measured(page, tmp_path):
+    make_study(tmp_path, task=Chatty(), space=Space(lr=0.1)).run(progress=False, executor=SOLO)
+    with shown_to(page, tmp_path / "t.db") as address:
+        open_study(page, address, "trials/0")
+        line = page.locator("td.logged").first
+        line.wait_for()
+        assert line.text_content() == f"<b>rate</b>\n{SCRIPT}"
+        assert page.locator("td.logged b").count() == 0
+        assert page.get_by_text("of training, its share of packs").is_visible()
+        open_study(page, address, "workers")
+        row = page.locator("table tbody tr").first
+        row.wait_for()
+        assert re.search(r"cpu[\d,]+ MB$", row.text_content())

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from thrifty.space import Constant, Cosine, MultiStep, Step, Timeline, config_to_json
-from thrifty.web.views._charts import busy, lanes, shares
+from thrifty.store._reports import busy
+from thrifty.web.views._charts import lanes, shares
 from thrifty.web.views._columns import Column, columns, flatten, texts
 from thrifty.web.views._models import finite
 from thrifty.web.views._study_views import lines

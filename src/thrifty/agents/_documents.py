@@ -71,6 +71,24 @@ class FailureDocument(TypedDict):
     """Its traceback; empty without ``--traceback``, or if no code raised it."""
 
 
+class WorkerDocument(TypedDict):
+    """What a worker has done for the task of a study, as far as it was measured."""
+
+    worker: str
+    """Its name."""
+    device: str | None
+    """Its device; null if it was not recorded."""
+    num_stages: int
+    """How many stages it has trained."""
+    busy_s: float
+    """Seconds in which it trained at least one stage."""
+    seconds: float
+    """Seconds from the beginning of its first stage to the end of its last."""
+    peak_bytes: int | None
+    """Peak memory of its process: on a GPU what PyTorch has allocated there, else resident memory;
+    null if it was not measured."""
+
+
 class StudyStatus(TypedDict):
     """The state of one study."""
 
@@ -100,6 +118,8 @@ class StudyStatus(TypedDict):
     """Seeds of each configuration; values are means over them."""
     errors: list[FailureDocument]
     """Errors of trials, the most frequent first."""
+    workers: list[WorkerDocument] | None
+    """What trained, for all studies of this task together; null without ``--name``."""
 
 
 class StatusDocument(Document):
@@ -109,6 +129,19 @@ class StatusDocument(Document):
     """Address of the database, without its password."""
     studies: list[StudyStatus]
     """The studies, oldest first."""
+
+
+class TrialFile(TypedDict):
+    """A file that a trial has logged with ``log_artifact``."""
+
+    name: str
+    """Its name."""
+    digest: str
+    """The BLAKE2b digest of its content, in hexadecimal digits."""
+    num_bytes: int
+    """Its size."""
+    error: str
+    """Why it was not stored, such as a full disk; empty if it was."""
 
 
 class TrialDocument(TypedDict):
@@ -134,6 +167,8 @@ class TrialDocument(TypedDict):
     """Probability that this is the trial with the best true mean; null if it is not known."""
     user_attrs: dict[str, Any]
     """What the trial has set with ``set_user_attr``; of each key, the last value."""
+    artifacts: list[TrialFile]
+    """What it has logged with ``log_artifact``; ``thrifty artifacts --save`` copies these files."""
 
 
 class BestDocument(Document):
@@ -163,7 +198,9 @@ class ArtifactDocument(TypedDict):
     error: str
     """Why it was not stored, such as a full disk; empty if it was."""
     saved: str | None
-    """The file that ``--save`` has written; null without it, or if the file was not stored."""
+    """The file that ``--save`` has written; null without it, or if there is none."""
+    save_error: str
+    """Why ``--save`` has not written it, such as damage; empty if it has."""
 
 
 class ArtifactsDocument(Document):
@@ -173,6 +210,32 @@ class ArtifactsDocument(Document):
     """Name of the study."""
     artifacts: list[ArtifactDocument]
     """The artefacts of its trials, by trial and name."""
+
+
+class LogLineDocument(TypedDict):
+    """A line that user code has logged."""
+
+    epoch: int
+    """The epoch in which it was logged, from 1."""
+    at: float
+    """When, in seconds since 1970 (UTC)."""
+    level: str
+    """Its level, such as "WARNING"."""
+    logger: str
+    """Name of the logger."""
+    text: str
+    """The message, with unprintable characters escaped."""
+
+
+class LogsDocument(Document):
+    """Printed by ``thrifty logs``."""
+
+    study: str
+    """Name of the study."""
+    trial: int
+    """Number of the trial."""
+    lines: list[LogLineDocument]
+    """What it has logged, in order; a shared epoch's lines are of all trials that share it."""
 
 
 class ExplainDocument(Document):
@@ -409,6 +472,27 @@ class BranchDocument(Document):
     """Whether it is enqueued now; only with --yes."""
 
 
+class ExtensionDocument(Document):
+    """Printed by ``thrifty extend``."""
+
+    study: str
+    """Name of the study."""
+    before: int
+    """How many epochs it trained a trial before (``max_epochs``)."""
+    after: int
+    """How many epochs it trains a trial then."""
+    num_trials: int
+    """How many trials have ended before and may go on."""
+    known_epochs: int
+    """Epochs of these trials that are known; shared ones count once."""
+    epochs_again: int
+    """Known epochs that are trained again, because no later state is kept."""
+    most_epochs_to_train: int
+    """Epochs to train if all of these trials go on, of all seeds."""
+    extended: bool
+    """Whether the study is extended now; only with --yes."""
+
+
 class ActDocument(Document):
     """A request to a study, printed by ``thrifty stop``, ``pause``, ``note`` and ``tag``.
 
@@ -433,8 +517,10 @@ class ActsDocument(Document):
 class ActOfStudy(TypedDict):
     """A request to a study."""
 
-    kind: Literal["stop", "stop trial", "pause", "resume", "branch", "note", "tag", "untag"]
-    """Its kind; "branch": a branch of a trial was enqueued."""
+    kind: Literal[
+        "stop", "stop trial", "pause", "resume", "branch", "extend", "note", "tag", "untag"
+    ]
+    """Its kind; "branch": a branch of a trial was enqueued, "extend": the study was made longer."""
     trial: int | None
     """Number of the trial that it is about; null for the whole study."""
     text: str
@@ -711,7 +797,9 @@ DOCUMENTS: Mapping[str, type] = {
     "status": StatusDocument,
     "best": BestDocument,
     "artifacts": ArtifactsDocument,
+    "logs": LogsDocument,
     "branch": BranchDocument,
+    "extend": ExtensionDocument,
     "stop": ActDocument,
     "pause": ActDocument,
     "note": ActDocument,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from thrifty.core import ThriftyError
+from thrifty.core import Artifact, ThriftyError, UsageError, plain_text
 from thrifty.search._certainty import certainty
 from thrifty.space import TimeUnit, config_to_json
 from thrifty.store import (
@@ -41,10 +41,14 @@ from ._documents import (
     ExplainDocument,
     FailureDocument,
     GcDocument,
+    LogLineDocument,
+    LogsDocument,
     RestoreDocument,
     StatusDocument,
     StudyStatus,
     TrialDocument,
+    TrialFile,
+    WorkerDocument,
 )
 
 
@@ -66,11 +70,14 @@ def status_document(
     return {
         "schema_version": SCHEMA_VERSION,
         "storage": redact_url(url),
-        "studies": [_status(store, each, traceback=traceback) for each in summaries],
+        "studies": [
+            _status(store, each, traceback=traceback, workers=name is not None)
+            for each in summaries
+        ],
     }
 
 
-def _status(store: Store, found: StudySummary, *, traceback: bool) -> StudyStatus:
+def _status(store: Store, found: StudySummary, *, traceback: bool, workers: bool) -> StudyStatus:
     groups = failures_of(store, found)
     cut_short = stopped_in_training(store, found)
     return {
@@ -93,7 +100,23 @@ def _status(store: Store, found: StudySummary, *, traceback: bool) -> StudyStatu
         "seconds": found.seconds,
         "seeds": found.num_seeds,
         "errors": failure_documents(groups, traceback=traceback),
+        "workers": worker_documents(store, found.name) if workers else None,
     }
+
+
+def worker_documents(store: Store, name: str) -> list[WorkerDocument]:
+    """Return what each worker has used that trained for the task of a study."""
+    return [
+        {
+            "worker": each.worker,
+            "device": each.device,
+            "num_stages": each.num_stages,
+            "busy_s": each.busy_s,
+            "seconds": each.seconds,
+            "peak_bytes": each.peak_bytes,
+        }
+        for each in store.studies.workers(store.studies.get(name))
+    ]
 
 
 def failures_of(store: Store, found: StudySummary) -> list[FailureGroup]:
@@ -217,6 +240,7 @@ def best_document(store: Store, name: str) -> BestDocument:
     best = best_of(info, trials)
     sure = best_certainty(info, trials, best=best, seeds=seeds)
     attributes = store.studies.user_attrs(info.id)
+    artifacts = store.studies.artifacts(info.id)
     return {
         "schema_version": SCHEMA_VERSION,
         "study": info.name,
@@ -229,10 +253,45 @@ def best_document(store: Store, name: str) -> BestDocument:
                 values=seeds.get(each.number, ()),
                 certainty=sure,
                 user_attrs=attributes.get(each.number),
+                artifacts=artifacts.get(each.number, {}).values(),
             )
             for each in best
         ],
     }
+
+
+def logs_document(store: Store, name: str, trial: int, *, last: int | None) -> LogsDocument:
+    """Return what a trial has logged.
+
+    Args:
+        store: The database.
+        name: The study.
+        trial: Number of the trial.
+        last: Only so many lines, the last ones; None: all that are kept.
+
+    Raises:
+        StudyNotFoundError: There is no study of this name.
+        UsageError: There is no such trial.
+    """
+    info, summary = store.studies.get(name), store.studies.summary(name)
+    num_trials = sum(summary.num_trials.values())
+    if not 0 <= trial < num_trials:
+        raise UsageError(
+            f"study {plain_text(name)!r} has {num_trials} trials, counted from 0, and no trial "
+            f"{trial}"
+        )
+    found = store.log_lines.of(info, trial)
+    lines: list[LogLineDocument] = [
+        {
+            "epoch": each.epoch,
+            "at": each.line.at,
+            "level": each.line.level,
+            "logger": each.line.logger,
+            "text": each.line.text,
+        }
+        for each in (found if last is None else found[-last:])
+    ]
+    return {"schema_version": SCHEMA_VERSION, "study": info.name, "trial": trial, "lines": lines}
 
 
 def trial_document(
@@ -242,6 +301,7 @@ def trial_document(
     values: Collection[float] = (),
     certainty: float | None = None,
     user_attrs: Mapping[str, Any] | None = None,
+    artifacts: Iterable[Artifact] = (),
 ) -> TrialDocument:
     """Return a trial as a document.
 
@@ -251,6 +311,7 @@ def trial_document(
         values: The last value of each seed; empty for one seed.
         certainty: Probability that it is the best trial, if it is known.
         user_attrs: Its user attributes.
+        artifacts: Its artefacts.
     """
     metric = _objectives(info)[0]
     return {
@@ -264,7 +325,16 @@ def trial_document(
         "seeds": max(1, len(values)),
         "certainty": certainty,
         "user_attrs": dict(user_attrs or {}),
+        "artifacts": trial_files(artifacts),
     }
+
+
+def trial_files(artifacts: Iterable[Artifact]) -> list[TrialFile]:
+    """Return artefacts of a trial as documents."""
+    return [
+        {"name": each.name, "digest": each.digest, "num_bytes": each.num_bytes, "error": each.error}
+        for each in artifacts
+    ]
 
 
 def trial_state(info: StudyInfo, trial: TrialRecord) -> str:

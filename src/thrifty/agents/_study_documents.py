@@ -11,7 +11,7 @@ from thrifty.core import ScheduleError, SpaceError, error_text
 from thrifty.pack.trial._memory_forecast import MemoryForecast
 from thrifty.space import TimeUnit, config_from_json, config_to_json
 from thrifty.store import failure_groups
-from thrifty.study import Branch, Forecast, Savings, Study, TrialResult
+from thrifty.study import Branch, Extension, Forecast, Savings, Study, TrialResult
 from thrifty.study._importance import Level, Method
 from thrifty.study._preflight import whole_config
 
@@ -20,6 +20,7 @@ from ._documents import (
     BranchDocument,
     ConfigCost,
     CostDocument,
+    ExtensionDocument,
     ImportanceDocument,
     MemoryDocument,
     PlanDocument,
@@ -29,7 +30,7 @@ from ._documents import (
     TriedDocument,
     UnitDocument,
 )
-from ._store_documents import amounts, failure_documents
+from ._store_documents import amounts, failure_documents, trial_files
 
 
 def plan_document(name: str, found: Forecast) -> PlanDocument:
@@ -122,6 +123,7 @@ def _trial_document(trial: TrialResult) -> TrialDocument:
         "seeds": trial.num_seeds,
         "certainty": trial.certainty,
         "user_attrs": dict(trial.user_attrs),
+        "artifacts": trial_files(trial.artifacts.values()),
     }
 
 
@@ -198,6 +200,21 @@ def branch_document(study: Study, branch: Branch, *, enqueued: bool) -> BranchDo
         "epochs_again": branch.epochs_again,
         "epochs_to_train": branch.epochs_to_train,
         "enqueued": enqueued,
+    }
+
+
+def extension_document(study: Study, found: Extension, *, extended: bool) -> ExtensionDocument:
+    """Return what a longer study costs, and whether it is extended."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": study.name,
+        "before": found.before,
+        "after": found.after,
+        "num_trials": found.num_trials,
+        "known_epochs": found.known_epochs,
+        "epochs_again": found.epochs_again,
+        "most_epochs_to_train": found.most_epochs_to_train,
+        "extended": extended,
     }
 
 

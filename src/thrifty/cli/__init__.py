@@ -55,8 +55,15 @@ COMMANDS = {
         "_artifacts",
         "Show the files that trials of study NAME have logged, or save copies of them.",
     ),
+    "logs": _Command(
+        "_status",
+        "Show the lines that the code of a trial of study NAME has logged with ``logging``.",
+    ),
     "branch": _Command(
         "_steer", "Enqueue a branch of a trial of study NAME, after showing what it costs."
+    ),
+    "extend": _Command(
+        "_steer", "Let study NAME train its trials for longer, after showing what that costs."
     ),
     "stop": _Command(
         "_steer", "Stop study NAME, or one of its trials, in the process that runs it."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -10,7 +11,7 @@ import click
 
 from thrifty.agents import SCHEMA_VERSION
 from thrifty.agents._documents import ArtifactDocument
-from thrifty.core import Artifact, UsageError, plain_text
+from thrifty.core import Artifact, ThriftyError, UsageError, plain_text
 from thrifty.core._trial_log import check_artifact_name
 from thrifty.store import Store
 from thrifty.store._artifact_files import ArtifactFiles
@@ -46,7 +47,8 @@ def artifacts_command(
     """Show the files that trials of study NAME have logged, or save copies of them.
 
     Trials that share an epoch share what was logged in it. The content of each file is compared
-    with its digest before it is saved. Files with other content are not overwritten.
+    with its digest before it is saved. Files with other content are not overwritten. If a file
+    cannot be saved, such as a damaged one, the others are, and the exit code is 2.
     """
     with Store.open(storage, checkpoints=checkpoints, create=False) as store:
         info = store.studies.get(name)
@@ -56,25 +58,67 @@ def artifacts_command(
                 raise UsageError(f"study {name!r} has no trial {number}")
             found = {number: found.get(number, {})}
         files = ArtifactFiles(store.checkpoints, folder=store.plans.get(info.plan).identity)
-        listed: list[ArtifactDocument] = []
-        for trial, own in found.items():
-            for each in own.values():
-                saved = None
-                if folder is not None and each.is_stored:
-                    saved = str(_save(files, each, folder / str(trial)))
-                listed.append(_document(each, trial=trial, saved=saved))
+        errors: list[ThriftyError] = []
+        listed = [
+            _listed(files, each, trial=trial, folder=folder, errors=errors)
+            for trial, own in found.items()
+            for each in own.values()
+        ]
     if as_json:
         print_document({"schema_version": SCHEMA_VERSION, "study": info.name, "artifacts": listed})
+        if errors:
+            raise click.exceptions.Exit(2)  # the document has the errors
         return
     for row in listed:
-        note = f"  not stored: {plain_text(row['error'])}" if row["error"] else ""
-        place = "" if row["saved"] is None else f"  saved to {plain_text(row['saved'])}"
-        say(f"trial {row['trial']}: {plain_text(row['name'])}  {row['num_bytes']:,} B{note}{place}")
+        say(_line(row))
     if not listed:
         say("no artefacts")
+    if errors:
+        raise _all_of(errors, [row for row in listed if row["save_error"]])
 
 
-def _document(artifact: Artifact, *, trial: int, saved: str | None) -> ArtifactDocument:
+_NAMED = 5
+"""Most files that were not saved and are named in the message; ``--json`` names all."""
+
+
+def _all_of(errors: Sequence[ThriftyError], rows: Sequence[ArtifactDocument]) -> ThriftyError:
+    """Return one error, of the kind of the first, that names what was not saved."""
+    lines = [f"trial {row['trial']}: {row['save_error']}" for row in rows[:_NAMED]]
+    if len(rows) > _NAMED:
+        lines.append(f"and {len(rows) - _NAMED:,} more")
+    what = "1 artefact was" if len(rows) == 1 else f"{len(rows):,} artefacts were"
+    return type(errors[0])("\n".join([f"{what} not saved:", *lines]))
+
+
+def _line(row: ArtifactDocument) -> str:
+    note = f"  not stored: {plain_text(row['error'])}" if row["error"] else ""
+    note += "  not saved" if row["save_error"] else ""
+    place = "" if row["saved"] is None else f"  saved to {plain_text(row['saved'])}"
+    return f"trial {row['trial']}: {plain_text(row['name'])}  {row['num_bytes']:,} B{note}{place}"
+
+
+def _listed(
+    files: ArtifactFiles,
+    artifact: Artifact,
+    *,
+    trial: int,
+    folder: Path | None,
+    errors: list[ThriftyError],
+) -> ArtifactDocument:
+    """Save an artefact if that is asked, and return its row; an error is added to ``errors``."""
+    saved, save_error = None, ""
+    if folder is not None and artifact.is_stored:
+        try:
+            saved = str(_save(files, artifact, folder / str(trial)))
+        except ThriftyError as error:
+            save_error = str(error)
+            errors.append(error)
+    return _document(artifact, trial=trial, saved=saved, save_error=save_error)
+
+
+def _document(
+    artifact: Artifact, *, trial: int, saved: str | None, save_error: str
+) -> ArtifactDocument:
     return {
         "trial": trial,
         "name": artifact.name,
@@ -82,6 +126,7 @@ def _document(artifact: Artifact, *, trial: int, saved: str | None) -> ArtifactD
         "num_bytes": artifact.num_bytes,
         "error": artifact.error,
         "saved": saved,
+        "save_error": save_error,
     }
 
 

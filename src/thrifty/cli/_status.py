@@ -1,12 +1,14 @@
-"""The commands ``status``, ``best`` and ``explain``."""
+"""The commands ``status``, ``best``, ``logs`` and ``explain``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 
 import click
 
-from thrifty.agents import best_document, explain_document, status_document
+from thrifty.agents import best_document, explain_document, logs_document, status_document
+from thrifty.agents._documents import WorkerDocument
 from thrifty.agents._store_documents import (
     best_certainty,
     best_of,
@@ -15,6 +17,7 @@ from thrifty.agents._store_documents import (
     stopped_in_training,
     trials_by_state,
     two_studies,
+    worker_documents,
 )
 from thrifty.core import plain_text
 from thrifty.store import FailureGroup, Store, StudySummary, redact_url
@@ -45,6 +48,9 @@ def status_command(*, storage: str, name: str | None, traceback: bool, as_json: 
 
     The best trial is the one whose metric is best at the epoch that it has reached. Trials that are
     not finished count. Failed trials and those that break a constraint do not.
+
+    With --name, it also shows the workers that trained for the study's task, and what was measured
+    of their devices.
     """
     with Store.open(storage, create=False) as store:
         if as_json:
@@ -55,10 +61,13 @@ def status_command(*, storage: str, name: str | None, traceback: bool, as_json: 
         summaries = [store.studies.summary(name)] if name else store.studies.list()
         failures = {s.name: failures_of(store, s) for s in summaries}
         cut_short = {s.name: stopped_in_training(store, s) for s in summaries}
+        workers = worker_documents(store, name) if name else []
     if not summaries:
         say(f"{redact_url(storage)} has no studies yet")
     for s in summaries:
         _say_study(s, failures[s.name], cut_short[s.name], traceback=traceback)
+    for line in _worker_lines(workers):
+        say(f"  worker      {plain_text(line)}")
 
 
 def _say_study(
@@ -104,6 +113,24 @@ def _say_study(
         say("  --traceback shows where these errors come from")
 
 
+_SHOWN_WORKERS = 16
+"""Most workers that ``thrifty status`` lists; ``--json`` has all."""
+
+
+def _worker_lines(workers: Sequence[WorkerDocument]) -> Iterator[str]:
+    """Yield what is known of each worker."""
+    for each in workers[:_SHOWN_WORKERS]:
+        peak, seconds = each["peak_bytes"], each["seconds"]
+        memory = "not measured" if peak is None else f"{peak / 1e6:,.0f} MB"
+        share = f" ({each['busy_s'] / seconds:.0%})" if seconds else ""
+        yield (
+            f"{each['worker']}, device {each['device'] or 'not recorded'}: "
+            f"busy {each['busy_s']:,.1f} s of {seconds:,.1f} s{share}, peak memory {memory}"
+        )
+    if len(workers) > _SHOWN_WORKERS:
+        yield f"and {len(workers) - _SHOWN_WORKERS:,} more; --json lists them"
+
+
 @click.command("best")
 @click.argument("name", shell_complete=complete_study)
 @storage_option
@@ -125,6 +152,7 @@ def best_command(*, name: str, storage: str, as_json: bool) -> None:
         trials = store.studies.load(info.id).trials
         seeds = last_values(store, info)
         attributes = store.studies.user_attrs(info.id)
+        artifacts = store.studies.artifacts(info.id)
     best = best_of(info, trials)
     sure = best_certainty(info, trials, best=best, seeds=seeds)
     unit = stored_unit(info.spec)
@@ -141,6 +169,9 @@ def best_command(*, name: str, storage: str, as_json: bool) -> None:
         for key, value in attributes.get(trial.number, {}).items():
             text = plain_text(attribute_text(value), limit=_ATTRIBUTE_CHARS)
             say(f"  attribute {plain_text(key)} = {text}")
+        for each in artifacts.get(trial.number, {}).values():
+            note = f", not stored: {plain_text(each.error)}" if each.error else ""
+            say(f"  artefact {plain_text(each.name)} ({each.num_bytes:,} B{note})")
 
 
 def _of_seeds(values: Sequence[float] | None, *, certainty: float | None = None) -> Iterator[str]:
@@ -154,6 +185,32 @@ def _of_seeds(values: Sequence[float] | None, *, certainty: float | None = None)
     )
     if certainty is not None:
         yield f"the best trial with a probability of {certainty:.0%}"
+
+
+@click.command("logs")
+@click.argument("name", shell_complete=complete_study)
+@click.option("--trial", type=int, required=True, help="Number of the trial.")
+@click.option("--last", type=click.IntRange(min=1), help="Only so many lines, the last ones.")
+@storage_option
+@json_option
+def logs_command(*, name: str, trial: int, last: int | None, storage: str, as_json: bool) -> None:
+    """Show the lines that the code of a trial of study NAME has logged with ``logging``.
+
+    A line that was logged in a shared epoch is a line of all trials that share it, and one of a
+    fused pack is a line of all trials in the pack. Only the last lines are kept.
+    """
+    with Store.open(storage, create=False) as store:
+        found = logs_document(store, name, trial, last=last)
+    if as_json:
+        print_document(found)
+        return
+    for each in found["lines"]:
+        when = datetime.fromtimestamp(each["at"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        said = plain_text(each["text"], lines=True)
+        where = f"{plain_text(each['level'])} {plain_text(each['logger'])}"
+        say(f"epoch {each['epoch']}  {when}  {where}: {said}")
+    if not found["lines"]:
+        say("no log lines")
 
 
 @click.command("explain")

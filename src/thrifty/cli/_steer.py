@@ -1,4 +1,4 @@
-"""Commands that change stored studies: stop, pause, note, tag, branch, acts, delete, gc."""
+"""Commands that change stored studies: stop, pause, note, tag, branch, extend, delete, gc."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from thrifty.agents import (
     acts_document,
     branch_document,
     deleted_document,
+    extension_document,
     gc_document,
     read_config,
     restore_document,
@@ -209,6 +210,45 @@ def branch_command(  # noqa: PLR0913 (one argument for each option)
         return
     command = shlex.join(["thrifty", "resume", name, "--storage", storage])
     say(f"enqueued; train it with: {plain_text(command)}")
+
+
+@click.command("extend")
+@click.argument("name", shell_complete=complete_study)
+@click.option(
+    "--epochs",
+    type=click.IntRange(min=1),
+    required=True,
+    help="How many epochs the study is to train a trial (its new max_epochs).",
+)
+@storage_option
+@trust_option
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option
+def extend_command(
+    *, name: str, epochs: int, storage: str, trust_file: bool, yes: bool, as_json: bool
+) -> None:
+    """Let study NAME train its trials for longer, after showing what that costs.
+
+    Trials that have ended go on from their kept states with the next ``thrifty resume NAME``. A
+    study whose schedules depend on max_epochs, or whose rungs would be others, is refused. With
+    --json and without --yes, nothing is written.
+    """
+    study = load_stored_study(name, storage=storage, trust_file=trust_file)
+    found = study.extension(max_epochs=epochs)
+    if not as_json:
+        say(found)
+        if not yes:
+            click.confirm("extend it?", abort=True)
+    if yes or not as_json:
+        found = study.extend(max_epochs=epochs)
+    if as_json:
+        print_document(extension_document(study, found, extended=yes))
+        return
+    command = shlex.join(["thrifty", "resume", name, "--storage", storage])
+    say(
+        f"extended; train it with: {plain_text(command)}\n"
+        f"(in the file that defines it, write max_epochs={epochs}, too)"
+    )
 
 
 def _once(pairs: tuple[tuple[str, Any], ...], option: str) -> dict[str, Any]:

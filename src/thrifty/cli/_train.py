@@ -147,7 +147,7 @@ def load_stored_study(name: str, *, storage: str, trust_file: bool = False) -> S
     study = load_study(path, name=name)
     # The file may give the same database by a path relative to another folder.
     study.storage = replace(study.storage, url=storage)
-    return study
+    return study.as_stored()
 
 
 def _is_file(file: object) -> TypeGuard[str]:

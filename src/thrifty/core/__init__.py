@@ -43,6 +43,7 @@ from ._events import (
     Calibrated,
     CheckpointLost,
     CheckpointRef,
+    DeviceUse,
     EpochDone,
     Event,
     PackShrunk,
@@ -52,6 +53,7 @@ from ._events import (
     StageStarted,
 )
 from ._heap import freed_at_once, gc_frozen, gc_off_at_exit, gc_paused, thaw_heap, trim_heap
+from ._log_lines import LineBuffer, LineCapture, LogLine, lines_of
 from ._prefetcher import OrderedPrefetcher
 from ._trial_log import (
     MAX_ARTIFACT_BYTES,
@@ -80,12 +82,16 @@ __all__ = [
     "CheckpointRef",
     "Clock",
     "CloudError",
+    "DeviceUse",
     "DivergedError",
     "EpochDone",
     "Event",
     "GraphError",
     "HeteroError",
     "LayerError",
+    "LineBuffer",
+    "LineCapture",
+    "LogLine",
     "MissingExtraError",
     "OrderedPrefetcher",
     "PackMismatchError",
@@ -125,6 +131,7 @@ __all__ = [
     "gc_off_at_exit",
     "gc_paused",
     "is_from_user",
+    "lines_of",
     "plain_logger",
     "plain_text",
     "replica_seed",

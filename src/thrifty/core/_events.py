@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._log_lines import LogLine
 from ._trial_log import Artifact
 
 
@@ -65,6 +66,7 @@ class EpochDone:
         evaluated: Whether the epoch was not trained, but only evaluated from a stored state.
         attributes: User attributes that the trial has set in this epoch, as JSON values.
         artifacts: Artefacts that the trial has logged in this epoch.
+        lines: The last lines that user code has logged in this epoch.
     """
 
     node: int
@@ -79,17 +81,37 @@ class EpochDone:
     evaluated: bool = False
     attributes: Mapping[str, Any] = field(default_factory=dict)
     artifacts: tuple[Artifact, ...] = ()
+    lines: tuple[LogLine, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """What the worker of a stage has used.
+
+    Attributes:
+        device: Its device, such as ``"cpu"``.
+        peak_bytes: Peak memory of its process so far: what PyTorch has allocated on the GPU, or
+            resident memory where there is no GPU. None: not measured.
+    """
+
+    device: str
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageDone:
-    """A stage reached its end; ``checkpoint`` is its final state, or None if none was kept."""
+    """A stage reached its end.
+
+    ``checkpoint`` is its final state, or None if none was kept. ``use`` is None if nothing was
+    measured.
+    """
 
     node: int
     start: int
     stop: int
     worker: str
     checkpoint: CheckpointRef | None = None
+    use: DeviceUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +136,9 @@ class StageFailed:
     - ``"crowded"``: the worker failed while it trained other trials, too. Worth another try, and
       the failure does not count against this trial.
     - ``"stopped"``: the stage was asked to stop.
+
+    ``lines`` are the last lines that user code has logged since that state.
+    ``use`` is None if nothing was measured.
     """
 
     node: int
@@ -124,6 +149,8 @@ class StageFailed:
     message: str
     worker: str
     traceback: str = ""
+    lines: tuple[LogLine, ...] = ()
+    use: DeviceUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thrifty.core import CheckpointError, CheckpointRef, EpochDone, Event, plain_logger
+from thrifty.core import CheckpointError, CheckpointRef, EpochDone, Event, LineBuffer, plain_logger
 from thrifty.pack import (
     TRAIN_LOSS,
     AutoBackend,
@@ -68,6 +68,8 @@ class RunningChain(ChainProgress):
         """Whether it was compared with a restored trial at the end of a stage."""
         self.epoch_s = 0.0
         """Seconds that the last epoch took."""
+        self.lines = LineBuffer()
+        """What was logged in the current epoch so far."""
         self._num_reported = self.epoch
         self._start: tuple[int, CheckpointRef | Future[CheckpointRef] | None]
         self._start = (self.epoch, self.chain.resume)
@@ -116,6 +118,7 @@ class RunningChain(ChainProgress):
 
     def drop_spent(self) -> None:
         """Count the time spent on the current epoch as time of discarded epochs."""
+        self.lines.clear()
         self.dropped, self.spent = self.dropped.plus(self.spent), TimeShare()
 
     def _drop(self, event: EpochDone) -> None:

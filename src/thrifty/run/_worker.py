@@ -20,6 +20,7 @@ from thrifty.core import (
     CheckpointRef,
     DivergedError,
     EpochDone,
+    LineCapture,
     PackShrunk,
     Refused,
     StageDone,
@@ -59,6 +60,7 @@ from thrifty.store._artifact_files import ArtifactFiles
 from thrifty.store._bases import MAX_BASE_BYTES
 
 from ._alone import epoch_plan
+from ._device_use import device_use
 from ._executor import Assignment, Cut, Order, Report
 from ._running_chain import Completeness, RunningChain, StateFiles, evaluated, nothing_to_write
 
@@ -114,6 +116,7 @@ class Worker:
         if place.type == "cuda":
             torch.cuda.set_device(place)  # what names no device, user code too, means this one
         self.name = spec.name
+        self._device = place
         self._task = task
         self._spec = spec
         self._should_stop = should_stop
@@ -207,7 +210,8 @@ class Worker:
                 with self._own_process_state():
                     with self._checking(course):
                         self._complete.at_begin(course, member)
-                    self._backend.stack(course.number, member)
+                    with self._noting_lines(course):
+                        self._backend.stack(course.number, member)
                     self._complete.note(self._backend.trial(course.number))
             except CheckpointError as error:
                 self._backend.release(course.number)
@@ -291,8 +295,13 @@ class Worker:
         plans = self._plans()
         if not self._courses:
             return
+        courses = list(self._courses.values())
         try:
-            with self._own_process_state(), storing_artifacts(self._artifacts):
+            with (
+                self._own_process_state(),
+                storing_artifacts(self._artifacts),
+                self._noting_lines(*courses),
+            ):
                 outcomes = self._backend.step(plans)
         except Exception as error:
             if not out_of_memory(error):
@@ -315,6 +324,19 @@ class Worker:
             course = self._courses[number]
             self._take(course, outcome, out, logged=logged.get(number, Logged()))
         self._proven = max(self._proven, len(self._courses))
+
+    @contextmanager
+    def _noting_lines(self, *courses: RunningChain) -> Iterator[None]:
+        """Note what is logged within the context with the trials that log it.
+
+        A line of a fused step, whose trial nobody knows, is one of all trials.
+        """
+        with LineCapture() as capture:
+            try:
+                yield
+            finally:
+                for course in courses:
+                    course.lines.extend(capture.of(course.number))
 
     def _plans(self) -> dict[int, EpochPlan]:
         """Return plans of the next epoch for all courses that have ended their last one."""
@@ -492,6 +514,7 @@ class Worker:
             worker=self.name,
             attributes=logged.attributes,
             artifacts=logged.artifacts,
+            lines=course.lines.take(),
         )
         return self._with_time_alone(course, _plus(done, dropped))
 
@@ -641,6 +664,7 @@ class Worker:
                 stop=stage.stop,
                 worker=self.name,
                 checkpoint=future.result(),
+                use=device_use(self._device),
             )
             out.append(course.report(done))
 
@@ -658,6 +682,8 @@ class Worker:
             message=error_text(error),
             worker=self.name,
             traceback=error_traceback(error),
+            lines=course.lines.take(),
+            use=device_use(self._device),
         )
 
     def _own_process_state(self) -> _ProcessState:

@@ -41,6 +41,17 @@ class Algorithm(ABC):
     So it is if what it has decided does not depend on ``num_trials``, as with a rung's size.
     """
 
+    def why_not_longer(self, before: int) -> str:
+        """Return why past decisions do not hold for this ``max_epochs``; empty if they do.
+
+        Args:
+            before: The smaller ``max_epochs`` with which these decisions were made.
+        """
+        return (
+            f"{type(self).__name__} may have decided otherwise with more than {before} epochs, so "
+            "its past decisions need not hold"
+        )
+
     @property
     def varied(self) -> tuple[str, ...]:
         """Hyper-parameters that the algorithm changes while a trial trains."""
@@ -145,8 +156,11 @@ def next_decisions(
     [{'lr': 0.2}]
     """
     found = algorithm.ask(history, space, num=num, rng=rng)
-    if found or history.num_running or not history.num_enqueued:
+    if found or history.num_running:
         return found
+    longer = going_on(history, history.in_group(_LATER), target=algorithm.max_epochs)
+    if longer or not history.num_enqueued:
+        return longer
     configs = history.next_enqueued(history.num_enqueued)
     return [
         Proposal(
@@ -162,6 +176,22 @@ def next_decisions(
 
 _LATER = "enqueued"
 """The group of trials that were enqueued after the algorithm was done."""
+
+
+def going_on(history: History, numbers: Iterable[int], *, target: int) -> list[Decision]:
+    """Return proposals to train trials to ``target`` that wait before it.
+
+    These trials had ended when ``max_epochs`` was smaller.
+    """
+    if not history.num_unfinished:
+        return []
+    trials = (history[number] for number in numbers)
+    ends = ((t, target if t.horizon is None else min(target, t.horizon)) for t in trials)
+    return [
+        Proposal(target=end, trial=trial.number, group=trial.group)
+        for trial, end in ends
+        if trial.state == "waiting" and trial.reached < end
+    ]
 
 
 def check_sampler(owner: object, sampler: object) -> None:
@@ -226,6 +256,10 @@ class GridSearch(Algorithm):
             return
         check_counts(self, max_epochs=self.max_epochs, levels=self.levels)
 
+    def why_not_longer(self, before: int) -> str:
+        """Return an empty text: trials that have ended go on to the new end."""
+        return ""
+
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
@@ -233,7 +267,10 @@ class GridSearch(Algorithm):
         sampler = GridSampler(levels=self.levels)
         num_left = sampler.size(space) - history.num_drawn + history.num_enqueued
         starts = repeat((0, self.max_epochs), num_left)
-        return draw(sampler, history, space, starts=starts, num=num, rng=rng)
+        return [
+            *going_on(history, range(len(history)), target=self.max_epochs),
+            *draw(sampler, history, space, starts=starts, num=num, rng=rng),
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,12 +299,19 @@ class RandomSearch(Algorithm):
         check_counts(self, max_epochs=self.max_epochs, num_trials=self.num_trials)
         check_sampler(self, self.sampler)
 
+    def why_not_longer(self, before: int) -> str:
+        """Return an empty text: trials that have ended go on to the new end."""
+        return ""
+
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """Return all trials that are not in the history yet."""
         starts = repeat((0, self.max_epochs), max(self.num_trials - len(history), 0))
-        return draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
+        return [
+            *going_on(history, range(len(history)), target=self.max_epochs),
+            *draw(self.sampler, history, space, starts=starts, num=num, rng=rng),
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,12 +357,19 @@ class Enqueued(Algorithm):
         """The epoch to which each trial is trained, unless its horizon is shorter."""
         return self.max_epochs if self.epochs is None else self.epochs
 
+    def why_not_longer(self, before: int) -> str:
+        """Return an empty text: trials that have ended go on to the new end."""
+        return ""
+
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """Return all enqueued trials that are not in the history yet."""
         starts = repeat((0, self.target), history.num_enqueued)
-        return draw(RandomSampler(), history, space, starts=starts, num=num, rng=rng)
+        return [
+            *going_on(history, range(len(history)), target=self.target),
+            *draw(RandomSampler(), history, space, starts=starts, num=num, rng=rng),
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,6 +416,15 @@ class MedianStopping(Algorithm):
     def checkpoints(self) -> tuple[int, ...]:
         """Return the epochs at which trials are judged, and ``max_epochs``."""
         return (*range(self.grace_epochs, self.max_epochs, self.interval), self.max_epochs)
+
+    def why_not_longer(self, before: int) -> str:
+        """Return why trials that have ended at ``before`` would not be judged there."""
+        if before in self.checkpoints():
+            return ""
+        return (
+            f"MedianStopping judges trials at {self.checkpoints()} then, and not at "
+            f"{before}, where trials have ended"
+        )
 
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator

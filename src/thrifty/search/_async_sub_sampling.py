@@ -20,7 +20,7 @@ from thrifty.search.samplers._base_sampler import check_counts, check_halving
 from thrifty.space import Space
 
 from ._algorithm import Algorithm, check_sampler, draw
-from ._halving import rungs_between
+from ._halving import rungs_between, why_other_rungs
 from ._history import Decision, History, Proposal, SortedList, Trial
 from ._sub_sampling import Threshold, bar, check_threshold, gap, threshold, total
 from .samplers import RandomSampler, Sampler
@@ -222,6 +222,10 @@ class AsyncSubSampling(Algorithm):
     def rungs(self) -> tuple[int, ...]:
         """Return the epochs at which trials are compared; the last is ``max_epochs``."""
         return rungs_between(self.min_epochs, self.max_epochs, eta=self.eta)
+
+    def why_not_longer(self, before: int) -> str:
+        """Return why the rungs until ``before`` are others now; empty if they are the same."""
+        return why_other_rungs(self, before, min_epochs=self.min_epochs, eta=self.eta)
 
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator

@@ -36,6 +36,27 @@ def rungs_between(min_epochs: int, max_epochs: int, *, eta: int) -> tuple[int, .
     return (*rungs[:-1], max_epochs)
 
 
+def why_other_rungs(algorithm: Algorithm, before: int, *, min_epochs: int, eta: int) -> str:
+    """Return why decisions at the rungs until ``before`` do not hold; empty if they do.
+
+    They hold if the old rungs, up to the last one, are the first of the new ones.
+
+    >>> why_other_rungs(ASHA(max_epochs=27, num_trials=9), 9, min_epochs=1, eta=3)
+    ''
+    """
+    earlier = rungs_between(min_epochs, before, eta=eta)
+    rungs = rungs_between(min_epochs, algorithm.max_epochs, eta=eta)
+    if rungs[: len(earlier)] == earlier:
+        return ""
+    least = before * eta
+    fits = rungs_between(min_epochs, least, eta=eta)[: len(earlier)] == earlier
+    hint = f"; {least} epochs or more would keep them" if fits else ""
+    return (
+        f"{type(algorithm).__name__} has compared trials at rungs {earlier}, which would be "
+        f"{rungs}, so its past decisions do not hold{hint}"
+    )
+
+
 def halve(
     history: History, rungs: Sequence[int], *, eta: int, group: Hashable = 0
 ) -> list[Decision]:
@@ -134,6 +155,10 @@ class RungAlgorithm(Algorithm):
     def rungs(self) -> tuple[int, ...]:
         """Return the epochs at which trials are compared; the last is ``max_epochs``."""
         return rungs_between(self.min_epochs, self.max_epochs, eta=self.eta)
+
+    def why_not_longer(self, before: int) -> str:
+        """Return why the rungs until ``before`` are others now; empty if they are the same."""
+        return why_other_rungs(self, before, min_epochs=self.min_epochs, eta=self.eta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -340,6 +340,11 @@ class History:
         return self._num_running
 
     @property
+    def num_unfinished(self) -> int:
+        """Number of trials that wait before their horizon."""
+        return self._undecided.total()
+
+    @property
     def num_decisions(self) -> int:
         """Number of proposals and stops so far; together with a seed it names a random stream."""
         return self._num_decisions

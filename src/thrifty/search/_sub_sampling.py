@@ -16,7 +16,7 @@ import numpy as np
 from thrifty.search.samplers._base_sampler import option_error
 from thrifty.space import Space
 
-from ._algorithm import draw
+from ._algorithm import Algorithm, draw
 from ._halving import Bracket, BracketAlgorithm, RungAlgorithm, ask_brackets, best, brackets_of
 from ._history import Decision, History, Leaderboard, Proposal, SortedList, Trial
 from .samplers import KDESampler, Sampler
@@ -258,6 +258,10 @@ class SubSampling(RungAlgorithm):
     >>> SubSampling(max_epochs=27, num_trials=27).rungs()
     (1, 3, 9, 27)
     """
+
+    def why_not_longer(self, before: int) -> str:
+        """Return why a longer training would be another one: its rounds depend on each other."""
+        return Algorithm.why_not_longer(self, before)
 
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator

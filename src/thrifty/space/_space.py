@@ -14,6 +14,7 @@ from . import _variants
 from ._conditions import Branches, branches_of, conditions_of, order_of
 from ._domain import Choice, Domain, amounts_in, freeze, in_epochs
 from ._pieces import Hold
+from ._timeline import starts_alike
 from ._units import Amount, EpochSize
 from ._variants import every_value, templates_of, variants
 from .schedules import Schedule, schedule_from_json
@@ -151,6 +152,23 @@ class Space:
                 schedule.segments(epochs)
         except ScheduleError as error:
             raise ScheduleError(f"hyper-parameter {name!r}: {error}") from None
+
+    def changed_by_length(self, *, before: int, after: int) -> tuple[str, Schedule] | None:
+        """Return a schedule whose first ``before`` epochs are others in a run of ``after`` epochs.
+
+        Returns:
+            The name of the hyper-parameter and one of its schedules; None if there is none.
+
+        >>> from thrifty.space import Cosine, Step
+        >>> Space(lr=Step(0.1, [3])).changed_by_length(before=8, after=16)
+        >>> Space(lr=Cosine(0.1)).changed_by_length(before=8, after=16)
+        ('lr', Cosine(0.1))
+        """
+        for name, value in self._params.items():
+            for schedule in _schedules(value):
+                if not starts_alike({name: schedule}, before=before, after=after):
+                    return name, schedule
+        return None
 
     def branches(self, *, max_epochs: int) -> Branches:
         """Return the epochs after which two configurations of this space may diverge.

@@ -132,6 +132,19 @@ def common_prefix(a: Timeline, b: Timeline) -> int:
     return shared
 
 
+def starts_alike(config: Mapping[str, Any], *, before: int, after: int) -> bool:
+    """Return whether a run of ``after`` epochs begins as one of ``before`` epochs.
+
+    >>> from thrifty.space import Cosine, Step
+    >>> starts_alike({"lr": Step(0.1, [3])}, before=8, after=16)
+    True
+    >>> starts_alike({"lr": Cosine(0.1)}, before=8, after=16)
+    False
+    """
+    runs = (Timeline(config, epochs=epochs) for epochs in (before, after))
+    return common_prefix(*runs) == before
+
+
 Lane = tuple[tuple[int, int, Hashable], ...]
 
 

@@ -9,6 +9,7 @@ from ._records import (
     Claim,
     EpochAgain,
     EpochRecord,
+    LinesLogged,
     LogRecord,
     NodeRecord,
     PlanInfo,
@@ -32,6 +33,7 @@ from ._records import (
 from ._reports import FailureGroup, FrameBackend, failure_groups, frame
 from ._schema import VERSION
 from ._store import Driver, Store
+from ._trial_lines import TrialLine
 from .coordination._leases import Heartbeat, Lease
 from .queries import COLUMNS, Order, Paths, StudyView, TrialFilter, Views, sortable
 from .queries._trial_queries import best_trials, nondominated
@@ -52,6 +54,7 @@ __all__ = [
     "FrameBackend",
     "Heartbeat",
     "Lease",
+    "LinesLogged",
     "LogRecord",
     "NodeRecord",
     "Order",
@@ -73,6 +76,7 @@ __all__ = [
     "TrialEnqueued",
     "TrialFailed",
     "TrialFilter",
+    "TrialLine",
     "TrialRecord",
     "TrialReported",
     "TrialStopped",

@@ -16,8 +16,13 @@ from ._records import ActApplied, StudyInfo, records_of
 from .coordination._leases import check_exists
 
 
-ActKind = Literal["stop", "stop trial", "pause", "resume", "branch", "note", "tag", "untag"]
-"""``stop`` ends a run of a study cleanly, ``branch`` has enqueued a branch of a trial."""
+ActKind = Literal[
+    "stop", "stop trial", "pause", "resume", "branch", "extend", "note", "tag", "untag"
+]
+"""``stop`` ends a run of a study cleanly, ``branch`` has enqueued a branch of a trial.
+
+``extend`` has raised the study's ``max_epochs``.
+"""
 NEEDS_RUN: frozenset[ActKind] = frozenset({"stop", "stop trial", "pause", "resume"})
 """Requests, which a process that runs the study applies. Other acts are done when written."""
 

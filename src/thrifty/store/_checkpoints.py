@@ -545,6 +545,14 @@ def _remove(checkpoints: CheckpointFolder, folder: str, file: FoundFile) -> bool
     return True
 
 
+def is_own_folder(engine: Engine, plan: int, found: Collection[FoundFile]) -> bool:
+    """Return whether no other database is known to use the folder of a plan; mark nothing."""
+    owners = {each.name.removeprefix(_OWNER) for each in found if each.name.startswith(_OWNER)}
+    if not owners:
+        return not any(_CHECKPOINT.fullmatch(each.name) for each in found)
+    return owners == {_owner_of(engine, plan)}
+
+
 def _claim_folder(
     engine: Engine,
     checkpoints: CheckpointFolder,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Row
 
-from thrifty.core import Artifact, CheckpointRef, artifact_from_json
+from thrifty.core import Artifact, CheckpointRef, LogLine, artifact_from_json
 from thrifty.space import Timeline, TimeUnit
 from thrifty.space._units import EPOCHS
 
@@ -120,7 +120,10 @@ class CheckpointRemoved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRecord:
-    """The time that a worker spent on a stage, and how the stage ended."""
+    """The time that a worker spent on a stage, and how the stage ended.
+
+    ``device`` and ``peak_bytes`` are those of ``DeviceUse``; None if nothing was measured.
+    """
 
     plan: int
     node: int
@@ -131,6 +134,8 @@ class StageRecord:
     started_at: float
     seconds: float
     error: str
+    device: str | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +218,24 @@ class ActApplied:
     answer: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinesLogged:
+    """User code has logged lines in an epoch of a node; the last ``max_bytes`` of a node stay."""
+
+    plan: int
+    node: int
+    epoch: int
+    lines: tuple[LogLine, ...]
+    max_bytes: int
+
+
 Record = (
     StudyMoved
     | ActApplied
     | NodeRecord
     | EpochRecord
     | EpochAgain
+    | LinesLogged
     | RefusalRecord
     | CheckpointAdded
     | CheckpointRemoved

@@ -299,6 +299,55 @@ AttributesByNode = Mapping[int, Mapping[int, Mapping[str, Any]]]
 """The user attributes that were set in each epoch, by node and epoch."""
 
 
+def busy(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the seconds covered by at least one span; spans must be sorted by beginning.
+
+    >>> busy([(0, 2), (1, 3), (5, 6)])
+    4.0
+    """
+    total, until = 0.0, float("-inf")
+    for began, ended in spans:
+        total += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerUse:
+    """What a worker has done for a plan, as far as it was measured.
+
+    Attributes:
+        worker: Its name.
+        device: Its device; None: not recorded.
+        num_stages: How many stages it has trained.
+        busy_s: Seconds in which it trained at least one stage.
+        seconds: Seconds from the beginning of its first stage to the end of its last.
+        peak_bytes: Peak memory of its process; None: not measured.
+    """
+
+    worker: str
+    device: str | None
+    num_stages: int
+    busy_s: float
+    seconds: float
+    peak_bytes: int | None
+
+
+def worker_use(worker: str, stages: Sequence[Any]) -> WorkerUse:
+    """Return what a worker has used, from its stages in the order of their beginning."""
+    spans = [(each.started_at, each.started_at + each.seconds) for each in stages]
+    peaks = [each.peak_bytes for each in stages if each.peak_bytes is not None]
+    devices = [each.device for each in stages if each.device is not None]
+    return WorkerUse(
+        worker=worker,
+        device=devices[-1] if devices else None,
+        num_stages=len(stages),
+        busy_s=busy(spans),
+        seconds=max(ended for _, ended in spans) - spans[0][0],
+        peak_bytes=max(peaks, default=None),
+    )
+
+
 def path_to(
     node: int, epoch: int, *, origins: Mapping[int, tuple[int | None, int]]
 ) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0013"
+VERSION = "0015"
 
 metadata = MetaData()
 
@@ -139,6 +139,18 @@ epochs = Table(
     Index("epochs_revision", "plan", "revision"),
 )
 
+# The last lines that user code has logged in an epoch, apart from the epochs, which are read as a
+# whole. An epoch that failed may have lines, too, so there is no foreign key to epochs.
+log_lines = Table(
+    "log_lines",
+    metadata,
+    Column("plan", ForeignKey("plans.id"), primary_key=True),
+    Column("node", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", Integer, primary_key=True, autoincrement=False),
+    Column("num_bytes", Integer, nullable=False),
+    Column("lines", Text, nullable=False),
+)
+
 checkpoints = Table(
     "checkpoints",
     metadata,
@@ -167,6 +179,10 @@ stages = Table(
     Column("started_at", Float, nullable=False),
     Column("seconds", Float, nullable=False),
     Column("error", Text, nullable=False),
+    # NULL if nothing was measured.
+    Column("device", Text),
+    # Peak memory of the worker's process so far.
+    Column("peak_bytes", BigInteger),
 )
 
 studies = Table(

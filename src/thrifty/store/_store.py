@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections import Counter
@@ -28,9 +29,10 @@ from ._address import read_address
 from ._checkpoints import CheckpointFolder, Leftovers, remove_leftovers
 from ._engine import fetch, open_engine, user_errors
 from ._plans import Plans, news_of
-from ._records import Changes, NodeRecord, Record, StudyInfo
+from ._records import Changes, LinesLogged, NodeRecord, Record, StudyInfo
 from ._studies import Studies, enqueued_since
 from ._trash import KEPT_S, Garbage, Trash, collect
+from ._trial_lines import LogLines
 from ._writer import keep_last, write
 from .coordination._claims import (
     claim,
@@ -106,6 +108,7 @@ class Store:
         self.studies = Studies(engine, clock)
         self.curves = Curves(engine, clock)
         self.acts = Acts(engine, clock)
+        self.log_lines = LogLines(engine)
         self.trash = Trash(engine, clock)
         self.checkpoints = CheckpointFolder(checkpoints)
 
@@ -233,6 +236,9 @@ PATIENCE_S = 300.0
 LOOK_S = 5.0
 """Seconds between releases of the claims of dead drivers."""
 
+LINES_PAUSE_S = 60.0
+"""Seconds without log lines after they could not be written."""
+
 _Answer = TypeVar("_Answer")
 
 
@@ -263,6 +269,9 @@ class Driver:
         self._done: set[int] = set()
         """Nodes that are still claimed although their chains have ended."""
         self._looked = clock.monotonic()
+        self._lines = LogLines(engine)
+        self._lines_from = -math.inf
+        """When lines are written again after that has failed, on a monotonic clock."""
         self._batch = self._again(self._last_batch)
 
     def record(self, records: Sequence[Record]) -> None:
@@ -276,6 +285,7 @@ class Driver:
         """
         if not records and not self._done:
             return
+        self._write_lines(records)
 
         def attempt() -> None:
             with user_errors(self._engine), self._engine.begin() as connection:
@@ -317,6 +327,7 @@ class Driver:
             self._seen = seen
 
         self._again(attempt)
+        self._write_lines(pending or ())
         self._batch += 1
         self._done.clear()
 
@@ -392,6 +403,16 @@ class Driver:
         return self._again(attempt)
 
     # -- implementation ---------------------------------------------------------------
+
+    def _write_lines(self, records: Sequence[Record]) -> None:
+        """Write what trials have logged, in a transaction of its own that may fail.
+
+        It comes first, so that whoever sees an epoch sees its lines.
+        """
+        lines = [each for each in records if isinstance(each, LinesLogged)]
+        now = self._clock.monotonic()
+        if lines and now >= self._lines_from and not self._lines.write(lines):
+            self._lines_from = now + LINES_PAUSE_S
 
     def _write(self, connection: Connection, records: Sequence[Record]) -> int:
         """Write a batch unless it was written already.

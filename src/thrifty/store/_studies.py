@@ -32,7 +32,7 @@ from ._records import (
     nodes_of_replicas,
     records_of,
 )
-from ._reports import last_attributes, path_to, stored_unit
+from ._reports import WorkerUse, last_attributes, path_to, stored_unit, worker_use
 from ._writer import write
 from .coordination._claims import lock_plan
 from .coordination._leases import check_exists, standing
@@ -126,18 +126,32 @@ class Studies:
         rows = fetch(self._engine, query)
         return tuple(rows[0]) if rows else None
 
-    def extend(self, study: StudyInfo, algorithm: str) -> StudyInfo:
-        """Let a study go on with a larger algorithm of the same kind, given as text.
+    def extend(self, study: StudyInfo, *, algorithm: str, max_epochs: int) -> StudyInfo:
+        """Let a study go on with a larger algorithm of the same kind.
+
+        Args:
+            study: The study.
+            algorithm: The algorithm as text.
+            max_epochs: How long it trains a trial. The lengths before stay on record, as trials
+                were made for them.
+
+        A study that was done is stopped now, as there is more to train.
 
         Raises:
             StudyNotFoundError: Another process has deleted the study.
         """
         spec = {**study.spec, "algorithm": algorithm}
+        before = study.spec["max_epochs"]
+        if max_epochs > before:
+            spec["max_epochs"] = max_epochs
+            spec["earlier_max_epochs"] = [*study.spec.get("earlier_max_epochs", ()), before]
         with user_errors(self._engine), self._engine.begin() as connection:
             check_exists(connection, study)
             mine = schema.studies.c.id == study.id
-            connection.execute(update(schema.studies).where(mine).values(spec=spec))
-        return replace(study, spec=spec)
+            connection.execute(
+                update(schema.studies).where(mine).values(spec=spec, state="stopped")
+            )
+        return replace(study, spec=spec, state="stopped")
 
     def enqueue(
         self,
@@ -315,6 +329,25 @@ class Studies:
             for number, node, reached in trials
         }
         return {number: attributes for number, attributes in found.items() if attributes}
+
+    def workers(self, study: StudyInfo) -> Sequence[WorkerUse]:
+        """Return what each worker has used that trained for the plan of a study, by name."""
+        table = schema.stages
+        query = (
+            select(
+                table.c.worker,
+                table.c.started_at,
+                table.c.seconds,
+                table.c.device,
+                table.c.peak_bytes,
+            )
+            .where(table.c.plan == study.plan)
+            .order_by(table.c.started_at, table.c.id)
+        )
+        stages: dict[str, list[Any]] = {}
+        for row in fetch(self._engine, query):
+            stages.setdefault(row.worker, []).append(row)
+        return [worker_use(worker, stages[worker]) for worker in sorted(stages)]
 
     def trained_to(self, study: int, *, state: str) -> dict[int, int]:
         """Return the last trained epoch of each trial in a state, by number; 0 before the first.

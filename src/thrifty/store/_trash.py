@@ -31,9 +31,10 @@ from thrifty.core import (
 )
 
 from . import _schema as schema
-from ._checkpoints import CheckpointFolder, remove_leftovers
+from ._checkpoints import ARTIFACT_NAME, CheckpointFolder, is_own_folder, remove_leftovers
 from ._engine import consistent_read, fetch, user_errors
-from ._records import StudyInfo, nodes_of_replicas, records_of
+from ._records import StudyInfo, artifacts_of, nodes_of_replicas, records_of
+from ._trial_lines import forget_lines
 from .coordination._claims import lock_plan, next_revision
 from .coordination._leases import check_exists, held_studies, is_held
 
@@ -317,11 +318,21 @@ def collect(
     gone = Garbage(studies=old)
     plans = fetch(engine, select(schema.plans.c.id, schema.plans.c.identity))
     for plan, folder in plans:
-        here = {file.name for file in checkpoints.files(folder)}
+        files = checkpoints.files(folder)
+        here = {file.name for file in files}
+        unnamed = 0
         if dry_run:
+            but = [study.id for study in old]
             with consistent_read(engine) as connection:
-                found = _unneeded(connection, plan, but=[study.id for study in old])
+                found = _unneeded(connection, plan, but=but)
                 busy = is_held(connection, plan, clock=clock)
+                if not busy and is_own_folder(engine, plan, files):
+                    names = _needed_artifacts(connection, plan, but=but)
+                    unnamed = sum(
+                        file.num_bytes
+                        for file in files
+                        if ARTIFACT_NAME.fullmatch(file.name) and file.name not in names
+                    )
         else:
             found, busy = _forgotten(engine, plan, clock, here=here)
         mine = [state for state in found if state[2].rpartition("/")[2] in here]
@@ -330,7 +341,8 @@ def collect(
             num_states=gone.num_states + len(mine),
             num_elsewhere=gone.num_elsewhere + len(found) - len(mine),
             num_busy=gone.num_busy + busy,
-            num_bytes=gone.num_bytes + (sum(state[3] for state in mine) if dry_run else 0),
+            num_bytes=gone.num_bytes
+            + (sum(state[3] for state in mine) + unnamed if dry_run else 0),
         )
         if not dry_run and not busy and here:
             gone = replace(
@@ -357,6 +369,7 @@ def _forgotten(
             if path.rpartition("/")[2] in names
         ]
         forgotten = _forget_artifacts(connection, plan)
+        forget_lines(connection, plan, last=_needed(connection, plan))
         if mine or forgotten:
             next_revision(connection, plan)
         if mine:
@@ -384,6 +397,21 @@ def _forget_artifacts(connection: Connection, plan: int) -> bool:
         )
         connection.execute(statement.values(artifacts=None), gone)
     return bool(gone)
+
+
+def _needed_artifacts(connection: Connection, plan: int, *, but: Iterable[int]) -> set[str]:
+    """Return the names of the files of artefacts that stay; ``but`` as in ``_unneeded``."""
+    e = schema.epochs
+    query = select(e.c.node, e.c.epoch, e.c.artifacts).where(
+        e.c.plan == plan, e.c.artifacts.is_not(None)
+    )
+    last = _needed(connection, plan, but=but)
+    return {
+        f"artifact-{each.digest}"
+        for node, epoch, stored in connection.execute(query)
+        if epoch <= last.get(node, -1)
+        for each in artifacts_of(stored)
+    }
 
 
 def _swept(

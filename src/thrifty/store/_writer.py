@@ -318,7 +318,13 @@ def _fresh_trial(asked: TrialAsked, config: Mapping[str, Any]) -> Row:
 
 def _changes(record: TrialMove) -> Row:
     if isinstance(record, TrialAsked):
-        return {"state": "running", "target": record.target}
+        # A trial that goes on beyond the length for which it was made ends on another node.
+        return {
+            "state": "running",
+            "target": record.target,
+            "node": record.node,
+            "replicas": list(record.replicas) or None,
+        }
     if isinstance(record, TrialStopped):
         return {"state": "stopped"}
     if isinstance(record, TrialReported):

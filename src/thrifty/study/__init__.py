@@ -1,5 +1,6 @@
 """Studies: the loop that combines space, plan, search, executors and store."""
 
+from ._extension import Extension
 from ._forecast import Forecast
 from ._goals import Bound, at_least, at_most
 from ._importance import Importance
@@ -19,6 +20,7 @@ __all__ = [
     "Bound",
     "Branch",
     "DecisionTimes",
+    "Extension",
     "Forecast",
     "Importance",
     "KnownEpoch",

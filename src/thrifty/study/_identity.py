@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from thrifty.core import SpaceError, StudyMismatchError, fingerprint
+from thrifty.core import AlgorithmError, SpaceError, StudyMismatchError, fingerprint
 from thrifty.pack import Task, TaskIdentity, Trainable, task_identity
 from thrifty.pack.identity import asking_legacy, note_moves
-from thrifty.search import Algorithm
+from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Choice, Coordinate, Coordinates, Space, TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store._reports import changes, is_legacy, listed
@@ -173,7 +173,7 @@ _RENAMED = {"GriddedSampler(": "QuantizedSampler("}
 
 _UNSET = {"seeds": 1}
 """Values of fields that are stored only if they differ from these."""
-_NOT_COMPARED = ("file", "task", "unit")  # a task is compared by its plan
+_NOT_COMPARED = ("file", "task", "unit", "earlier_max_epochs")  # a task is compared by its plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,9 +289,25 @@ class Recipe:
             differing.append(changed)
         elif not same_plan and not differing:
             differing.append("it was made by another version of thrifty")
-        if not differing or (keys == ["algorithm"] and not changed and self.extends(found)):
+        if not differing:
             return
         advice = "Give this one another name, or restore what has changed"
+        if not changed and set(keys) <= {"algorithm", "max_epochs"}:
+            if self.extends(found):
+                why = self._why_not_longer(found["max_epochs"])
+                if not why:
+                    return
+                lengths = f"was {found['max_epochs']} and is {self.algorithm.max_epochs}"
+                differing = [f"max_epochs {lengths}, but {why}"]
+                advice = (
+                    "Give this one another name: in the same database, it trains only epochs that "
+                    "no study has trained yet"
+                )
+            elif self._is_shorter_than(found):
+                advice = (
+                    "A study cannot become shorter: give the stored max_epochs or more, or give "
+                    "this one another name"
+                )
         if keys == ["seeds"] and not changed:
             advice = (
                 "Give this one another name: in the same database, it trains only those seeds of a "
@@ -300,19 +316,59 @@ class Recipe:
         raise StudyMismatchError(f"{where}: {'; '.join(differing)}. {advice}")
 
     def extends(self, found: Mapping[str, Any]) -> bool:
-        """Return whether the study differs from a stored one only in having more trials."""
-        stored = _as_written_now(found.get("algorithm", ""))
+        """Return whether the study differs from a stored one only in more trials or epochs."""
+        stored, mine = _as_written_now(found.get("algorithm", "")), self.algorithm
+        before: dict[str, int | None] = {}
+        length = found.get("max_epochs")
+        if isinstance(length, int) and length < mine.max_epochs:
+            before["max_epochs"] = length
+            if isinstance(mine, Enqueued) and mine.epochs == length:
+                before["epochs"] = None  # ``Study.only`` leaves out what was the whole length
         number = re.search(r"\bnum_trials=(\d+)", stored)
-        mine = getattr(self.algorithm, "num_trials", None)
-        if not self.algorithm.can_grow or number is None or not isinstance(mine, int):
-            return False
-        before = int(number[1])
-        smaller: Any = replace(self.algorithm, num_trials=before)  # type: ignore[type-var]
-        return before < mine and stored == repr(smaller)
+        num_trials = getattr(mine, "num_trials", None)
+        if mine.can_grow and number is not None and isinstance(num_trials, int):
+            if num_trials < int(number[1]):
+                return False
+            before["num_trials"] = int(number[1])
+        return stored != repr(mine) and stored == _text_with(mine, **before)
+
+    def _is_shorter_than(self, found: Mapping[str, Any]) -> bool:
+        """Return whether the study differs from a stored one only in a smaller ``max_epochs``."""
+        length = found.get("max_epochs")
+        is_less = isinstance(length, int) and self.algorithm.max_epochs < length
+        return is_less and found["algorithm"] == _text_with(self.algorithm, max_epochs=length)
+
+    def _why_not_longer(self, before: int) -> str:
+        """Return why what a study of ``before`` epochs has trained and decided would be others.
+
+        Empty if it stays as it is, or if the study is not longer.
+        """
+        after = self.algorithm.max_epochs
+        if after == before:
+            return ""
+        if self.space.has_horizons:
+            return f"the trials of a {type(self.space).__name__} end at horizons of their own"
+        changed = self.space.changed_by_length(before=before, after=after)
+        if changed is not None:
+            name, schedule = changed
+            return (
+                f"the schedule {schedule} of {name!r} depends on max_epochs, so the first "
+                f"{before} epochs would have other values"
+            )
+        return self.algorithm.why_not_longer(before)
 
     def _legacy_task(self) -> dict[str, str]:
         with asking_legacy():
             return dict(self.task.identity())
+
+
+def _text_with(algorithm: Algorithm, **options: Any) -> str:
+    """Return an algorithm with other options as text; empty if it cannot have them."""
+    try:
+        changed: Any = replace(algorithm, **options)  # type: ignore[type-var]
+    except AlgorithmError:
+        return ""
+    return repr(changed)
 
 
 def _as_written_now(algorithm: str) -> str:

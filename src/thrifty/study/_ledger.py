@@ -43,6 +43,7 @@ from thrifty.store import (
     TrialReported,
     TrialStopped,
 )
+from thrifty.store._records import LinesLogged
 from thrifty.store._reports import EpochTimes, last_attributes, mean_curve, standard_errors
 
 from ._goals import Goals
@@ -60,6 +61,10 @@ class Ledger:
 
     unit: TimeUnit = EPOCHS
     """The unit in which the study shows what it trains."""
+    log_bytes: int = 0
+    """How much of what trials log is kept; see ``Storage.log_bytes``."""
+    first_length: int | None = None
+    """The shortest ``max_epochs`` that the study had before it was made longer."""
 
     def __init__(
         self,
@@ -141,8 +146,18 @@ class Ledger:
                 self.news.append(
                     TrialBegan(trial=number, config=decision.config, parent=decision.parent)
                 )
+            elif self.adds_nodes(decision):
+                # Its timeline ended where the study did; the longer one begins as that one.
+                self.nodes_of[number] = self._insert(number, self.history[number].config)
             self.outbox.append(self._asked(decision, number))
             self._request(number, decision.target)
+
+    def adds_nodes(self, decision: Decision) -> bool:
+        """Return whether a decision may add nodes to the plan."""
+        if isinstance(decision, Stop):
+            return False
+        is_longer = self.first_length is not None and decision.target > self.first_length
+        return decision.config is not None or is_longer
 
     def stop_trial(self, number: int) -> str:
         """Stop a trial for good because a person wants it; return why not, or an empty text.
@@ -245,6 +260,18 @@ class Ledger:
             found = {each.name: each for each in epoch.artifacts}
             self.artifacts.setdefault(epoch.node, {})[epoch.epoch] = found
 
+    def _note_lines(self, event: EpochDone | StageFailed, epoch: int) -> None:
+        if event.lines and self.log_bytes:
+            self.outbox.append(
+                LinesLogged(
+                    plan=self.plan_id,
+                    node=event.node,
+                    epoch=epoch,
+                    lines=event.lines,
+                    max_bytes=self.log_bytes,
+                )
+            )
+
     def _insert(self, number: int, config: Mapping[str, Any]) -> tuple[int, ...]:
         horizon = self.history[number].horizon
         epochs = self.max_epochs if horizon is None else horizon
@@ -286,6 +313,7 @@ class Ledger:
                 self.outbox.append(CheckpointAdded(plan=self.plan_id, ref=event.checkpoint))
         elif isinstance(event, StageFailed):
             self._log_stage(event, state=event.kind)
+            self._note_lines(event, event.epoch + 1)
         elif isinstance(event, CheckpointLost):
             self._lost(event)
         elif isinstance(event, Refused):
@@ -318,6 +346,7 @@ class Ledger:
         self.epochs_trained += not event.evaluated
         self._note_evaluated(event)
         self._note_attributes(event)
+        self._note_lines(event, event.epoch)
         self.times[key] = times
         self.outbox.append(
             EpochRecord(
@@ -497,6 +526,8 @@ class Ledger:
                 started_at=began,
                 seconds=self._clock.monotonic() - began_s,
                 error=event.message if isinstance(event, StageFailed) else "",
+                device=None if event.use is None else event.use.device,
+                peak_bytes=None if event.use is None else event.use.peak_bytes,
             )
         )
 

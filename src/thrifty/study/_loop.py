@@ -27,7 +27,7 @@ from thrifty.core import (
 )
 from thrifty.plan import Chain
 from thrifty.run import Assignment, Executor
-from thrifty.search import Algorithm, Decision, History, Proposal, next_decisions
+from thrifty.search import Algorithm, Decision, History, next_decisions
 from thrifty.space import Amount, EpochSize, Space
 from thrifty.store import Changes, CheckpointRemoved, Driver, Lease, Record, Store, StudyMoved
 from thrifty.store._acts import Act
@@ -360,7 +360,7 @@ def ask_rng(seed: int, history: History) -> np.random.Generator:
 def _decide(parts: Parts, decisions: Sequence[Decision]) -> None:
     """Apply decisions; lock a shared plan if they add to it."""
     ledger = parts.ledger
-    if not parts.driver.shared or not any(_is_new(decision) for decision in decisions):
+    if not parts.driver.shared or not any(map(ledger.adds_nodes, decisions)):
         ledger.decide(decisions)
         return
 
@@ -371,10 +371,6 @@ def _decide(parts: Parts, decisions: Sequence[Decision]) -> None:
 
     parts.driver.extend(add, num_nodes=len(ledger.plan.nodes))
     ledger.outbox.clear()
-
-
-def _is_new(decision: Decision) -> bool:
-    return isinstance(decision, Proposal) and decision.config is not None
 
 
 def _learn(parts: Parts, *, force: bool = False) -> None:

@@ -22,6 +22,7 @@ from thrifty.pack import TRAIN_LOSS
 from thrifty.plan import SearchPlan
 from thrifty.run import model_of, read_state, train_alone
 from thrifty.space import TimeUnit, config_to_json
+from thrifty.space._timeline import starts_alike
 from thrifty.store import (
     CheckpointAdded,
     NodeRecord,
@@ -36,6 +37,8 @@ from thrifty.store._address import redact_root, shell_command
 from thrifty.store._artifact_files import ArtifactFiles
 from thrifty.store._bases import MAX_BASE_BYTES
 from thrifty.store._reports import is_legacy
+from thrifty.store._steering_requests import this_user
+from thrifty.store._trial_lines import LOG_BYTES, TrialLine
 
 from ._identity import Recipe, goals_of
 from ._ledger import Ledger, done, node_record
@@ -63,9 +66,13 @@ class Storage:
         checkpoint_every: Also keep the state of each trial after every ``checkpoint_every``
             epochs, so that a branch there trains none of them again (default: only states from
             which a stage may start).
+        log_bytes: How much of what the code of a trial logs with ``logging`` is kept, the last
+            lines (default: 64 KiB for each node of the search plan, so for what several trials
+            share and for what a trial trains alone; 0 keeps nothing).
 
     Raises:
-        UsageError: ``checkpoint_every`` is no whole number of epochs.
+        UsageError: ``checkpoint_every`` is no whole number of epochs, or ``log_bytes`` is no whole
+            number of bytes.
     """
 
     url: str = "sqlite:///thrifty.db"
@@ -74,12 +81,18 @@ class Storage:
     shared: bool | None = None
     max_base_bytes: float = MAX_BASE_BYTES
     checkpoint_every: int | None = None
+    log_bytes: int = LOG_BYTES
 
     def __post_init__(self) -> None:
         every = self.checkpoint_every
         if every is not None and (type(every) is not int or every < 1):
             raise UsageError(
                 f"Storage(checkpoint_every={every!r}): it must be a whole number of epochs, 1 or "
+                "more"
+            )
+        if type(self.log_bytes) is not int or self.log_bytes < 0:
+            raise UsageError(
+                f"Storage(log_bytes={self.log_bytes!r}): it must be a whole number of bytes, 0 or "
                 "more"
             )
 
@@ -95,6 +108,8 @@ class Storage:
             parts.append(f"max_base_bytes={self.max_base_bytes!r}")
         if self.checkpoint_every is not None:
             parts.append(f"checkpoint_every={self.checkpoint_every!r}")
+        if self.log_bytes != LOG_BYTES:
+            parts.append(f"log_bytes={self.log_bytes!r}")
         return f"Storage({', '.join(parts)})"
 
     @classmethod
@@ -310,15 +325,46 @@ class StudyRepository:
             store.studies.enqueue(info, lambda known: not_in(enqueued, known))
 
     def extend(self, store: Store, info: StudyInfo) -> StudyInfo:
-        """Let a stored study have the trials of this one, if it has fewer.
+        """Let a stored study have the trials and the length of this one, if it has less.
+
+        A longer ``max_epochs`` is recorded as an act.
 
         Raises:
             StudyNotFoundError: Another process has deleted the study.
+            StudyMismatchError: A trial has a schedule that depends on ``max_epochs``.
         """
+        info = self.find(store) or info  # another process may have made it longer meanwhile
         if not self.recipe.extends(info.spec):
             return info
-        logger.info("study %r goes on: it is %s now", self.name, self.recipe.algorithm)
-        return store.studies.extend(info, str(self.recipe.spec()["algorithm"]))
+        algorithm, before = self.recipe.algorithm, info.spec["max_epochs"]
+        after = algorithm.max_epochs
+        if after > before:
+            self.check_lengths(store, info)
+        logger.info("study %r goes on: it is %s now", self.name, algorithm)
+        found = store.studies.extend(info, algorithm=repr(algorithm), max_epochs=after)
+        if after > before:
+            text = f"max_epochs from {before} to {after}"
+            store.acts.add(info, "extend", trial=None, text=text, who=this_user())
+        return found
+
+    def check_lengths(self, store: Store, info: StudyInfo) -> None:
+        """Check that the recorded trials begin in the same way if they are trained for longer.
+
+        A branch of a trial may have schedules that the space lacks.
+
+        Raises:
+            StudyMismatchError: A trial would have other values in epochs that it has trained.
+        """
+        before, after = info.spec["max_epochs"], self.recipe.algorithm.max_epochs
+        for trial in store.studies.load(info.id).trials:
+            if trial.horizon is None and not starts_alike(trial.config, before=before, after=after):
+                raise StudyMismatchError(
+                    f"{redact_url(self.storage.url)}: study {self.name!r} cannot go on to {after} "
+                    f"epochs: a schedule of trial {trial.number} depends on max_epochs, so its "
+                    f"first {before} epochs would have other values. Give the longer study another "
+                    "name: in the same database, it trains only epochs that no study has trained "
+                    "yet"
+                )
 
     def not_enqueued(
         self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]
@@ -364,7 +410,9 @@ class StudyRepository:
             StudyNotFoundError: Another process has deleted the study.
         """
         records = store.studies.snapshot(info)
-        space, max_epochs = self.recipe.space, self.recipe.algorithm.max_epochs
+        space = self.recipe.space
+        # Another object or process may have made the study longer.
+        max_epochs = max(self.recipe.algorithm.max_epochs, info.spec.get("max_epochs", 0))
         branches = space.branches(max_epochs=max_epochs)
         every = self.storage.checkpoint_every or max_epochs
         ledger = Ledger(
@@ -382,6 +430,8 @@ class StudyRepository:
             plan_id=info.plan,
         )
         ledger.threads = records.threads
+        ledger.log_bytes = self.storage.log_bytes
+        ledger.first_length = min(info.spec.get("earlier_max_epochs", ()), default=None)
         ledger.unit = self._unit(info)
         ledger.load_plan(records.plan)
         ledger.load_study(records.study)
@@ -444,6 +494,19 @@ class StudyRepository:
             threads=ledger.threads,
         )
         return model_of(backend, average=average)
+
+    def log_lines(self, ledger: Ledger, number: int) -> Sequence[TrialLine]:
+        """Return what a trial has logged.
+
+        Raises:
+            UsageError: There is no such trial.
+        """
+        if not 0 <= number < len(ledger.history):
+            raise UsageError(
+                f"study {self.name!r} has no trial {number}; it has {len(ledger.history)}"
+            )
+        with self.open(create=False) as store:
+            return store.log_lines.of(store.studies.get(self.name), number)
 
     def open_artifact(self, ledger: Ledger, number: int, name: str) -> IO[bytes]:
         """Return an artefact of a trial as a file that is open for reading.

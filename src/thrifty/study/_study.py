@@ -19,6 +19,7 @@ from thrifty.core import (
     ThriftyError,
     UsageError,
     derive_seed,
+    plain_logger,
 )
 from thrifty.pack import SelfDescribing, Task, Trainable
 from thrifty.plan import ForestStage
@@ -28,10 +29,11 @@ from thrifty.run._simulated import EpochSeconds
 from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Amount, Space, TimeUnit
 from thrifty.space._conditions import branched
-from thrifty.store import FrameBackend, frame, nondominated, redact_url
+from thrifty.store import FrameBackend, TrialLine, frame, nondominated, redact_url
 
 from ._asking import AskingMixin
 from ._epoch_size import EpochSizes, unit_of
+from ._extension import ExtensionMixin, extension_of
 from ._forecast import (
     Forecast,
     forecast,
@@ -73,7 +75,10 @@ if TYPE_CHECKING:
     import torch
 
 
-class Study(PlotMixin, SteeringMixin, AskingMixin):
+logger = plain_logger(__name__)
+
+
+class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
     """A study that tunes a task over a space, training every shared step once.
 
     Nothing is opened or trained before ``run``.
@@ -553,7 +558,8 @@ class Study(PlotMixin, SteeringMixin, AskingMixin):
         Ctrl-C stops it cleanly: workers keep their state at the end of the epoch, and a later
         ``run`` goes on from there (a second Ctrl-C stops at once). ``stop`` does the same after a
         number of epochs, after some time or at a target. A study that is done already is only read,
-        unless configurations were enqueued since, or its algorithm has more trials now.
+        unless configurations were enqueued since, or its algorithm has more trials or a larger
+        ``max_epochs`` now: then its trials go on from where they have ended (see ``extend``).
 
         A trial that fails does not end the study. The log names the first trial with each error at
         once, and all of them at the end. If every trial failed, it says so and what to do.
@@ -602,8 +608,11 @@ class Study(PlotMixin, SteeringMixin, AskingMixin):
                     sources=self._sources(),
                 )
                 with store.lease(info, shared=self.storage.is_shared) as lease:
-                    info = repository.extend(store, info)
+                    before, info = info.spec["max_epochs"], repository.extend(store, info)
                     with self._reader.running(repository, store, info) as ledger:
+                        if before < (after := info.spec["max_epochs"]):
+                            found = extension_of(ledger, before=before, after=after)
+                            logger.info("study %r: %s", self.name, str(found).replace("\n", "; "))
                         train(
                             repository,
                             ledger,
@@ -693,6 +702,29 @@ class Study(PlotMixin, SteeringMixin, AskingMixin):
                 "database, such as storage='sqlite:///study.db'"
             )
         return repository.open_artifact(ledger, number, name)
+
+    def log_lines(self, trial: TrialResult | int) -> list[TrialLine]:
+        """Return the lines that user code has logged while a trial trained, in order.
+
+        They are messages of ``logging`` at the levels that your code enables, the last ones of
+        each epoch (``Storage(log_bytes=)`` says how many). A line that was logged in a shared epoch
+        is a line of all trials that share it; one of a fused pack, of all trials in the pack. With
+        several seeds, the lines are those of the first.
+
+        Args:
+            trial: The trial, or its number.
+
+        Raises:
+            UsageError: There is no such trial, or the study is in memory.
+        """
+        number = trial if isinstance(trial, int) else trial.number
+        ledger, repository = self._current_ledger(), self._repository()
+        if is_in_memory(repository):
+            raise UsageError(
+                "a study in memory keeps no log lines; give the study a database, such as "
+                "storage='sqlite:///study.db'"
+            )
+        return list(repository.log_lines(ledger, number))
 
     @property
     def savings(self) -> Savings:

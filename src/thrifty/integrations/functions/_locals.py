@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dis
 import io
+import logging
 import random
 import types
 from collections import deque
@@ -263,6 +264,7 @@ _PLAIN = frozenset({bool, int, float, complex, str, bytes, range})
 _FIXED = (
     *(types.ModuleType, types.BuiltinFunctionType, types.CodeType),
     *(Scheduled, LoopTrial),  # a restored trial has its own
+    *(logging.Logger, logging.LoggerAdapter, logging.Handler),  # they count and cache what passes
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from thrifty.core import error_text, plain_logger
+from thrifty.core import error_text, lines_of, plain_logger
 from thrifty.pack._backend import (
     Backend,
     EpochPlan,
@@ -372,7 +372,11 @@ class _Plain(Backend):
     def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
         if self._together is not None:
             return self._together.step(plans)
-        return {slot: self._solos[slot].step({0: plan})[0] for slot, plan in plans.items()}
+        outcomes: dict[int, Outcome] = {}
+        for slot, plan in plans.items():
+            with lines_of(slot):
+                outcomes[slot] = self._solos[slot].step({0: plan})[0]
+        return outcomes
 
     def whole_epoch(self, slot: int, plan: EpochPlan) -> Mapping[str, float]:
         """Train one epoch of one trial without waiting for the others. Errors propagate."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from thrifty.core import TaskError
+from thrifty.core import TaskError, lines_of
 from thrifty.pack._backend import Backend, EpochPlan, Member, Outcome, UnverifiedError, guarded
 from thrifty.pack._state import State, loose_streams
 from thrifty.pack.task._data import Batch, LastingError, own_batch
@@ -208,13 +208,15 @@ class ConcatenatedBackend(Backend):
         while self._under_way and not outcomes:
             for slot in sorted(self._under_way):
                 if slot not in outcomes:
-                    self._note(slot, guarded(partial(self._one_step, slot)), outcomes)
+                    with lines_of(slot):
+                        self._note(slot, guarded(partial(self._one_step, slot)), outcomes)
         self._check_streams(outcomes)
         return outcomes
 
     def whole_epoch(self, slot: int, plan: EpochPlan) -> Mapping[str, float]:
         """Train one epoch of one trial while the others wait. Errors propagate."""
-        return self.trials[slot].epoch(plan)
+        with lines_of(slot):
+            return self.trials[slot].epoch(plan)
 
     def unstack(self, slot: int) -> State:
         """Return a copy of a member's full state."""
@@ -235,7 +237,8 @@ class ConcatenatedBackend(Backend):
                 continue
             self._check_streams(outcomes)  # before the next trial seeds them
             self._under_way.add(slot)
-            self._note(slot, guarded(partial(self._begin, slot, plan, shared)), outcomes)
+            with lines_of(slot):
+                self._note(slot, guarded(partial(self._begin, slot, plan, shared)), outcomes)
 
     def _note(self, slot: int, outcome: Outcome | None, outcomes: dict[int, Outcome]) -> None:
         """Record the outcome of a step; it has no metrics until the epoch ends."""

@@ -19,6 +19,7 @@ from thrifty.store._engine import fetch, forbid_writing, open_engine, user_error
 from thrifty.store._records import artifacts_by_name, attributes_of, records_of
 from thrifty.store._reports import AttributesByNode, last_attributes, path_to
 from thrifty.store._trash import Deleted, Trash
+from thrifty.store._trial_lines import TrialLine, lines_along
 from thrifty.store.coordination._leases import standing
 
 from ._trial_queries import TrialSamples, TrialViews, counting
@@ -302,13 +303,21 @@ class Paths:
 
     ``origins`` gives parent and start of each node; ``metrics`` is by node and epoch.
     ``attributes`` has the user attributes of epochs in which some were set, and ``artifacts`` the
-    artefacts, by name.
+    artefacts, by name. ``seconds`` is the time of each epoch.
     """
 
     origins: Mapping[int, tuple[int | None, int]]
     metrics: Mapping[tuple[int, int], Mapping[str, float]]
     attributes: AttributesByNode = field(default_factory=dict)
     artifacts: AttributesByNode = field(default_factory=dict)
+    seconds: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    def spent(self, nodes: Sequence[int], reached: int) -> float | None:
+        """Return the seconds of all known epochs on the paths to nodes; None if none is known."""
+        ways = (self.owners(node, reached).items() for node in nodes)
+        places = {(node, epoch) for way in ways for epoch, node in way}
+        known = [self.seconds[place] for place in places if place in self.seconds]
+        return sum(known) if known else None
 
     def user_attrs(self, node: int, reached: int) -> dict[str, Any]:
         """Return the user attributes up to ``reached`` on the path to a node."""
@@ -393,7 +402,7 @@ class PlanViews:
                 up.c.plan == plan, up.c.node == path.c.parent
             )
         )
-        columns = (_e.c.epoch, _e.c.metrics, _e.c.attributes, _e.c.artifacts)
+        columns = (_e.c.epoch, _e.c.metrics, _e.c.attributes, _e.c.artifacts, _e.c.seconds)
         query = select(path, *columns).outerjoin(
             _e, and_(_e.c.plan == plan, _e.c.node == path.c.node, _e.c.epoch % every == 0)
         )
@@ -401,15 +410,34 @@ class PlanViews:
         metrics: dict[tuple[int, int], Mapping[str, float]] = {}
         attributes: dict[int, dict[int, Mapping[str, Any]]] = {}
         artifacts: dict[int, dict[int, Mapping[str, Any]]] = {}
-        for node, parent, start, epoch, text, said, logged in fetch(self._engine, query):
+        seconds: dict[tuple[int, int], float] = {}
+        for node, parent, start, epoch, text, said, logged, spent in fetch(self._engine, query):
             origins[node] = (parent, start)
             if epoch is not None:
                 metrics[node, epoch] = json.loads(text)
+                seconds[node, epoch] = spent
             if said is not None:
                 attributes.setdefault(node, {})[epoch] = attributes_of(said)
             if logged is not None:
                 artifacts.setdefault(node, {})[epoch] = artifacts_by_name(logged)
-        return Paths(origins=origins, metrics=metrics, attributes=attributes, artifacts=artifacts)
+        return Paths(
+            origins=origins,
+            metrics=metrics,
+            attributes=attributes,
+            artifacts=artifacts,
+            seconds=seconds,
+        )
+
+    def log_lines(
+        self,
+        plan: int,
+        path: Sequence[tuple[int, int]],
+        *,
+        origins: Mapping[int, tuple[int | None, int]],
+    ) -> list[TrialLine]:
+        """Return what was logged along a path of nodes, each given with its last epoch."""
+        with user_errors(self._engine), self._engine.connect() as connection:
+            return lines_along(connection, plan, path, origins=origins)
 
     def tree(self, plan: int) -> Sequence[Row[Any]]:
         """Return all nodes of a plan, ordered by number.

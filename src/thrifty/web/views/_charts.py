@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thrifty.core import plain_text
 from thrifty.store import StudyView, Views, nondominated
 from thrifty.store._records import nodes_of_replicas
+from thrifty.store._reports import worker_use
 
 from . import _models as models
 from ._columns import Column, columns
@@ -125,19 +127,6 @@ def lanes(spans: Sequence[tuple[float, float]]) -> list[Lane]:
         ends_at = max(ends_at, ended)
     _close(chosen, out)
     return out
-
-
-def busy(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the seconds covered by at least one span; spans must be sorted by beginning.
-
-    >>> busy([(0, 2), (1, 3), (5, 6)])
-    4.0
-    """
-    total, until = 0.0, float("-inf")
-    for began, ended in spans:
-        total += max(0.0, ended - max(began, until))
-        until = max(until, ended)
-    return total
 
 
 def _close(chosen: Sequence[int], out: list[Lane]) -> None:
@@ -306,13 +295,15 @@ def workers(
 
 def _worker(name: str, rows: Sequence[Any], *, shown: Collection[int]) -> models.WorkerRow:
     spans = [(row.started_at, row.started_at + row.seconds) for row in rows]
-    placed = lanes(spans)
+    placed, used = lanes(spans), worker_use(name, rows)
     return models.WorkerRow(
         name=name,
         lanes=max(each.lane for each in placed) + 1,
         total=len(rows),
         largest=max(each.pack for each in placed),
-        busy=busy(spans),
+        busy=used.busy_s,
+        device=None if used.device is None else plain_text(used.device),
+        peak_bytes=used.peak_bytes,
         stages=[
             models.WorkerStage(
                 id=row.id,

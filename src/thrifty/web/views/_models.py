@@ -257,6 +257,11 @@ class WorkerRow(Response):
     total: int
     largest: int = Field(description="how many stages its largest pack has")
     busy: float = Field(description="seconds with at least one stage")
+    device: str | None = Field(description="its device; null if it was not recorded")
+    peak_bytes: int | None = Field(
+        description="peak memory of its process: on a GPU what PyTorch has allocated there, else "
+        "resident memory; null if it was not measured"
+    )
     stages: list[WorkerStage]
 
 
@@ -324,6 +329,16 @@ class ArtifactFile(Response):
     error: str = Field(description="why it is not stored; empty if it is")
 
 
+class TrialLine(Response):
+    """A line that user code has logged while the trial trained."""
+
+    epoch: int
+    at: float = Field(description="in seconds since 1970 (UTC)")
+    level: str
+    logger: str
+    text: str
+
+
 class Trial(Response):
     """One trial: its schedule, its curves, and the trials that share its training."""
 
@@ -347,6 +362,10 @@ class Trial(Response):
     interval: list[Number] | None = Field(description="95 % confidence interval of the mean")
     user_attrs: dict[str, str] = Field(description="user attributes, as text")
     artifacts: list[ArtifactFile]
+    seconds: Number = Field(
+        description="its share of the time of training, shared epochs included; null for none"
+    )
+    log_lines: list[TrialLine] = Field(description="the last lines that its code has logged")
 
 
 class Act(Response):

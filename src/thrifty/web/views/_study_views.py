@@ -11,7 +11,14 @@ from thrifty.core import ThriftyError, plain_text
 from thrifty.space import Schedule, Timeline, config_from_json
 from thrifty.store import Order, StudyView, TrialFilter, Views
 from thrifty.store._records import nodes_of_replicas
-from thrifty.store._reports import attribute_text, interval, standard_deviation, stored_unit
+from thrifty.store._reports import (
+    attribute_text,
+    interval,
+    path_to,
+    standard_deviation,
+    stored_unit,
+)
+from thrifty.store._trial_lines import last_epoch
 from thrifty.store.queries._study_queries import Paths
 
 from . import _models as models
@@ -294,6 +301,8 @@ def _line(timeline: Timeline, name: str, value: Any) -> Line:
 
 _MAX_ATTRIBUTE = 4_000
 """Most characters of an attribute that are shown; the middle of a longer one is cut."""
+_MAX_LINES = 200
+"""Most log lines that are shown, the last ones."""
 _OTHERS = 8
 """Maximum number of listed trials that share a stage."""
 
@@ -355,7 +364,27 @@ def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> mo
             )
             for each in paths.artifacts_of(row.node, row.reached).values()
         ],
+        seconds=finite(paths.spent(nodes, row.reached)),
+        log_lines=_log_lines(views, view, row, origins=paths.origins),
     )
+
+
+def _log_lines(
+    views: Views, view: StudyView, row: Any, *, origins: Mapping[int, tuple[int | None, int]]
+) -> list[models.TrialLine]:
+    """Return the last lines that a trial has logged; what a database holds may be anything."""
+    end = last_epoch(row.state, target=row.target, reached=row.reached)
+    path = path_to(row.node, end, origins=origins)
+    return [
+        models.TrialLine(
+            epoch=each.epoch,
+            at=each.line.at,
+            level=plain_text(each.line.level),
+            logger=plain_text(each.line.logger),
+            text=plain_text(each.line.text, lines=True, limit=_MAX_ATTRIBUTE),
+        )
+        for each in views.plans.log_lines(view.plan, path, origins=origins)[-_MAX_LINES:]
+    ]
 
 
 def _seed_values(views: Views, view: StudyView, row: Any) -> list[float]:

@@ -25,6 +25,8 @@ export const brief = (text) =>
     )
     .replace(/\(([^(),]+),\)/g, "[$1]");
 
+export const megabytes = (bytes) => `${whole.format(Math.round(bytes / 1e6))} MB`;
+
 export function seconds(s) {
   if (s === null || s === undefined) return "–";
   if (s < 1) return `${(s * 1000).toFixed(0)} ms`;

@@ -2,7 +2,7 @@
 
 import { Chart, axis, tooltip } from "../chart.js";
 import { badge, card, figure, fill, h, tile, written } from "../dom.js";
-import { axisOf, count, number, place, plain, span, trained } from "../format.js";
+import { axisOf, count, number, place, plain, seconds, span, trained } from "../format.js";
 import { Acts } from "../views/acts.js";
 
 const ROW = 120;
@@ -179,6 +179,31 @@ export function trialPage({ root, reader, params, crumbs, update }) {
     );
   }
 
+  function logged(trial) {
+    const rows = trial.log_lines.map((line) =>
+      h(
+        "tr",
+        {},
+        h("td", { class: "num" }, count(line.epoch)),
+        h("td", {}, new Date(line.at * 1000).toLocaleString()),
+        h("td", {}, line.level),
+        h("td", {}, line.logger),
+        h("td", { class: "mono logged" }, line.text),
+      ),
+    );
+    const heads = ["Epoch", "Time", "Level", "Logger", "Message"];
+    return h(
+      "div",
+      { class: "scroll" },
+      h(
+        "table",
+        {},
+        h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)))),
+        h("tbody", {}, rows),
+      ),
+    );
+  }
+
   async function draw(trial, { study }) {
     const epochs = Math.max(trial.horizon ?? 0, trial.target, 1);
     const metric = study.metrics[0];
@@ -227,6 +252,11 @@ export function trialPage({ root, reader, params, crumbs, update }) {
           ),
         trial.violation > 0 && tile("Violation", figure(trial.violation), "breaks a constraint"),
         tile("Trained", trial.reached ? trained(study.unit, trial.reached) : "nothing yet", `${trained(study.unit, trial.target)} requested`),
+        tile(
+          "Time",
+          trial.seconds === null ? "not measured" : seconds(trial.seconds),
+          "of training, its share of packs; shared epochs included",
+        ),
         trial.shared_epochs > 0 &&
           tile("Shared", trained(study.unit, trial.shared_epochs), own && `${trained(study.unit, own)} trained for it alone`),
       ),
@@ -255,6 +285,8 @@ export function trialPage({ root, reader, params, crumbs, update }) {
         card("Schedule", "what changes over the epochs, as it is trained", schedule.element),
       measured.length > 0 && card("Curves", "what was measured after each epoch", curves.element),
       card("Stages", "what it shares, and with whom", shared(trial)),
+      trial.log_lines.length > 0 &&
+        card("Log", "the last lines that the training code has logged, shared epochs included", logged(trial)),
       acts.element,
     );
     await Promise.all([

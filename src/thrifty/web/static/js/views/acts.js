@@ -105,6 +105,7 @@ export class Acts {
     const where = each.trial === null || this.#trial !== null ? "" : `trial ${each.trial}: `;
     if (each.kind === "note") return [where, each.text];
     if (each.kind === "branch") return `branch of trial ${each.trial} ${each.text}`;
+    if (each.kind === "extend") return `extend the study: ${each.text}`;
     return each.kind === "stop trial" ? `stop trial ${each.trial}` : `${each.kind} the study`;
   }
 

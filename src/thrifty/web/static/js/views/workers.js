@@ -2,7 +2,7 @@
 
 import { Chart, axis, tooltip } from "../chart.js";
 import { Panel, fill, h } from "../dom.js";
-import { count, percent, plain, seconds, span as epochs, watch } from "../format.js";
+import { count, megabytes, percent, plain, seconds, span as epochs, watch } from "../format.js";
 
 const COLOURS = { failed: "#d64550", solo: "#4b8bd6", pack: "#8a5cf0" };
 
@@ -188,6 +188,16 @@ export function workersView({ root, reader, path, update }) {
                 h("th", { class: "num", scope: "col" }, "Largest pack"),
                 h("th", { class: "num", scope: "col" }, "Busy"),
                 h("th", { class: "num", scope: "col" }, "Of the time"),
+                h("th", { scope: "col" }, "Device"),
+                h(
+                  "th",
+                  {
+                    class: "num",
+                    scope: "col",
+                    title: "of its process so far: on a GPU what PyTorch has allocated there, else resident memory",
+                  },
+                  "Peak memory",
+                ),
               ),
             ),
             h(
@@ -202,6 +212,8 @@ export function workersView({ root, reader, path, update }) {
                   h("td", { class: "num" }, count(w.largest)),
                   h("td", { class: "num" }, seconds(w.busy)),
                   h("td", { class: "num" }, percent(w.busy / length)),
+                  h("td", {}, w.device ?? "not measured"),
+                  h("td", { class: "num" }, w.peak_bytes === null ? "not measured" : megabytes(w.peak_bytes)),
                 ),
               ),
             ),
