@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import pytest
 
 import thrifty as th
 from tests.study.helpers import SOLO, Count, trained
 from tests.study.processes import At, die, exit_code, started
-from thrifty.core import StoreBusyError, StudyMismatchError, StudyNotFoundError, UsageError
+from thrifty.core import (
+    AlgorithmError,
+    StoreBusyError,
+    StudyMismatchError,
+    StudyNotFoundError,
+    UsageError,
+)
 from thrifty.store import Store
 from thrifty.study._extension import extension_of
 from thrifty.testing import LineTask
@@ -410,3 +417,74 @@ def test_the_stored_length_is_found_again(tmp_path):
     assert study.as_stored().algorithm.max_epochs == 8
     assert [each.epochs for each in study.as_stored().run(progress=False).trials] == [8] * 4
     assert of_length(tmp_path, 9).as_stored().algorithm.max_epochs == 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfGrid(th.GridSearch):
+    """A grid whose first half alone goes on to the end."""
+
+    def ask(self, history, space, *, num, rng):
+        found = list(th.GridSearch.ask(self, history, space, num=num, rng=rng))
+        return [d for d in found if d.config is not None][: max(0, 2 - len(history))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaysSo(HalfGrid):
+    def why_not_longer(self, before):
+        return ""
+
+
+def test_a_class_of_the_user_says_itself_that_it_may_become_longer(tmp_path):
+    of_algorithm(tmp_path, HalfGrid(max_epochs=2)).run(progress=False)
+    with pytest.raises(
+        StudyMismatchError, match=r"HalfGrid may have decided otherwise.*define why"
+    ):
+        of_algorithm(tmp_path, HalfGrid(max_epochs=4)).run(progress=False)
+    of_algorithm(tmp_path, SaysSo(max_epochs=2), name="b").run(progress=False)
+    study = of_algorithm(tmp_path, SaysSo(max_epochs=4), name="b").run(progress=False)
+    assert len(study.trials) == 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtMostFour(th.GridSearch):
+    def __post_init__(self):
+        if self.max_epochs > 4:
+            raise ValueError("at most four")
+
+
+class Plain(th.RandomSearch):
+    def __init__(self):
+        th.RandomSearch.__init__(self, max_epochs=2, num_trials=1)
+
+
+@pytest.mark.parametrize("algorithm", [AtMostFour(max_epochs=2), Plain()])
+def test_an_algorithm_that_cannot_have_the_length_is_named(tmp_path, algorithm):
+    study = of_algorithm(tmp_path, algorithm).run(progress=False)
+    with pytest.raises(UsageError, match=f"{type(algorithm).__name__} cannot be made with"):
+        study.extend(max_epochs=8)
+    assert study.run(progress=False).trials
+
+
+def test_a_length_in_steps_is_one_of_the_study(tmp_path):
+    study = of_algorithm(tmp_path, th.GridSearch(max_epochs=th.steps(8))).run(progress=False)
+    assert str(study.extension(max_epochs=th.steps(16))).startswith("from 8 steps (2 epochs) to 16")
+    with pytest.raises(UsageError, match="max_epochs"):
+        study.extension(max_epochs=th.steps(17))
+
+
+def test_a_length_that_no_database_keeps_is_refused(tmp_path):
+    study = of_algorithm(tmp_path, th.GridSearch(max_epochs=2)).run(progress=False)
+    with pytest.raises(AlgorithmError, match="at most 2,147,483,647"):
+        study.extend(max_epochs=10**20)
+
+
+def of_algorithm(folder, algorithm, *, name="s"):
+    return th.Study(
+        LineTask(),
+        th.Space(lr=th.Choice([0.1, 0.2])),
+        algorithm=algorithm,
+        metric="mse",
+        mode="min",
+        storage=f"sqlite:///{folder}/t.db",
+        name=name,
+    )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import logging
+import sys
 import threading
 
 import pytest
@@ -16,7 +19,7 @@ from tests.cli.documents import check as check_document
 from tests.servers import needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
 from tests.study.processes import At, die, exit_code, started
 from thrifty.cli import _app
-from thrifty.core import LineBuffer, LineCapture, LogLine, UsageError, lines_of
+from thrifty.core import LineBuffer, LineCapture, LogLine, StudyNotFoundError, UsageError, lines_of
 from thrifty.store import LinesLogged, Store
 from thrifty.testing import LineTask
 
@@ -99,71 +102,195 @@ def test_what_is_taken_is_what_the_users_logging_lets_through(caplog):
     assert messages == ["of all", "of one", "of two", "after"]  # handlers still get everything
 
 
-def test_a_message_that_cannot_be_made_is_taken_as_it_was_written():
-    logger = logging.getLogger("tests.wrong")
-    logger.addHandler(logging.NullHandler())
-    logger.propagate = False
+def test_a_message_that_cannot_be_made_is_taken_as_it_was_written(quiet):
     with LineCapture() as capture:
-        logger.error("%d epochs", "three")
-        logger.error(object())
-        logger.error({"a": 1})
+        quiet.error("%d epochs", "three")
+        quiet.error(object())
+        quiet.error({"a": 1})
     texts = [line.text for line in capture.of(0).take()]
     assert texts[0] == "%d epochs"
-    assert texts[1].startswith("<object object")
+    assert texts[1] == "<object>"
     assert texts[2] == "{'a': 1}"
-
-
-@pytest.fixture
-def before():
-    found = logging.getLogRecordFactory()
-    yield found
-    logging.setLogRecordFactory(found)
 
 
 def texts(capture, trial=0):
     return [line.text for line in capture.of(trial).take()]
 
 
-def test_a_record_factory_of_the_user_stays(before):
-    class Record(logging.LogRecord):
-        pass
+@pytest.fixture
+def quiet():
+    """A logger whose handler makes no text."""
+    logger = logging.Logger("tests.quiet", logging.INFO)  # noqa: LOG001 (pytest does not find it)
+    logger.addHandler(logging.NullHandler())
+    return logger
 
+
+class Counting:
+    """A value whose text takes a random number, as a lazy one may."""
+
+    def __init__(self):
+        self.num_asked = 0
+
+    def __str__(self):
+        self.num_asked += 1
+        raise SystemExit("must not run")
+
+
+def test_a_text_that_no_handler_makes_runs_no_code_of_the_user(quiet):
+    value = Counting()
     with LineCapture() as capture:
-        logging.setLogRecordFactory(Record)
-        with LineCapture() as inner:
-            log.warning("inner")
-    assert logging.getLogRecordFactory() is not before
-    assert texts(inner) == ["inner"]
-    assert not texts(capture)
-    made = []
-    log.addFilter(made.append)
-    with LineCapture() as again:
-        log.warning("again")
-    log.removeFilter(made.append)
-    assert isinstance(made[0], Record)
-    assert texts(again) == ["again"]
+        quiet.info("%s of %d", value, 3)
+        quiet.info("%s", [1, {"a": value}])
+        quiet.info("%(a)s and %(b).1f", {"a": value, "b": 2.0})
+        quiet.info(value)
+        quiet.info("%d", value)
+        quiet.info("plain", extra={"note": value})
+    assert value.num_asked == 0
+    assert texts(capture) == [
+        "<Counting> of 3", "[1, {'a': '<Counting>'}]", "<Counting> and 2.0", "<Counting>", "%d",
+        "plain",
+    ]  # fmt: skip
 
 
-def test_a_factory_of_the_user_that_calls_ours_does_not_call_itself(before):
-    def wrapping(inner):
-        def factory(*args, **options):
-            record = inner(*args, **options)
-            record.mine = True
-            return record
+def test_a_text_that_a_handler_makes_is_made_once(quiet):
+    class Lazy:
+        num_asked = 0
 
-        return factory
+        def __str__(self):
+            self.num_asked += 1
+            return f"number {self.num_asked}"
 
-    with LineCapture():
-        logging.setLogRecordFactory(wrapping(logging.getLogRecordFactory()))
-    for number in range(3):
-        with LineCapture() as capture:
-            log.warning("number %d", number)
-        assert texts(capture) == [f"number {number}"]
-    log.warning("after")
-    assert texts(capture) == ["number 2"]
+    handler = logging.StreamHandler(io.StringIO())
+    quiet.addHandler(handler)
+    value = Lazy()
+    with LineCapture() as capture:
+        quiet.info("%s", value)
+    assert value.num_asked == 1
+    assert texts(capture) == ["number 1"]
 
 
-def test_captures_of_several_threads_may_begin_and_end_in_any_order(before):
+def test_a_filter_of_a_logger_counts(quiet):
+    def hide(record):
+        record.msg = record.msg.replace("hunter2", "***")
+        return "drop" not in record.msg
+
+    quiet.addFilter(hide)
+    with LineCapture() as capture:
+        quiet.info("token=hunter2")
+        quiet.info("drop this")
+    assert texts(capture) == ["token=***"]
+
+
+def test_the_factory_of_records_stays_the_users(quiet):
+    before = logging.getLogRecordFactory()
+    with LineCapture() as capture:
+        assert logging.getLogRecordFactory() is before
+        made = logging.makeLogRecord({"msg": "made", "levelno": logging.INFO})
+        quiet.handle(made)
+        quiet.info("again")
+    assert texts(capture) == ["made", "again"]
+
+
+class Odd(str):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exc_info": ("a",)},
+        {"exc_info": (ValueError, "text", None)},
+        {"name": None},
+        {"name": Odd("a")},
+        {"levelname": Odd("a")},
+        {"msg": Odd("a")},
+        {"args": {"a": Odd("b")}},
+        {"created": "yesterday"},
+        {"msg": b"x"},
+    ],
+    ids=lambda change: "-".join(change),
+)
+def test_no_record_is_so_odd_that_it_is_an_error(quiet, change):
+    record = logging.makeLogRecord({"msg": "text", "levelno": logging.INFO, **change})
+    with LineCapture() as capture:
+        quiet.handle(record)
+        quiet.info("after")
+    assert texts(capture)[-1] == "after"
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (ValueError("too wide", 3), "it fails\nValueError: ('too wide', 3)"),
+        (KeyError(Odd("a")), "it fails\nKeyError"),
+        (StudyNotFoundError("s"), "it fails\nStudyNotFoundError"),
+    ],
+)
+def test_the_error_of_a_line(quiet, error, wanted):
+    with LineCapture() as capture:
+        quiet.error("it fails", exc_info=error)
+    assert texts(capture) == [wanted]
+
+
+def test_what_logs_while_a_line_is_noted_is_noted_too(quiet):
+    """Garbage collection may log anywhere; a lock would be waited for forever."""
+
+    class Dying:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            quiet.info("gone")
+
+    before = gc.get_threshold()
+    with LineCapture() as capture:
+        try:
+            gc.set_threshold(1, 1, 1)
+            for number in range(50):
+                Dying()
+                quiet.info("number %d", number)
+        finally:
+            gc.set_threshold(*before)
+        gc.collect()
+    found = texts(capture)
+    assert found.count("gone") == 50
+    assert len(found) == 100
+
+
+def test_lines_of_other_threads_are_of_all_trials(quiet):
+    with LineCapture() as capture, lines_of(1):
+        thread = threading.Thread(target=quiet.info, args=("of a thread",))
+        thread.start()
+        thread.join()
+        quiet.info("of trial 1")
+    assert texts(capture, 1) == ["of a thread", "of trial 1"]
+    assert texts(capture, 2) == ["of a thread"]
+
+
+def test_lines_may_be_read_while_a_thread_logs(quiet):
+    ended = threading.Event()
+
+    def log_on():
+        while not ended.is_set():
+            quiet.info("x")
+
+    before = sys.getswitchinterval()
+    thread = threading.Thread(target=log_on)
+    with LineCapture() as capture:
+        thread.start()
+        try:
+            sys.setswitchinterval(1e-5)
+            for _ in range(300):
+                capture.of(0)
+        finally:
+            sys.setswitchinterval(before)
+            ended.set()
+            thread.join()
+    assert texts(capture)
+
+
+def test_captures_of_several_threads_may_begin_and_end_in_any_order():
     mine, other = LineCapture(), LineCapture()
     steps = [threading.Event() for _ in range(3)]
 
@@ -187,7 +314,6 @@ def test_captures_of_several_threads_may_begin_and_end_in_any_order(before):
         thread.join()
     assert texts(mine) == ["of the first thread"] * 50
     assert texts(other) == ["of the second thread"] * 50
-    assert logging.getLogRecordFactory() is before  # and not one that calls fifty others
 
 
 def test_a_long_epoch_keeps_its_last_lines_and_says_how_many_are_left_out():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import traceback
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -67,10 +66,18 @@ class LineBuffer:
 
     def extend(self, other: LineBuffer) -> None:
         """Add the lines of another buffer."""
-        num_left_out = other._num_added - len(other._lines)
-        for line in other._lines:
+        lines = other.lines()
+        for line in lines:
             self.add(line)
-        self._num_added += num_left_out
+        self._num_added += max(0, other._num_added - len(lines))
+
+    def lines(self) -> list[LogLine]:
+        """Return the lines; another thread may add some meanwhile."""
+        while True:
+            try:
+                return list(self._lines)
+            except RuntimeError:  # one came in between
+                continue
 
     def clear(self) -> None:
         """Forget all lines."""
@@ -79,7 +86,8 @@ class LineBuffer:
 
     def take(self) -> tuple[LogLine, ...]:
         """Return the lines since the last call; the first says how many are left out."""
-        found, num_left_out = tuple(self._lines), self._num_added - len(self._lines)
+        found = tuple(self.lines())
+        num_left_out = self._num_added - len(found)
         self.clear()
         return (left_out(num_left_out, before=found[0]), *found) if num_left_out else found
 
@@ -94,15 +102,17 @@ def left_out(num: int, *, before: LogLine) -> LogLine:
 class LineCapture:
     """A context that notes what is logged in this process, by the trial that logs it.
 
-    It watches the creation of log records, so handlers, levels and filters of the user stay as they
-    are: a line that a logger's level rules out is not noted. Lines of thrifty itself are left out.
+    It looks at the records that loggers hand to their handlers. So handlers, levels and filters of
+    the user stay as they are, and a line that a logger's level or filter rules out is not noted.
+    Nothing of the user runs once more: a text that no handler has made is made of plain values
+    only. Lines of thrifty itself are left out.
 
     >>> logger = logging.getLogger("train")
     >>> logger.addHandler(logging.NullHandler())
     >>> with LineCapture() as capture:
     ...     logger.error("of all")
     ...     with lines_of(3):
-    ...         logger.error("of trial 3")
+    ...         logger.error("of trial %d", 3)
     >>> [line.text for line in capture.of(2).take()]
     ['of all']
     >>> [line.text for line in capture.of(3).take()]
@@ -112,12 +122,14 @@ class LineCapture:
     def __init__(self) -> None:
         self._owner: int | None = None
         self._found: dict[int | None, LineBuffer] = {}
-        self._lock = threading.Lock()
         self._thread = 0
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
-        _FACTORY.add(self)
+        if not _WATCHING:
+            _WATCHING.append(logging.Logger.callHandlers)
+            logging.Logger.callHandlers = _call_handlers  # type: ignore[assignment,method-assign]
+        _CAPTURES.append(self)
         return self
 
     def __exit__(
@@ -126,7 +138,7 @@ class LineCapture:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _FACTORY.remove(self)
+        _CAPTURES.remove(self)
 
     def of(self, trial: int, *, shared: bool = True) -> LineBuffer:
         """Return the lines of a trial.
@@ -141,74 +153,49 @@ class LineCapture:
                 out.extend(self._found[owner])
         return out
 
-    def _note(self, record: logging.LogRecord) -> None:
-        if record.name.partition(".")[0] == "thrifty":
-            return
-        line = _line(record)
-        with self._lock:  # loaders log from threads of their own
-            self._found.setdefault(self._owner, LineBuffer()).add(line)
+    def note(self, line: LogLine) -> None:
+        """Note a line; one of another thread than that of the trials is a line of all of them.
+
+        There is no lock, since garbage collection may log in the middle of anything.
+        """
+        owner = self._owner if threading.get_ident() == self._thread else None
+        self._found.setdefault(owner, LineBuffer()).add(line)
 
 
-class _Factory:
-    """The factory of log records while lines are taken.
+_WATCHING: list[Callable[[logging.Logger, logging.LogRecord], None]] = []
+"""The method of loggers that is watched since the first capture of the process; once set, it stays.
 
-    It is set once for all captures of the process, which may begin and end in any order in several
-    threads. A factory that user code sets meanwhile stays, also if it calls this one.
-    """
-
-    def __init__(self) -> None:
-        self._captures: list[LineCapture] = []
-        self._lock = threading.Lock()
-        self._inside = threading.local()
-        self._first = self._before = logging.getLogRecordFactory()
-        self._own = self.make  # one object, since each access makes another bound method
-
-    def add(self, capture: LineCapture) -> None:
-        with self._lock:
-            self._captures.append(capture)
-            current = logging.getLogRecordFactory()
-            if current is not self._own:
-                self._before = current
-                logging.setLogRecordFactory(self._own)
-
-    def remove(self, capture: LineCapture) -> None:
-        with self._lock:
-            self._captures.remove(capture)
-            if not self._captures and logging.getLogRecordFactory() is self._own:
-                logging.setLogRecordFactory(self._before)
-                self._before = self._first
-
-    def current(self) -> LineCapture | None:
-        """Return the last capture of this thread, or else the last of all."""
-        captures, thread = self._captures[::-1], threading.get_ident()
-        mine = (each for each in captures if each._thread == thread)
-        return next(mine, captures[0] if captures else None)
-
-    def make(self, *args: Any, **options: Any) -> logging.LogRecord:
-        """Return a log record, and note its line."""
-        if getattr(self._inside, "value", False):  # a factory of the user calls this one
-            return self._first(*args, **options)
-        self._inside.value = True
-        try:
-            record = self._before(*args, **options)
-        finally:
-            self._inside.value = False
-        capture = self.current()
-        if capture is not None:
-            capture._note(record)
-        return record
+A change in the middle of training could be one of a value that the code of a trial reads.
+"""
+_CAPTURES: list[LineCapture] = []
+"""Captures that are open, in any thread."""
 
 
-_FACTORY = _Factory()
+def _call_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
+    """Let handlers have a record, then note it."""
+    _WATCHING[0](logger, record)
+    capture = _current()
+    if capture is None:
+        return
+    with suppress(Exception):  # no record is so odd that it may stop training
+        if str(_plain(record.name)).partition(".")[0] != "thrifty":
+            capture.note(_line(record))
+
+
+def _current() -> LineCapture | None:
+    """Return the last capture of this thread, or else the last of all."""
+    captures, thread = _CAPTURES[::-1], threading.get_ident()
+    mine = (each for each in captures if each._thread == thread)
+    return next(mine, captures[0] if captures else None)
 
 
 @contextmanager
 def lines_of(trial: int) -> Iterator[None]:
-    """Let what is logged within the context be lines of one trial.
+    """Let what this thread logs within the context be lines of one trial.
 
     Elsewhere they are lines of all trials that train together.
     """
-    capture = _FACTORY.current()
+    capture = _current()
     if capture is None:
         yield
         return
@@ -219,19 +206,62 @@ def lines_of(trial: int) -> Iterator[None]:
         capture._owner = before
 
 
+# -- the text of a record, made without running code of the user -----------------------------------
+
+
+_PLAIN = frozenset({str, int, float, bool, complex, bytes, type(None)})
+_MAX_ITEMS, _MAX_DEPTH = 100, 3
+
+
 def _line(record: logging.LogRecord) -> LogLine:
-    try:
-        text = record.getMessage()
-    except Exception:  # noqa: BLE001 (wrong arguments; ``logging`` reports them itself)
-        text = str(record.msg) if isinstance(record.msg, str) else type(record.msg).__name__
-    if record.exc_info and record.exc_info[1] is not None:
-        text = "\n".join([text, *traceback.format_exception_only(record.exc_info[1])]).rstrip()
+    text = "\n".join(filter(None, [_message(record), _error(record)]))
     return LogLine(
-        at=record.created,
-        level=plain_text(record.levelname, limit=40),
-        logger=plain_text(record.name, limit=200),
+        at=float(record.created),
+        level=plain_text(_plain(record.levelname), limit=40),
+        logger=plain_text(_plain(record.name), limit=200),
         text=plain_text(text, lines=True, limit=MAX_LINE_CHARS),
     )
+
+
+def _message(record: logging.LogRecord) -> str:
+    made = vars(record).get("message")
+    if type(made) is str:  # a handler has made it
+        return made
+    text, given = record.msg, record.args
+    if type(text) is not str:
+        return str(_plain(text))
+    if not given:
+        return text
+    try:
+        if type(given) is dict:
+            return text % {key: _plain(value) for key, value in given.items()}
+        return text % tuple(map(_plain, given))
+    except Exception:  # noqa: BLE001 (wrong arguments; ``logging`` reports them itself)
+        return text
+
+
+def _error(record: logging.LogRecord) -> str:
+    """Return the last line of the traceback that a record has; empty without one."""
+    info = record.exc_info
+    if type(info) is not tuple or len(info) != 3 or not isinstance(info[1], BaseException):
+        return ""
+    error, made = info[1], record.exc_text
+    kind = type(error)
+    if kind.__module__ == "builtins" and all(type(each) in _PLAIN for each in error.args):
+        return f"{kind.__name__}: {error}"
+    return made.rstrip().rpartition("\n")[2] if type(made) is str else kind.__name__
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return a value that is plain, or the name of its class, since ``str`` would run its code."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if depth < _MAX_DEPTH and kind in (list, tuple) and len(value) <= _MAX_ITEMS:
+        return kind(_plain(each, depth + 1) for each in value)
+    if depth < _MAX_DEPTH and kind is dict and len(value) <= _MAX_ITEMS:
+        return {_plain(k, _MAX_DEPTH): _plain(each, depth + 1) for k, each in value.items()}
+    return f"<{kind.__name__}>"
 
 
 def line_from_json(stored: dict[str, Any]) -> LogLine:

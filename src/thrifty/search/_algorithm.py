@@ -119,6 +119,22 @@ _TIMES = ("epochs", "interval", "horizons")
 """Ends of the names of options that count epochs."""
 
 
+def why_not_longer(algorithm: Algorithm, before: int) -> str:
+    """Return why an algorithm's past decisions do not hold for its ``max_epochs`` now.
+
+    Empty if they do. A class of the user's that derives from one of thrifty's may decide otherwise,
+    so it has to say so itself.
+
+    Args:
+        algorithm: The algorithm.
+        before: The smaller ``max_epochs`` with which these decisions were made.
+    """
+    kind = type(algorithm)
+    if kind.__module__.partition(".")[0] == "thrifty" or "why_not_longer" in vars(kind):
+        return algorithm.why_not_longer(before)
+    return f"{Algorithm.why_not_longer(algorithm, before)}; if they do, define why_not_longer in it"
+
+
 def _amounts_of(algorithm: Algorithm) -> dict[str, Any]:
     if not is_dataclass(algorithm):
         return {}

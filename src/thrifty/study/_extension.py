@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from thrifty.core import StudyNotFoundError, UsageError
+from thrifty.core import StudyNotFoundError, ThriftyError, UsageError, error_text
 from thrifty.plan import SearchPlan
 from thrifty.search import Algorithm
-from thrifty.space import Space, Timeline, TimeUnit
+from thrifty.space import Amount, Space, Timeline, TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store import Store, StudyInfo
 
+from ._epoch_size import EpochSizes
 from ._ledger import Ledger
 from ._reader import Reader
 from ._repository import Storage, StudyRepository
@@ -103,6 +104,7 @@ class ExtensionMixin:
     name: str
     storage: Storage
     _reader: Reader
+    _sizes: EpochSizes
 
     if TYPE_CHECKING:
 
@@ -114,11 +116,12 @@ class ExtensionMixin:
 
         def _repository(self) -> StudyRepository: ...
 
-    def extension(self, *, max_epochs: int) -> Extension:
+    def extension(self, *, max_epochs: int | Amount) -> Extension:
         """Return what a longer ``max_epochs`` means for the stored study; write nothing.
 
         Args:
-            max_epochs: How many epochs the study is to train a trial.
+            max_epochs: How many epochs the study is to train a trial; in another unit, such as
+                ``steps(5_000)``, if it is written so.
 
         Raises:
             StudyNotFoundError: The study does not exist.
@@ -127,9 +130,9 @@ class ExtensionMixin:
         """
         repository = self._longer(max_epochs)._repository()
         with repository.open(create=False) as store:
-            return self._priced(repository, store, self._found(repository, store, max_epochs))
+            return self._priced(repository, store, self._found(repository, store))
 
-    def extend(self, *, max_epochs: int) -> Extension:
+    def extend(self, *, max_epochs: int | Amount) -> Extension:
         """Let a study that no process runs train its trials for longer; ``run`` goes on.
 
         Trials that have ended go on from their kept states, and nothing is trained again but what
@@ -137,7 +140,8 @@ class ExtensionMixin:
         does the same.
 
         Args:
-            max_epochs: How many epochs the study is to train a trial.
+            max_epochs: How many epochs the study is to train a trial; in another unit, such as
+                ``steps(5_000)``, if it is written so.
 
         Raises:
             StudyNotFoundError: The study does not exist.
@@ -167,7 +171,7 @@ class ExtensionMixin:
         longer = self._longer(max_epochs)
         repository = longer._repository()
         with repository.open(create=False) as store:
-            info = self._found(repository, store, max_epochs)
+            info = self._found(repository, store)
             with store.lease(info, shared=self.storage.is_shared):
                 found = self._priced(repository, store, info)
                 repository.extend(store, info)
@@ -192,17 +196,31 @@ class ExtensionMixin:
             return self
         return self._longer(spec["max_epochs"])
 
-    def _longer(self, max_epochs: int) -> Self:
-        """Return the same study with another ``max_epochs``."""
+    def _longer(self, max_epochs: int | Amount) -> Self:
+        """Return the same study with another ``max_epochs``.
+
+        Raises:
+            UsageError: Its algorithm cannot have it.
+        """
         made = copy.copy(self)
-        algorithm: Any = replace(self.algorithm, max_epochs=max_epochs)  # type: ignore[type-var]
+        if isinstance(max_epochs, Amount):
+            max_epochs = self._sizes.of([max_epochs]).whole(max_epochs, what="max_epochs")
+        try:
+            algorithm: Any = replace(self.algorithm, max_epochs=max_epochs)  # type: ignore[type-var]
+        except ThriftyError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"{type(self.algorithm).__name__} cannot be made with max_epochs={max_epochs!r} "
+                f"({error_text(error)}); give the longer study an algorithm and a name of its own"
+            ) from error
         space, _, unit = self._in_epochs
         made.__dict__.update(_in_epochs=(space, algorithm, unit), _reader=Reader())
         return made
 
-    def _found(self, repository: StudyRepository, store: Store, max_epochs: int) -> StudyInfo:
+    def _found(self, repository: StudyRepository, store: Store) -> StudyInfo:
         """Return the stored study, which is shorter."""
-        info = store.studies.get(self.name)
+        info, max_epochs = store.studies.get(self.name), repository.recipe.algorithm.max_epochs
         if max_epochs <= info.spec["max_epochs"]:
             raise UsageError(
                 f"study {self.name!r} trains {info.spec['max_epochs']} epochs already, and got "

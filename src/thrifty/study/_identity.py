@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from thrifty.core import AlgorithmError, SpaceError, StudyMismatchError, fingerprint
+from thrifty.core import SpaceError, StudyMismatchError, fingerprint
 from thrifty.pack import Task, TaskIdentity, Trainable, task_identity
 from thrifty.pack.identity import asking_legacy, note_moves
 from thrifty.search import Algorithm, Enqueued
+from thrifty.search._algorithm import why_not_longer
 from thrifty.space import Choice, Coordinate, Coordinates, Space, TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store._reports import changes, is_legacy, listed
@@ -355,7 +356,7 @@ class Recipe:
                 f"the schedule {schedule} of {name!r} depends on max_epochs, so the first "
                 f"{before} epochs would have other values"
             )
-        return self.algorithm.why_not_longer(before)
+        return why_not_longer(self.algorithm, before)
 
     def _legacy_task(self) -> dict[str, str]:
         with asking_legacy():
@@ -366,7 +367,7 @@ def _text_with(algorithm: Algorithm, **options: Any) -> str:
     """Return an algorithm with other options as text; empty if it cannot have them."""
     try:
         changed: Any = replace(algorithm, **options)  # type: ignore[type-var]
-    except AlgorithmError:
+    except Exception:  # noqa: BLE001 (a class of the user's may check its options in any way)
         return ""
     return repr(changed)
 

@@ -393,11 +393,17 @@ def option_error(owner: object, advice: str, /, **options: object) -> AlgorithmE
     return AlgorithmError(f"{type(owner).__name__}({shown}): {advice}")
 
 
+MOST = 2**31 - 1
+"""The largest count that databases keep as a number."""
+
+
 def check_counts(owner: object, **named: object) -> None:
-    """Raise AlgorithmError unless every given option is a whole number of at least 1."""
+    """Raise AlgorithmError unless every given option is a whole number from 1 to ``MOST``."""
     for name, value in named.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise option_error(owner, f"{name} must be a whole number, 1 or more", **{name: value})
+        if value > MOST:
+            raise option_error(owner, f"{name} must be at most {MOST:,}", **{name: value})
 
 
 def check_halving(owner: object, *, eta: object, min_epochs: int, max_epochs: int) -> None:
