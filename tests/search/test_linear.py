@@ -11,6 +11,7 @@ from thrifty.search import (
     ASHA,
     BOSS,
     AsyncSubSampling,
+    FreezeThaw,
     GridSearch,
     History,
     Hyperband,
@@ -99,6 +100,7 @@ def num_operations(algorithm, *, workers=3):
 ALGORITHMS = {
     "asha": lambda n: ASHA(max_epochs=9, num_trials=n),
     "sub-sampling without rounds": lambda n: AsyncSubSampling(max_epochs=9, num_trials=n),
+    "freeze-thaw": lambda n: FreezeThaw(max_epochs=9, num_trials=n),
     "asha that stops": lambda n: StoppingASHA(max_epochs=9, num_trials=n),
     "median": lambda n: MedianStopping(max_epochs=5, num_trials=n),
     "halving": lambda n: SuccessiveHalving(max_epochs=9, num_trials=n),

@@ -15,13 +15,19 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-NUM_FITTED = 112
+NUM_FITTED = 72
 """Rows by which hyper-parameters are compared; predictions use all rows."""
-NUM_SETTINGS = 3
-"""Settings of the kernel that are averaged."""
-MEMORY = 0.3
-"""Length, in units of ``Rows.times``, over which deviations of one curve are forgotten."""
+NUM_ROUNDS = 1
+"""Times that the search for hyper-parameters goes through all of them."""
+TEMPER = 0.2
+"""Power of the evidence by which exponents are weighted; 1 is too sure where curves misfit."""
+MEMORY = 0.7
+"""Length, in logarithms of time, over which deviations of one curve are forgotten."""
 JITTER = 1e-6
+COMMON, COMMON_WIGGLE = 4.0, 0.03
+"""Variances of what all curves have in common: level and slope, and smooth deviations."""
+BEND = 1.5
+"""Exponent of the second power law of each curve."""
 
 
 class CannotFit(Exception):  # noqa: N818 (it is no error of the user's)
@@ -34,7 +40,7 @@ class Rows:
 
     Attributes:
         points: configurations in the unit cube, ``[n, d]``; NaN for absent coordinates.
-        times: epochs on a logarithmic scale, ``[n]``: 0 is the first epoch, 1 the last possible.
+        times: epochs as shares of the longest training, ``[n]``, above 0 and up to 1.
         decays: how far each scheduled hyper-parameter has decayed there, ``[n, s]``, from 0 to 1.
         paths: ids of the configurations' first epochs, ``[n, p]``, short prefixes first. Rows of
             one curve are equal; configurations that share a prefix agree in the first ids.
@@ -78,6 +84,7 @@ class Setting:
         slope: variance of slopes over time, and of effects of decay, against that of levels.
         wiggle: variance of smooth deviations of one curve.
         noise: variance of single scores.
+        power: exponent of the power law by which curves approach their ends.
     """
 
     lengths: tuple[int, ...]
@@ -85,6 +92,7 @@ class Setting:
     slope: int = 1
     wiggle: int = 1
     noise: int = 1
+    power: int = 1
 
     def neighbours(self, name: str, place: int = 0) -> Iterator[Setting]:
         """Yield the settings that differ by one level in one hyper-parameter."""
@@ -101,10 +109,11 @@ class Setting:
 
 LEVELS: dict[str, tuple[float, ...]] = {
     "lengths": (0.12, 0.3, 0.8, 3.0),
-    "shared": (0.3, 0.7, 0.95),
+    "shared": (0.2, 0.5, 0.85),
     "slope": (0.1, 0.4, 1.5),
     "wiggle": (0.003, 0.03, 0.2),
-    "noise": (0.0003, 0.003, 0.03, 0.2),
+    "noise": (0.0001, 0.001, 0.01, 0.1),
+    "power": (0.1, 0.4, 1.0),
 }
 FIRST_LENGTH = 2
 
@@ -114,14 +123,15 @@ class Relations:
 
     def __init__(self, one: Rows, other: Rows, *, is_choice: npt.NDArray[np.bool_]) -> None:
         self._one, self._other, self._is_choice = one, other, is_choice
+        self._slopes: dict[tuple[float, bool], FloatArray] = {}
 
     @cached_property
     def squares(self) -> FloatArray:
         """Squared distances, ``[d, n, m]``; 1 where only one of two rows has a coordinate."""
         a, b = self._one.points.T[:, :, None], self._other.points.T[:, None, :]
         out = np.square(a - b)
-        out[self._is_choice] = out[self._is_choice] > 0
         absent = np.isnan(out)
+        out[self._is_choice] = out[self._is_choice] > 0
         if absent.any():
             out[absent] = np.broadcast_to(np.isnan(a) != np.isnan(b), out.shape)[absent]
         return out
@@ -132,31 +142,38 @@ class Relations:
         same = self._one.paths[:, None, :] == self._other.paths[None, :, :]
         return np.logical_and.accumulate(same, axis=2).mean(axis=2)
 
-    @cached_property
-    def slopes(self) -> FloatArray:
-        """Products of what moves levels: the time before the end, and decays."""
-        ahead = np.outer(self._one.times - 1.0, self._other.times - 1.0)
-        return ahead + self._one.decays @ self._other.decays.T
+    def slopes(self, power: float, *, decays: bool = True) -> FloatArray:
+        """Products of what moves levels: the distance to the end of a power law, and decays."""
+        if (power, decays) not in self._slopes:
+            ahead = np.outer(_ahead(self._one.times, power), _ahead(self._other.times, power))
+            both = self._one.decays @ self._other.decays.T if decays else 0.0
+            self._slopes[power, decays] = ahead + both
+        return self._slopes[power, decays]
 
     @cached_property
     def memory(self) -> FloatArray:
         """Correlation of deviations at two times."""
-        return np.exp(-np.abs(self._one.times[:, None] - self._other.times[None, :]) / MEMORY)
-
-    @cached_property
-    def common(self) -> FloatArray:
-        """Covariance of what all curves have in common: a level, a slope and a smooth course."""
-        gaps = self._one.times[:, None] - self._other.times[None, :]
-        return 4.0 + 4.0 * self.slopes + 0.3 * np.exp(-0.5 * np.square(gaps / MEMORY))
+        one, other = np.log(self._one.times), np.log(self._other.times)
+        return np.exp(-np.abs(one[:, None] - other[None, :]) / MEMORY)
 
     def covariance(self, setting: Setting) -> FloatArray:
         """Return the covariances of a setting, without the noise."""
         lengths = np.array([LEVELS["lengths"][level] for level in setting.lengths])
         like = np.exp(-0.5 * np.tensordot(1.0 / lengths**2, self.squares, axes=1))
         shared, slope = LEVELS["shared"][setting.shared], LEVELS["slope"][setting.slope]
-        moving = 1.0 + slope * self.slopes
-        own = (1.0 - shared) * moving + LEVELS["wiggle"][setting.wiggle] * self.memory
-        return self.common + shared * like * moving + self.kinship * own
+        slopes = self.slopes(LEVELS["power"][setting.power])
+        moving = 1.0 + slope * slopes
+        # Each curve also has a part with another exponent, or extrapolations would be too sure.
+        own = (1.0 - shared) * (moving + slope * self.slopes(BEND, decays=False))
+        own += LEVELS["wiggle"][setting.wiggle] * self.memory
+        common = COMMON * (1.0 + slopes) + COMMON_WIGGLE * self.memory
+        return common + shared * like * moving + self.kinship * own
+
+
+def _ahead(times: FloatArray, power: float) -> FloatArray:
+    """Return the part of a power law that is still ahead: 0 at the end, 1 at 1 % of the time."""
+    out: FloatArray = (times**-power - 1.0) / (0.01**-power - 1.0)
+    return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +209,9 @@ class CurveModel:
 
     >>> line = np.linspace(0.0, 1.0, 5)
     >>> rows = Rows(
-    ...     points=line[:, None], times=np.ones(5), decays=np.zeros((5, 0)),
+    ...     points=line[:, None],
+    ...     times=np.ones(5),
+    ...     decays=np.zeros((5, 0)),
     ...     paths=np.arange(5)[:, None],
     ... )
     >>> model = CurveModel(rows, line, is_choice=np.array([False]))
@@ -201,9 +220,7 @@ class CurveModel:
     (True, True)
     """
 
-    def __init__(
-        self, rows: Rows, scores: FloatArray, *, is_choice: npt.NDArray[np.bool_]
-    ) -> None:
+    def __init__(self, rows: Rows, scores: FloatArray, *, is_choice: npt.NDArray[np.bool_]) -> None:
         if not np.isfinite(scores).all() or len(scores) < 2:
             raise CannotFit
         self._rows, self._scores, self._is_choice = rows, scores, is_choice
@@ -219,19 +236,17 @@ class CurveModel:
         return mean, np.sqrt(np.maximum(variance, 1e-18))
 
     def exceeds(self, places: Rows, threshold: float) -> FloatArray:
-        """Return the probability of each place's score to be above a threshold."""
+        """Return the logarithm of the probability of each score to be above a threshold."""
         means, variances = self._moments(places)
         weights = np.array([fit.weight for fit in self._fits])
-        out: FloatArray = weights @ _upper_tail((threshold - means) / np.sqrt(variances))
+        tails = _log_upper_tail((threshold - means) / np.sqrt(variances))
+        out: FloatArray = np.log(weights @ np.exp(np.maximum(tails, -600.0)))
         return out
 
     def assume(self, places: Rows) -> None:
         """Add places as if their predicted means had been observed there."""
         mean, _ = self.predict(places)
-        self._rows, self._scores = (
-            self._rows.joined(places),
-            np.concatenate([self._scores, mean]),
-        )
+        self._rows, self._scores = (self._rows.joined(places), np.concatenate([self._scores, mean]))
         self._fits = self._fit(amplitudes=[fit.amplitude for fit in self._fits])
 
     @property
@@ -272,18 +287,21 @@ class CurveModel:
         for fit in self._fits:
             seen = fit.half @ relations.covariance(fit.setting)
             means.append(self._centre + seen.T @ fit.residuals)
-            before = _prior_variance(places, fit.setting)
+            before = prior_variance(places, fit.setting)
             left = np.maximum(before - np.square(seen).sum(axis=0), 1e-9)
             variances.append(fit.amplitude * left)
         return np.array(means), np.array(variances)
 
 
-def _prior_variance(places: Rows, setting: Setting) -> FloatArray:
+def prior_variance(places: Rows, setting: Setting) -> FloatArray:
     """Return the diagonal of ``Relations(places, places).covariance(setting)``."""
-    slopes = np.square(places.times - 1.0) + np.square(places.decays).sum(axis=1)
-    moving = 1.0 + LEVELS["slope"][setting.slope] * slopes
-    out: FloatArray = 4.0 + 4.0 * slopes + 0.3 + moving + LEVELS["wiggle"][setting.wiggle]
-    return out
+    slope, wiggle = LEVELS["slope"][setting.slope], LEVELS["wiggle"][setting.wiggle]
+    slopes = np.square(_ahead(places.times, LEVELS["power"][setting.power]))
+    slopes += np.square(places.decays).sum(axis=1)
+    bends = np.square(_ahead(places.times, BEND))
+    own = 1.0 - LEVELS["shared"][setting.shared]
+    out: FloatArray = COMMON * (1.0 + slopes) + 1.0 + slope * (slopes + own * bends)
+    return out + COMMON_WIGGLE + wiggle
 
 
 def _inverse_factor(covariance: FloatArray, setting: Setting) -> FloatArray:
@@ -305,23 +323,31 @@ def _best_settings(
     some = np.unique(np.linspace(0, len(scores) - 1, min(NUM_FITTED, len(scores))).astype(int))
     relations = Relations(rows[some], rows[some], is_choice=is_choice)
     centred = scores[some] - scores[some].mean()
-    known: dict[Setting, float] = {}
+    known: dict[Setting, float] = {}  # rounded, so that ties do not depend on rounding
 
     def evidence(setting: Setting) -> float:
         if setting not in known:
-            known[setting] = _log_evidence(relations.covariance(setting), centred, setting)
+            known[setting] = round(
+                _log_evidence(relations.covariance(setting), centred, setting), 6
+            )
         return known[setting]
 
     best = Setting(lengths=(FIRST_LENGTH,) * rows.points.shape[1])
-    steps = [("noise", 0), ("shared", 0), ("slope", 0), ("wiggle", 0)]
+    steps = [(name, 0) for name in ("power", "noise", "shared", "slope", "wiggle")]
     steps += [("lengths", place) for place in range(rows.points.shape[1])]
-    for name, place in steps:
-        best = max([best, *best.neighbours(name, place)], key=evidence)
-    found = sorted(known.items(), key=lambda item: -item[1])[:NUM_SETTINGS]
-    if not math.isfinite(found[0][1]):
+    for _ in range(NUM_ROUNDS):
+        before = best
+        for name, place in steps:
+            best = max([best, *best.neighbours(name, place)], key=evidence)
+        if best == before:
+            break
+    found = [replace(best, power=power) for power in range(len(LEVELS["power"]))]
+    values = np.array([evidence(setting) for setting in found])
+    if not np.isfinite(values).any():
         raise CannotFit
-    weights = [math.exp(value - found[0][1]) for _, value in found]
-    return [(s, w / sum(weights)) for (s, _), w in zip(found, weights, strict=True)]
+    weights = np.exp(TEMPER * (values - values.max()))
+    weights /= weights.sum()
+    return [(s, float(w)) for s, w in zip(found, weights, strict=True) if w > 1e-3]
 
 
 def _log_evidence(covariance: FloatArray, centred: FloatArray, setting: Setting) -> float:
@@ -338,10 +364,10 @@ def _log_evidence(covariance: FloatArray, centred: FloatArray, setting: Setting)
     return -0.5 * (num * math.log(max(explained, 1e-12)) + log_determinant) - 0.5 * off
 
 
-def _upper_tail(z: FloatArray) -> FloatArray:
-    """Return the probability of a standard normal value above ``z``.
+def _log_upper_tail(z: FloatArray) -> FloatArray:
+    """Return the logarithm of the probability of a standard normal value above ``z``.
 
     NumPy has no error function, and the base package does not need SciPy.
     """
-    flat = [0.5 * math.erfc(value) for value in (z / math.sqrt(2.0)).ravel().tolist()]
+    flat = [math.log(0.5 * math.erfc(min(value, 26.0))) for value in (z / math.sqrt(2)).flat]
     return np.array(flat, float).reshape(z.shape)

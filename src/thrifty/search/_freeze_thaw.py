@@ -3,91 +3,85 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from thrifty.space import Config, Schedule, Space
+from thrifty.space import Config, Space
 
-from ._algorithm import Algorithm, check_sampler
-from ._curve_model import CannotFit, CurveModel, FloatArray, IntArray, Rows
-from ._halving import rungs_between
+from ._curve_model import CannotFit, CurveModel, Rows
+from ._curve_view import NUM_ACTIVE, Candidate, CurveView, active_trials
+from ._halving import RungAlgorithm
 from ._history import Decision, History, Proposal, Trial
-from ._observations import ConfigCache, coordinates_of, points_of
+from ._observations import coordinates_of
 from ._stage_prices import StageForest
-from .samplers import GridSampler, RandomSampler, Sampler
+from .samplers import GridSampler
 from .samplers._base_sampler import Picker, check_counts, check_shares, option_error
 
 
-GROWTH = 1.5
-"""A trial goes on by about half of the epochs that it has, so decisions grow with the logarithm."""
-NUM_ACTIVE = 96
-"""Trials that the model sees."""
-NUM_ROWS = 240
-NUM_DRAWS = 64
+NUM_DRAWS = 16
 """New configurations among which the model chooses."""
-NUM_PRIOR = 32
-NUM_CONDITIONED = 16
-"""Picks of one answer after which the model is told; with more workers, after every few picks."""
-FLOOR = 0.05
-"""How far beyond the best score the modelled floor lies, in units of the scores' scale."""
-LEAST_GAIN, MOST_GAIN = -2.0, 0.3
-"""Thresholds lie ``10**u`` above the best transformed score, with ``u`` between these."""
+MODELLED_SHARE = 0.5
+"""Share of the new configurations that the model chooses; the others are the sampler's next."""
+NUM_COMPARED = 32
+"""Waiting trials of a rung that the model compares: the best by score, and a spread."""
+NUM_TOLD = 16
+"""How often the model is told of new trials within one answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FreezeThaw(Algorithm):
-    """Trains the trial that is most likely to become the best for the price of its next epochs.
+class FreezeThaw(RungAlgorithm):
+    """Asynchronous halving in which a model of all learning curves chooses who goes on.
 
     A Gaussian process models the curves of all trials over configurations, epochs and schedules.
-    Each decision draws a horizon and a threshold, the same for all candidates. The candidates are
-    the waiting trials and new configurations. The one with the highest probability of exceeding the
-    threshold, divided by the epochs that have to be trained until then, goes on to its next rung.
-    Epochs that another trial with equal hyper-parameters trains or has trained cost nothing, and
-    their scores are known.
+    At each rung, one in ``eta`` of the trials goes on, as with ``ASHA``. Here it is not the trial
+    with the best score so far but the one that is most likely to end best, for the price of its
+    next epochs. Epochs that another trial with equal hyper-parameters trains or has trained cost
+    nothing, and their scores are known. Other trials are paused and may go on at any time. Half of
+    the new configurations are chosen by the model, too.
 
-    No trial is stopped: each may go on later. A study ends when its budget is used up; the trial
-    with the best score is then trained to ``max_epochs``.
+    A study ends when its budget is used up; the trial with the best score is then trained to
+    ``max_epochs``.
 
     Args:
         max_epochs: Most epochs that any trial is trained.
         num_trials: Most configurations that are drawn.
-        budget_epochs: Epochs that the study trains, shared ones counted once (default: as many as
-            ``ASHA`` trains with as many trials). Training the best trial to its end may exceed it
-            by less than ``max_epochs``.
-        full_share: Share of the trials that train to ``max_epochs`` at once, from 0 to 1, as a
-            hedge against curves that cross.
+        eta: One in ``eta`` trials goes on from each rung.
+        min_epochs: The first rung.
         sampler: Source of new configurations. The model chooses among many draws of a sampler that
             does not learn; from one that learns, it takes the next.
+        budget_epochs: Epochs that the study trains, shared ones counted once (default: as many as
+            ``ASHA`` trains with as many trials that share nothing). Training the best trial to its
+            end may exceed it by less than ``max_epochs``.
+        full_share: Share of the trials that train to ``max_epochs`` at once, from 0 to 1: a hedge
+            against curves that cross, where what is best early is not best at the end.
 
     Raises:
         AlgorithmError: An option is out of range.
 
-    >>> FreezeThaw(max_epochs=27, num_trials=100).rungs()
-    (1, 2, 3, 5, 8, 12, 18, 27)
+    >>> FreezeThaw(max_epochs=81, num_trials=1000, min_epochs=3).rungs()
+    (3, 9, 27, 81)
 
     References:
-        Swersky, Snoek and Adams, "Freeze-Thaw Bayesian Optimization", 2014, for the curves' own
-        parts and for pausing. Rakotoarison et al., "In-Context Freeze-Thaw Bayesian Optimization
-        for Hyperparameter Optimization", ICML 2024, for random horizons and thresholds.
+        Swersky, Snoek and Adams, "Freeze-Thaw Bayesian Optimization", 2014, for the model of curves
+        and for pausing. Li et al., "A System for Massively Parallel Hyperparameter Tuning",
+        MLSys 2020, for the rungs.
     """
 
-    max_epochs: int
-    num_trials: int
     budget_epochs: int | None = None
     full_share: float = 0.1
-    sampler: Sampler = field(default_factory=RandomSampler)
     can_grow: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        # Not super(): a dataclass with slots is made anew, and the name would mean the first one.
+        RungAlgorithm.__post_init__(self)
         if self.amounts():
             return
-        check_counts(self, max_epochs=self.max_epochs, num_trials=self.num_trials)
         check_shares(self, full_share=self.full_share)
-        check_sampler(self, self.sampler)
         if self.budget_epochs is None:
             return
         check_counts(self, budget_epochs=self.budget_epochs)
@@ -99,10 +93,6 @@ class FreezeThaw(Algorithm):
                 max_epochs=self.max_epochs,
             )
 
-    def rungs(self) -> tuple[int, ...]:
-        """Return the epochs at which trials pause; the last is ``max_epochs``."""
-        return _rungs(self.max_epochs)
-
     def budget(self) -> int:
         """Return how many epochs the study trains, shared ones counted once.
 
@@ -112,10 +102,10 @@ class FreezeThaw(Algorithm):
         if self.budget_epochs is not None:
             return self.budget_epochs
         total, before, num = 0, 0, self.num_trials
-        for rung in rungs_between(1, self.max_epochs, eta=3):
+        for rung in self.rungs():
             total += max(num, 1) * (rung - before)
-            num, before = num // 3, rung
-        return max(total, self.max_epochs)
+            num, before = num // self.eta, rung
+        return total
 
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
@@ -123,33 +113,22 @@ class FreezeThaw(Algorithm):
         """Return at most ``num`` trials to train further, or new ones."""
         forest = StageForest.of(history, epochs=self.max_epochs)
         leader = _leader(history, self.rungs())
-        reserve = self.max_epochs - leader.reached if leader is not None else 0
-        picks = _Picks(self, history, space, forest, rng)
-        left = self.budget() - forest.num_epochs - reserve
+        missing = self.max_epochs - leader.reached if leader is not None else 0
+        left = self.budget() - forest.num_epochs - missing
         out: list[Decision] = []
-        for pick in picks.best(num):
-            left -= pick.price
-            if left < 0:
-                break
-            out.append(pick.proposal())
-        if out or history.num_running or leader is None or leader.state != "waiting":
+        if left > 0:
+            for pick in _Picks(self, history, space, forest=forest, rng=rng, num=num):
+                left -= pick.price
+                if left < 0:
+                    break
+                out.append(pick.proposal())
+        if out or history.num_running or leader is None or not missing:
             return out
-        return [Proposal(target=self.max_epochs, trial=leader.number)] if reserve else []
-
-
-@lru_cache(maxsize=64)
-def _rungs(max_epochs: int) -> tuple[int, ...]:
-    rungs = [1]
-    while rungs[-1] < max_epochs:
-        rungs.append(max(rungs[-1] + 1, round(rungs[-1] * GROWTH)))
-    # The last rung is moved rather than followed by another shortly before the end.
-    if len(rungs) > 2 and max_epochs - rungs[-2] < rungs[-2] - rungs[-3]:
-        rungs.pop()
-    return (*rungs[:-1], max_epochs)
+        return [Proposal(target=self.max_epochs, trial=leader.number)]
 
 
 def _leader(history: History, rungs: Sequence[int]) -> Trial | None:
-    """Return the trial with the best last score, whether it waits or is done."""
+    """Return the waiting or finished trial with the best last score."""
     found: Trial | None = None
     for rung in rungs:
         for score, number in history.waiting(rung)[:1]:
@@ -158,20 +137,7 @@ def _leader(history: History, rungs: Sequence[int]) -> Trial | None:
     return found
 
 
-# -- candidates ------------------------------------------------------------------------------------
-
-
-class Candidate(NamedTuple):
-    """A waiting trial (``trial``), or a new configuration, and what is known about its curve.
-
-    ``known`` are the scores that it has reported or that equal trials have. Its first ``requested``
-    epochs are trained or will be.
-    """
-
-    config: Config
-    trial: int | None
-    known: tuple[float, ...]
-    requested: int
+# -- picks ---------------------------------------------------------------------------------------
 
 
 class Pick(NamedTuple):
@@ -193,153 +159,205 @@ class Pick(NamedTuple):
 
 
 class _Picks:
-    """The candidates of one question, picked one after the other."""
+    """The answer to one question, pick by pick; iterating yields at most ``num`` of them."""
 
     def __init__(
         self,
         algorithm: FreezeThaw,
         history: History,
         space: Space,
+        *,
         forest: StageForest,
         rng: np.random.Generator,
+        num: int,
     ) -> None:
         self._algorithm = algorithm
         self._history = history
         self._space = space
         self._forest = forest
         self._rng = rng
+        self._num = num
         self._rungs = algorithm.rungs()
         self._picker = Picker(history, share=0.0)
         self._num_new = 0
         """New trials of this answer."""
-        self._batch = 1
+        self._gone: set[int] = set()
+        """Trials of this answer that go on."""
+        self._promoted: Counter[int] = Counter()
+        """Their number, by the rung at which they waited."""
+        self._untold: list[Pick] = []
+        """New trials of this answer that the model does not know of."""
 
-    def best(self, num: int) -> Iterator[Pick]:
-        """Yield at most ``num`` picks, the best first."""
-        self._batch = num
-        for config in self._history.next_enqueued(min(num, self._num_open())):
-            num -= 1
-            yield self._new(self._candidate(config, None))
-        if num <= 0:
-            return
-        active = active_trials(self._history, self._rungs, num=NUM_ACTIVE)
-        fresh = [self._candidate(config, None) for config in self._draws(num)]
-        num_reported = sum(trial.reached > 0 for trial in active)
-        if num_reported < self._num_first():
-            # So few curves say nothing about others.
-            for candidate in fresh[: min(num, self._num_open())]:
-                yield self._new(candidate)
-            if fresh and self._num_open() >= 0 and self._num_new:
+    def __iter__(self) -> Iterator[Pick]:
+        for _ in range(self._num):
+            pick = self._enqueued() or self._promotion() or self._new() or self._left_over()
+            if pick is None:
                 return
-        waiting = [
-            self._candidate(trial.config, trial.number)
-            for trial in active
-            if trial.state == "waiting" and trial.reached < self._algorithm.max_epochs
-        ]
-        try:
-            yield from self._modelled(active, waiting, fresh, num)
-        except CannotFit:
-            yield from self._unmodelled(waiting, fresh, num)
-
-    def _modelled(
-        self, active: list[Trial], waiting: list[Candidate], fresh: list[Candidate], num: int
-    ) -> Iterator[Pick]:
-        """Yield picks by the model."""
-        candidates = waiting + fresh
-        if not candidates:
-            return
-        running = [
-            (self._candidate(trial.config, trial.number), trial.target)
-            for trial in active
-            if trial.state == "running"
-        ]
-        view = CurveView(self._space, self._forest, self._rungs)
-        model, top = view.model(active, self._history, [*candidates, *(c for c, _ in running)])
-        if running:
-            model.assume(view.places([c for c, _ in running], [t for _, t in running]))
-        every = -(-num // NUM_CONDITIONED)
-        untold: list[Pick] = []
-        for _ in range(num):
-            if not candidates:
-                return
-            index = self._best_of(model, view, candidates, top)
-            if index is None:
-                return
-            candidate = candidates.pop(index)
-            if candidate.trial is None:
-                pick = self._new(candidate)
-                if not self._algorithm.sampler.adapts:
-                    pass
+            trial = pick.candidate.trial
+            if trial is None:
+                self._num_new += 1
+                self._untold.append(pick)
             else:
-                pick = Pick(candidate, self._next_rung(candidate))
+                self._promoted[self._history[trial].reached] += 1
+                self._gone.add(trial)
             yield pick
-            untold.append(pick)
-            if len(untold) == every:
-                model.assume(
-                    view.places([p.candidate for p in untold], [p.target for p in untold])
-                )
-                untold = []
 
-    def _best_of(
-        self, model: CurveModel, view: CurveView, candidates: list[Candidate], top: float
-    ) -> int | None:
-        """Return the index of the candidate to train; None if there may be no new trial."""
-        rng, rungs = self._rng, self._rungs
-        ahead = int(rng.integers(1, self._algorithm.max_epochs + 1))
-        threshold = top + 10.0 ** rng.uniform(LEAST_GAIN, MOST_GAIN)
-        is_full = self._is_full()
-        if is_full:
-            ahead = self._algorithm.max_epochs
-        ends = [
-            rungs[np.searchsorted(rungs, min(c.requested + ahead, rungs[-1]))] for c in candidates
-        ]
-        chance = model.exceeds(view.places(candidates, ends), threshold)
-        price = np.array([max(e - c.requested, 1) for c, e in zip(candidates, ends, strict=True)])
-        worth = np.log(np.maximum(chance, 1e-300)) - np.log(price)
-        is_new = np.array([c.trial is None for c in candidates])
-        allowed = ~is_new if self._num_open() <= 0 else np.ones(len(candidates), bool)
-        if not allowed.any():
+    def _enqueued(self) -> Pick | None:
+        """Return the next configuration of the user."""
+        if self._num_open <= 0:
             return None
-        if is_full and (allowed & is_new).any():
-            allowed &= is_new
-        return int(np.argmax(np.where(allowed, worth.round(6), -np.inf)))
+        configs = self._history.next_enqueued(self._num_new + 1)[self._num_new :]
+        return self._started(self._candidate(configs[0], None)) if configs else None
 
-    def _unmodelled(
-        self, waiting: list[Candidate], fresh: list[Candidate], num: int
-    ) -> Iterator[Pick]:
-        """Yield new configurations, then the waiting trials, the most trained and best first."""
-        for candidate in fresh[: min(num, self._num_open())]:
-            num -= 1
-            yield self._new(candidate)
-        order = sorted(waiting, key=lambda c: (-len(c.known), -c.known[-1], c.trial))
-        for candidate in order[: max(num, 0)]:
-            yield Pick(candidate, self._next_rung(candidate))
+    def _promotion(self) -> Pick | None:
+        """Return the best trial of the deepest rung from which another one may go on."""
+        for rung in reversed(self._rungs[:-1]):
+            board, waiting = self._history.leaderboard(rung), self._history.waiting(rung)
+            num_promoted = board.num_alive - len(waiting) + self._promoted[rung]
+            if (
+                num_promoted >= len(board) // self._algorithm.eta
+                or len(waiting) == self._promoted[rung]
+            ):
+                continue
+            spread = np.linspace(0, len(waiting) - 1, NUM_COMPARED // 4).astype(int).tolist()
+            places = dict.fromkeys([*range(min(NUM_COMPARED, len(waiting))), *spread])
+            numbers = [waiting[place][1] for place in places]
+            numbers = [number for number in numbers if number not in self._gone]
+            if numbers:
+                return self._best_of(numbers)
+        return None
 
+    def _left_over(self) -> Pick | None:
+        """Return the best of all waiting trials, as no new one may start."""
+        numbers = [
+            trial.number
+            for trial in self._active
+            if trial.state == "waiting"
+            and trial.reached < self._algorithm.max_epochs
+            and trial.number not in self._gone
+        ]
+        return self._best_of(numbers) if numbers else None
+
+    def _new(self) -> Pick | None:
+        """Return a new configuration: every other one is chosen by the model."""
+        if self._num_open <= 0:
+            return None
+        if not self._draws:
+            return None
+        index = 0
+        chooses = self._rng.random() < MODELLED_SHARE
+        if chooses and not self._algorithm.sampler.adapts and not self._is_full:
+            index = self._most_promising(self._draws) or 0
+        return self._started(self._draws.pop(index))
+
+    def _best_of(self, numbers: Sequence[int]) -> Pick:
+        """Return the trial to train next: by the model, or else the deepest and best."""
+        trials = [self._history[number] for number in numbers]
+        candidates = [self._candidate(trial.config, trial.number) for trial in trials]
+        index = self._most_promising(candidates) if len(candidates) > 1 else 0
+        if index is None:
+            keys = [(t.reached, t.scores[-1], -t.number) for t in trials]
+            index = keys.index(max(keys))
+        return Pick(candidates[index], self._next_rung(candidates[index]))
+
+    def _most_promising(self, candidates: Sequence[Candidate]) -> int | None:
+        """Return the candidate most likely to become the best, for the price of its next epochs.
+
+        It is None if there is no model.
+        """
+        model = self._model
+        if model is None:
+            return None
+        prices = [Pick(candidate, self._next_rung(candidate)).price for candidate in candidates]
+        chances = model.exceeds(self._ends(candidates), self._best_end)
+        return int(np.argmax((chances - np.log(np.maximum(prices, 1))).round(6)))
+
+    @cached_property
+    def _best_end(self) -> float:
+        """The best end that the model predicts for any trial."""
+        assert self._fitted is not None
+        known = [t for t in self._active if t.reached and t.state != "failed"]
+        rivals = [self._candidate(trial.config, trial.number) for trial in known]
+        return float(self._fitted.predict(self._ends(rivals))[0].max())
+
+    def _ends(self, candidates: Sequence[Candidate]) -> Rows:
+        return self._view.places(candidates, [self._rungs[-1]] * len(candidates))
+
+    @cached_property
+    def _active(self) -> list[Trial]:
+        return active_trials(self._history, self._rungs, num=NUM_ACTIVE)
+
+    @cached_property
+    def _view(self) -> CurveView:
+        return CurveView(self._space, self._forest, self._rungs)
+
+    @property
+    def _model(self) -> CurveModel | None:
+        """The model, told of all trials in training and of most picks; None without one."""
+        model = self._fitted
+        if model is not None and len(self._untold) > self._num // NUM_TOLD:
+            picks, self._untold = self._untold, []
+            model.assume(self._view.places([p.candidate for p in picks], [p.target for p in picks]))
+        return model
+
+    @cached_property
+    def _fitted(self) -> CurveModel | None:
+        active = self._active
+        num_first = min(max(len(coordinates_of(self._space)) + 1, 3), 8)
+        if sum(trial.reached > 0 for trial in active) < num_first:
+            return None  # so few curves say nothing about others
+        running = [trial for trial in active if trial.state == "running"]
+        going = [self._candidate(trial.config, trial.number) for trial in running]
+        untold = [pick.candidate for pick in self._untold]
+        try:
+            model = self._view.model(active, self._history, [*self._draws, *going, *untold])
+            if running:
+                model.assume(self._view.places(going, [trial.target for trial in running]))
+        except CannotFit:
+            return None
+        return model
+
+    @cached_property
+    def _draws(self) -> list[Candidate]:
+        """New configurations, none of them twice and none that a trial has."""
+        sampler, history = self._algorithm.sampler, self._history
+        if self._num_open <= 0:
+            return []
+        num = min(self._num, self._num_open)
+        if sampler.adapts:
+            found = sampler.sample(history, self._space, num=num, rng=self._rng)
+        elif isinstance(sampler, GridSampler):
+            # The model takes points of the grid in any order, so read it from its start.
+            num += history.num_drawn + NUM_DRAWS
+            found = sampler.sample(History(), self._space, num=num, rng=self._rng)
+        else:
+            found = sampler.sample(history, self._space, num=num + NUM_DRAWS, rng=self._rng)
+        out = []
+        for config in found:
+            if not self._picker.is_known(config):
+                self._picker.take(config)
+                out.append(self._candidate(config, None))
+        return out
+
+    @property
     def _num_open(self) -> int:
-        """Return how many new trials may still start."""
+        """How many new trials may still start."""
         return self._algorithm.num_trials - len(self._history) - self._num_new
 
-    def _num_first(self) -> int:
-        """Return how many trials report before the model decides."""
-        num_coordinates = len(coordinates_of(self._space))
-        return min(max(num_coordinates + 1, 3), 8, self._algorithm.num_trials)
-
+    @property
     def _is_full(self) -> bool:
-        """Return whether the next new trial is trained to the end at once."""
+        """Whether the next new trial is trained to the end at once."""
         number, share = len(self._history) + self._num_new, self._algorithm.full_share
         return math.floor((number + 1) * share) > math.floor(number * share)
 
-    def _new(self, candidate: Candidate) -> Pick:
-        full = self._is_full()
-        self._num_new += 1
-        target = self._algorithm.max_epochs if full else self._next_rung(candidate)
-        return Pick(candidate, target)
+    def _started(self, candidate: Candidate) -> Pick:
+        full = self._is_full
+        return Pick(candidate, self._rungs[-1] if full else self._next_rung(candidate))
 
     def _next_rung(self, candidate: Candidate) -> int:
         """Return the first rung for which something has to be trained."""
-        rungs = self._rungs
-        index = int(np.searchsorted(rungs, candidate.requested, side="right"))
-        return rungs[min(index, len(rungs) - 1)]
+        later = [rung for rung in self._rungs if rung > candidate.requested]
+        return later[0] if later else self._rungs[-1]
 
     def _candidate(self, config: Config, trial: int | None) -> Candidate:
         prefix = self._forest.prefix(config)
@@ -347,191 +365,3 @@ class _Picks:
         if prefix.reported:
             known = self._history[prefix.trial].scores[: prefix.reported]
         return Candidate(config, trial, known, prefix.requested)
-
-    def _draws(self, num: int) -> list[dict[str, Any]]:
-        """Return new configurations, none of them twice and none that a trial has."""
-        sampler, history = self._algorithm.sampler, self._history
-        if self._num_open() <= 0:
-            return []
-        if sampler.adapts:
-            num_draws = min(num, self._num_open())
-            found = sampler.sample(history, self._space, num=num_draws, rng=self._rng)
-        elif isinstance(sampler, GridSampler):
-            # The model takes points of the grid in any order, so read it from its start.
-            num_draws = history.num_drawn + max(num, NUM_DRAWS)
-            found = sampler.sample(History(), self._space, num=num_draws, rng=self._rng)
-        else:
-            num_draws = max(2 * num, NUM_DRAWS)
-            found = sampler.sample(history, self._space, num=num_draws, rng=self._rng)
-        return [dict(config) for config in found if not self._picker.is_known(config)]
-
-
-def active_trials(history: History, rungs: Sequence[int], *, num: int) -> list[Trial]:
-    """Return at most ``num`` trials: the best of each rung, and an even spread of the others.
-
-    Deep rungs come first. Trials in training are among them, the newest first, up to a quarter.
-    """
-    if len(history) <= num:
-        return list(history)
-    found: dict[int, Trial] = {}
-    for place, rung in enumerate(reversed(rungs)):
-        board = history.leaderboard(rung)
-        quota = (num - num // 4 - len(found)) // (len(rungs) - place)
-        best = quota - quota // 3
-        spread = np.linspace(best, len(board) - 1, quota - best).astype(int).tolist()
-        for index in [*range(best), *spread]:
-            if index < len(board):
-                number = board[index][1]
-                found.setdefault(number, history[number])
-    for number in reversed(history.moves[-4 * num :]):
-        if len(found) >= num:
-            break
-        found.setdefault(number, history[number])
-    return sorted(found.values(), key=lambda trial: trial.number)
-
-
-# -- what the model sees ---------------------------------------------------------------------------
-
-
-class _Features(NamedTuple):
-    """What the model knows about a configuration: ``decays`` and ``paths`` at each rung."""
-
-    point: FloatArray
-    decays: dict[str, FloatArray]
-    paths: IntArray
-    moves: bool
-
-
-class CurveView:
-    """Turns trials and candidates into rows of the model."""
-
-    def __init__(self, space: Space, forest: StageForest, rungs: tuple[int, ...]) -> None:
-        self._coordinates = coordinates_of(space)
-        self._rungs = rungs
-        self._features = _features(space, forest, rungs)
-        self._names: list[str] = []
-        self._moves = False
-
-    def model(
-        self, active: Sequence[Trial], history: History, candidates: Sequence[Candidate]
-    ) -> tuple[CurveModel, float]:
-        """Return the model of all active trials, and the best transformed score."""
-        seen = [*_deepest(history.prior, NUM_PRIOR), *active]
-        features = [self._features.of(trial.config) for trial in seen]
-        both = [*features, *(self._features.of(c.config) for c in candidates)]
-        self._names = sorted({name for each in both for name in each.decays})
-        self._moves = any(each.moves for each in both)
-        most = max(NUM_ROWS // max(len(seen), 1), 1)
-        rows: dict[int, tuple[_Features, int, float]] = {}
-        for trial, each in zip(seen, features, strict=True):
-            for rung, score in self._observed(trial, most):
-                rows.setdefault(int(each.paths[rung]), (each, rung, score))
-        if not rows:
-            raise CannotFit
-        scores = np.array([score for _, _, score in rows.values()])
-        last = [t.scores[-1] for t in seen if t.reached and math.isfinite(t.scores[-1])]
-        scaled, top = _scaled(scores, np.array(last))
-        places = self._rows([each for each, _, _ in rows.values()], [r for _, r, _ in rows.values()])
-        return CurveModel(places, scaled, is_choice=self._coordinates.is_choice), top
-
-    def places(self, candidates: Sequence[Candidate], epochs: Sequence[int]) -> Rows:
-        """Return rows of candidates at epochs, each of which is a rung."""
-        features = [self._features.of(candidate.config) for candidate in candidates]
-        return self._rows(features, np.searchsorted(self._rungs, epochs).tolist())
-
-    def _rows(self, features: Sequence[_Features], rungs: Sequence[int]) -> Rows:
-        last = math.log(self._rungs[-1]) if self._rungs[-1] > 1 else 1.0
-        times = [math.log(self._rungs[r]) / last if self._rungs[-1] > 1 else 1.0 for r in rungs]
-        decays = [
-            [each.decays[name][r] if name in each.decays else 0.0 for name in self._names]
-            for each, r in zip(features, rungs, strict=True)
-        ]
-        paths = [each.paths if self._moves else each.paths[:1] for each in features]
-        return Rows(
-            points=np.array([each.point for each in features]).reshape(len(features), -1),
-            times=np.array(times),
-            decays=np.array(decays, float).reshape(len(features), len(self._names)),
-            paths=np.array(paths),
-        )
-
-    def _observed(self, trial: Trial, most: int) -> Iterator[tuple[int, float]]:
-        """Yield ``(index of a rung, score)`` for at most ``most`` rungs, the last first."""
-        rungs = self._rungs
-        if trial.state == "failed":
-            yield int(np.searchsorted(rungs, min(trial.target, rungs[-1]))), -math.inf
-            return
-        last = int(np.searchsorted(rungs, trial.reached, side="right")) - 1
-        steps = [0, 1, 3, 6, 10, 15][:most]
-        for step in steps:
-            if last - step < 0:
-                return
-            yield last - step, trial.scores[rungs[last - step] - 1]
-
-
-def _scaled(scores: FloatArray, last: FloatArray) -> tuple[FloatArray, float]:
-    """Return minus the logarithm of each score's distance to a floor, and the best of them.
-
-    The floor is a little beyond the best score. The scale is the distance from the best to the
-    median of the trials' last scores, so that a few that diverge do not matter. Scores that are not
-    finite count as the worst.
-    """
-    finite = scores[np.isfinite(scores)]
-    if not len(finite) or not len(last):
-        raise CannotFit
-    best = float(last.max())
-    scale = best - float(np.median(last))
-    if scale <= 1e-12 * max(abs(best), 1e-300):
-        scale = best - float(finite.min())
-    if scale <= 1e-12 * max(abs(best), 1e-300):
-        raise CannotFit  # all curves are equal
-    filled = np.where(np.isfinite(scores), scores, finite.min())
-    distance = np.maximum((best - filled) / scale, 0.0)
-    return -np.log(FLOOR + distance).round(9), -math.log(FLOOR)
-
-
-def _deepest(trials: Sequence[Trial], num: int) -> list[Trial]:
-    return sorted(trials, key=lambda trial: -trial.reached)[:num]
-
-
-@lru_cache(maxsize=16)
-def _features(
-    space: Space, forest: StageForest, rungs: tuple[int, ...]
-) -> ConfigCache[_Features]:
-    """Return the cache of what the model knows about configurations of a space."""
-    coordinates = coordinates_of(space)
-
-    def features(config: Config) -> _Features:
-        point = points_of([config], coordinates)
-        runs = forest.timeline(config).runs
-        paths = [
-            hash(tuple((min(run.stop, rung), run.key) for run in runs if run.start < rung))
-            for rung in rungs
-        ]
-        schedules = {n: v for n, v in config.items() if isinstance(v, Schedule)}
-        return _Features(
-            point=point[0] if len(point) else np.full(len(coordinates), np.nan),
-            decays={
-                name: _decay([forest.timeline(config).values(name, rung - 1, num_steps=1)
-                              for rung in rungs])
-                for name in schedules
-            },
-            paths=np.array(paths, dtype=np.int64),
-            moves=len(runs) > 1,
-        )
-
-    return ConfigCache(features)
-
-
-def _decay(values: Sequence[Any]) -> FloatArray:
-    """Return how far a schedule has decayed from its largest value, from 0 to 1, at each rung.
-
-    It is the mean of a linear and a logarithmic scale: a drop to a hundredth counts fully on both.
-    """
-    if not all(isinstance(v, int | float) for v in values):
-        return np.zeros(len(values))
-    sizes = np.abs(np.array(values, float))
-    if not sizes.max() > 0:
-        return np.zeros(len(values))
-    left = sizes / sizes.max()
-    out: FloatArray = 0.5 * (1.0 - left) - 0.25 * np.log10(np.maximum(left, 1e-2))
-    return out

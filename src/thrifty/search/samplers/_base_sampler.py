@@ -84,6 +84,10 @@ class Picker:
         key = _key(config)
         return key in self._taken or key in self._before
 
+    def take(self, config: Config) -> None:
+        """Let no later pick have this configuration."""
+        self._taken.add(_key(config))
+
     def _new(
         self, acquisition: FloatArray, config_of: Callable[[int], dict[str, Any]]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
