@@ -21,6 +21,7 @@ from thrifty.search import (
     Algorithm,
     AsyncSubSampling,
     Decision,
+    FreezeThaw,
     History,
     Hyperband,
     KDESampler,
@@ -131,6 +132,7 @@ def methods() -> list[Method]:
         Method("halving", lambda n: SuccessiveHalving(max_epochs=R, num_trials=K * n)),
         Method("Hyperband", lambda n: Hyperband(max_epochs=R, num_trials=TRIALS_OF_A_PASS * n)),
         Method("ASHA", lambda _: ASHA(max_epochs=R, num_trials=ENDLESS)),
+        Method("freeze-thaw", lambda _: FreezeThaw(max_epochs=R, num_trials=ENDLESS), slow=True),
         Method(
             "TPE + halving",
             lambda n: SuccessiveHalving(max_epochs=R, num_trials=K * n, sampler=TPESampler()),

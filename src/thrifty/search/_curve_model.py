@@ -17,14 +17,14 @@ IntArray = npt.NDArray[np.int64]
 
 NUM_FITTED = 72
 """Rows by which hyper-parameters are compared; predictions use all rows."""
-NUM_ROUNDS = 1
+NUM_ROUNDS = 2
 """Times that the search for hyper-parameters goes through all of them."""
 TEMPER = 0.2
 """Power of the evidence by which exponents are weighted; 1 is too sure where curves misfit."""
 MEMORY = 0.7
 """Length, in logarithms of time, over which deviations of one curve are forgotten."""
 JITTER = 1e-6
-COMMON, COMMON_WIGGLE = 4.0, 0.03
+COMMON, COMMON_WIGGLE = 1.0, 0.03
 """Variances of what all curves have in common: level and slope, and smooth deviations."""
 BEND = 1.5
 """Exponent of the second power law of each curve."""
@@ -109,8 +109,8 @@ class Setting:
 
 LEVELS: dict[str, tuple[float, ...]] = {
     "lengths": (0.12, 0.3, 0.8, 3.0),
-    "shared": (0.2, 0.5, 0.85),
-    "slope": (0.1, 0.4, 1.5),
+    "shared": (0.3, 0.7, 0.95),
+    "slope": (0.3, 1.0, 3.0),
     "wiggle": (0.003, 0.03, 0.2),
     "noise": (0.0001, 0.001, 0.01, 0.1),
     "power": (0.1, 0.4, 1.0),

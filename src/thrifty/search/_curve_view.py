@@ -74,7 +74,12 @@ class _Features(NamedTuple):
 
 
 class CurveView:
-    """Turns trials and candidates into rows of the model."""
+    """Turns trials and candidates into rows of the model.
+
+    ``model`` comes first: it decides which schedules the rows are about, and the ``scale``.
+    """
+
+    scale: Scale
 
     def __init__(self, space: Space, forest: StageForest, rungs: tuple[int, ...]) -> None:
         self._coordinates = coordinates_of(space)
@@ -105,11 +110,11 @@ class CurveView:
             raise CannotFit
         scores = np.array([score for _, _, score in rows.values()])
         last = [t.scores[-1] for t in seen if t.reached and math.isfinite(t.scores[-1])]
-        scaled = _scaled(scores, np.array(last))
+        self.scale = Scale.of(scores, np.array(last))
         places = self._rows(
             [each for each, _, _ in rows.values()], [r for _, r, _ in rows.values()]
         )
-        return CurveModel(places, scaled, is_choice=self._coordinates.is_choice)
+        return CurveModel(places, self.scale.apply(scores), is_choice=self._coordinates.is_choice)
 
     def places(self, candidates: Sequence[Candidate], epochs: Sequence[int]) -> Rows:
         """Return rows of candidates at epochs, each of which is a rung."""
@@ -144,26 +149,44 @@ class CurveView:
             yield last - step, trial.scores[rungs[last - step] - 1]
 
 
-def _scaled(scores: FloatArray, last: FloatArray) -> FloatArray:
-    """Return scores in units of the distance from the best to the median, from ``-FLOOR`` to 0.
+class Scale(NamedTuple):
+    """Turns scores into units of the distance from the best to the median; 0 is the best.
 
-    0 is the best of the trials' last scores. Scores far below are compressed, so that a few trials
-    that diverge do not matter. Scores that are not finite count as the worst.
+    Scores far below are compressed towards ``-FLOOR``, so that a few trials that diverge do not
+    matter. Scores that are not finite count as the worst.
     """
-    finite = scores[np.isfinite(scores)]
-    if not len(finite) or not len(last):
+
+    best: float
+    unit: float
+    worst: float
+
+    @classmethod
+    def of(cls, scores: FloatArray, last: FloatArray) -> Scale:
+        """Return the scale of scores; the best and the median are those of the trials' ``last``.
+
+        Raises:
+            CannotFit: No score is finite, or all are equal.
+
+        >>> scale = Scale.of(np.array([0.1, 0.4, 0.8, -np.inf]), np.array([0.4, 0.8]))
+        >>> scale.apply(np.array([1.0, 0.8, 0.6, -np.inf])).round(2).tolist()
+        [1.0, -0.0, -0.75, -1.62]
+        """
+        finite = scores[np.isfinite(scores)]
+        if not len(finite) or not len(last):
+            raise CannotFit
+        best, worst = float(last.max()), float(finite.min())
+        smallest = 1e-12 * max(abs(best), 1e-300)
+        for unit in (best - float(np.median(last)), best - worst):
+            if unit > smallest:
+                return cls(best, unit, worst)
         raise CannotFit
-    best = float(last.max())
-    scale = best - float(np.median(last))
-    if scale <= 1e-12 * max(abs(best), 1e-300):
-        scale = best - float(finite.min())
-    if scale <= 1e-12 * max(abs(best), 1e-300):
-        raise CannotFit  # all curves are equal
-    filled = np.where(np.isfinite(scores), scores, finite.min())
-    behind = (best - filled) / scale
-    compressed = -1.0 / (1.0 / np.maximum(behind, 1e-300) + 1.0 / FLOOR)
-    out: FloatArray = np.where(behind > 0, compressed, -behind).round(9)
-    return out
+
+    def apply(self, scores: FloatArray) -> FloatArray:
+        """Return scaled scores, rounded so that adding a number to all scores changes none."""
+        behind = (self.best - np.where(np.isfinite(scores), scores, self.worst)) / self.unit
+        compressed = -1.0 / (1.0 / np.maximum(behind, 1e-300) + 1.0 / FLOOR)
+        out: FloatArray = np.where(behind > 0, compressed, -behind).round(9)
+        return out
 
 
 def _deepest(trials: Sequence[Trial], num: int) -> list[Trial]:

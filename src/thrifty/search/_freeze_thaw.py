@@ -348,7 +348,9 @@ class _Picks:
     def _is_full(self) -> bool:
         """Whether the next new trial is trained to the end at once."""
         number, share = len(self._history) + self._num_new, self._algorithm.full_share
-        return math.floor((number + 1) * share) > math.floor(number * share)
+        # Half a period earlier than the share is full: the sooner curves are known to cross, the
+        # better.
+        return math.floor((number + 1) * share + 0.5) > math.floor(number * share + 0.5)
 
     def _started(self, candidate: Candidate) -> Pick:
         full = self._is_full
