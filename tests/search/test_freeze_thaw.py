@@ -229,3 +229,29 @@ def test_earlier_studies_are_learnt_from():
 def test_configurations_outside_of_the_space_do_no_harm():
     history = started(SPACE, [{"lr": 7.0, "width": w} for w in range(1, 9)], epochs=2)
     assert ask(freeze_thaw(), history, space=SPACE)
+
+
+def test_trial_before_its_decay_is_not_read_as_a_bad_one():
+    """Whoever decays late ends better, but at epoch 3 only those that decay early have."""
+    rates = [0.1, 0.2, 0.3, 0.4]
+    early, late = ([{"lr": Step(rate, [epoch])} for rate in rates] for epoch in (2, 6))
+    options = [config["lr"] for config in [*early, *late]]
+    space = Space(lr=Choice(options))
+
+    def score(config, epoch):
+        ((decays,),) = [config["lr"].milestones]
+        return 0.1 * min(epoch, decays) + 0.3 * (epoch > decays) + config["lr"].value / 100
+
+    history = started(space, [*early[:3], *late[:3]], epochs=3, score=score)
+    for number in range(6):
+        config = history[number].config
+        history.record_decision(Proposal(target=9, trial=number))
+        history.record_scores(number, [score(config, e) for e in range(1, 10)])
+    for config in (early[3], late[3]):
+        number = history.record_decision(Proposal(target=3, config=config))
+        history.record_scores(number, [score(config, e) for e in range(1, 4)])
+    assert history[6].scores[-1] > history[7].scores[-1]
+    algorithm = freeze_thaw(num_trials=8, budget_epochs=99)
+    assert ask(ASHA(max_epochs=9, num_trials=8, eta=1 + 1), history, space=space) == []
+    (decision,) = ask(algorithm, history, space=space)
+    assert decision.trial == 7

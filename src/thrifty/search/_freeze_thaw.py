@@ -239,14 +239,15 @@ class _Picks:
         return self._best_of(numbers) if numbers else None
 
     def _new(self) -> Pick | None:
-        """Return a new configuration: every other one is chosen by the model."""
-        if self._num_open <= 0:
-            return None
-        if not self._draws:
+        """Return a new configuration, half of the time by the model.
+
+        A trial that trains to its end at once is expensive, so the model always chooses it.
+        """
+        if self._num_open <= 0 or not self._draws:
             return None
         index = 0
-        chooses = self._rng.random() < MODELLED_SHARE
-        if chooses and not self._algorithm.sampler.adapts and not self._is_full:
+        chooses = self._rng.random() < MODELLED_SHARE or self._is_full
+        if chooses and not self._algorithm.sampler.adapts:
             index = self._most_promising(self._draws) or 0
         return self._started(self._draws.pop(index))
 
