@@ -150,3 +150,15 @@ def test_cannot_predict_from_a_matrix_that_is_not_positive(monkeypatch):
     monkeypatch.setattr(Relations, "covariance", lambda self, setting: -np.eye(2))
     with pytest.raises(CannotFit):
         CurveModel(rows([0.0, 0.5], [1.0, 1.0]), np.array([0.0, 1.0]), is_choice=NUMBER)
+
+
+def test_what_cannot_be_assumed_changes_nothing(monkeypatch):
+    seen, scores = curves(6, [0.1, 0.5], lambda x, t: x + t)
+    model = CurveModel(seen, scores, is_choice=NUMBER)
+    place = rows([0.55], [1.0], paths=[[99]])
+    before = model.predict(place)
+    with monkeypatch.context() as patch:
+        patch.setattr(_curve_model, "JITTER", -99.0)
+        with pytest.raises(CannotFit):
+            model.assume(place)
+    assert np.concatenate(model.predict(place)) == pytest.approx(np.concatenate(before))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +104,8 @@ class Setting:
                 lengths = (*self.lengths[:place], level, *self.lengths[place + 1 :])
                 yield replace(self, lengths=lengths)
             else:
-                yield replace(self, **{name: level})
+                changed: dict[str, Any] = {name: level}
+                yield replace(self, **changed)
 
 
 LEVELS: dict[str, tuple[float, ...]] = {
@@ -140,7 +141,8 @@ class Relations:
     def kinship(self) -> FloatArray:
         """How much of the path two rows share, from 0 to 1, ``[n, m]``."""
         same = self._one.paths[:, None, :] == self._other.paths[None, :, :]
-        return np.logical_and.accumulate(same, axis=2).mean(axis=2)
+        out: FloatArray = np.logical_and.accumulate(same, axis=2).mean(axis=2)
+        return out
 
     def slopes(self, power: float, *, decays: bool = True) -> FloatArray:
         """Products of what moves levels: the distance to the end of a power law, and decays."""
@@ -154,7 +156,8 @@ class Relations:
     def memory(self) -> FloatArray:
         """Correlation of deviations at two times."""
         one, other = np.log(self._one.times), np.log(self._other.times)
-        return np.exp(-np.abs(one[:, None] - other[None, :]) / MEMORY)
+        out: FloatArray = np.exp(-np.abs(one[:, None] - other[None, :]) / MEMORY)
+        return out
 
     def covariance(self, setting: Setting) -> FloatArray:
         """Return the covariances of a setting, without the noise."""
@@ -224,6 +227,7 @@ class CurveModel:
         if not np.isfinite(scores).all() or len(scores) < 2:
             raise CannotFit
         self._rows, self._scores, self._is_choice = rows, scores, is_choice
+        self._centre = float(scores.mean())
         self._settings = _best_settings(rows, scores, is_choice)
         self._fits = self._fit()
 
@@ -244,10 +248,19 @@ class CurveModel:
         return out
 
     def assume(self, places: Rows) -> None:
-        """Add places as if their predicted means had been observed there."""
+        """Add places as if their predicted means had been observed there.
+
+        Raises:
+            CannotFit: A matrix is not positive definite with them; the model is as before.
+        """
         mean, _ = self.predict(places)
-        self._rows, self._scores = (self._rows.joined(places), np.concatenate([self._scores, mean]))
-        self._fits = self._fit(amplitudes=[fit.amplitude for fit in self._fits])
+        before = self._rows, self._scores
+        self._rows, self._scores = self._rows.joined(places), np.concatenate([self._scores, mean])
+        try:
+            self._fits = self._fit(amplitudes=[fit.amplitude for fit in self._fits])
+        except CannotFit:
+            self._rows, self._scores = before
+            raise
 
     @property
     def noise(self) -> float:
@@ -258,7 +271,6 @@ class CurveModel:
 
     def _fit(self, amplitudes: Sequence[float] | None = None) -> list[_Fit]:
         relations = Relations(self._rows, self._rows, is_choice=self._is_choice)
-        self._centre = float(self._scores.mean()) if amplitudes is None else self._centre
         centred = self._scores - self._centre
         fits = []
         for index, (setting, weight) in enumerate(self._settings):

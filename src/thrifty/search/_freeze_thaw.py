@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -298,7 +299,10 @@ class _Picks:
         model = self._fitted
         if model is not None and len(self._untold) > self._num // NUM_TOLD:
             picks, self._untold = self._untold, []
-            model.assume(self._view.places([p.candidate for p in picks], [p.target for p in picks]))
+            with contextlib.suppress(CannotFit):  # it goes on without knowing of them
+                model.assume(
+                    self._view.places([p.candidate for p in picks], [p.target for p in picks])
+                )
         return model
 
     @cached_property
