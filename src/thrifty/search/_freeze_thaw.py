@@ -30,6 +30,8 @@ MODELLED_SHARE = 0.5
 """Share of the new configurations that the model chooses; the others are the sampler's next."""
 NUM_COMPARED = 32
 """Waiting trials of a rung that the model compares: the best by score, and a spread."""
+MOST_PROMOTED = 1.5
+"""At most this many times ``1 / eta`` of a rung go on, however bad those before turn out."""
 NUM_TOLD = 16
 """How often the model is told of new trials within one answer."""
 
@@ -74,7 +76,7 @@ class FreezeThaw(RungAlgorithm):
     """
 
     budget_epochs: int | None = None
-    full_share: float = 0.1
+    full_share: float = 0.02
     can_grow: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -214,19 +216,38 @@ class _Picks:
         """Return the best trial of the deepest rung from which another one may go on."""
         for rung in reversed(self._rungs[:-1]):
             board, waiting = self._history.leaderboard(rung), self._history.waiting(rung)
+            num_top = len(board) // self._algorithm.eta
             num_promoted = board.num_alive - len(waiting) + self._promoted[rung]
-            if (
-                num_promoted >= len(board) // self._algorithm.eta
-                or len(waiting) == self._promoted[rung]
-            ):
+            if len(waiting) == self._promoted[rung] or num_promoted > MOST_PROMOTED * num_top:
                 continue
             spread = np.linspace(0, len(waiting) - 1, NUM_COMPARED // 4).astype(int).tolist()
             places = dict.fromkeys([*range(min(NUM_COMPARED, len(waiting))), *spread])
             numbers = [waiting[place][1] for place in places]
             numbers = [number for number in numbers if number not in self._gone]
-            if numbers:
-                return self._best_of(numbers)
+            if not numbers:
+                continue
+            pick = self._best_of(numbers)
+            if num_promoted < num_top or self._num_ahead(pick, rung, num_promoted) < num_top:
+                return pick
         return None
+
+    def _num_ahead(self, pick: Pick, rung: int, num_promoted: int) -> float:
+        """Estimate how many of the trials that went on from a rung are better than a pick.
+
+        ASHA does the same with scores: a trial goes on if it is among the best ``1 / eta``, however
+        many others that are not among them any more did so before.
+        """
+        ends, number = self._known_ends, pick.candidate.trial
+        assert number is not None
+        if not ends:
+            board = self._history.leaderboard(rung)
+            return board.rank((self._history[number].scores[rung - 1], number))
+        promoted = [t.number for t in self._active if t.reached > rung or t.target > rung]
+        known = [ends[each] for each in promoted if each in ends and each not in self._gone]
+        if number not in ends or not known:
+            return num_promoted
+        share = sum(end > ends[number] for end in known) / len(known)
+        return share * num_promoted
 
     def _left_over(self) -> Pick | None:
         """Return the best of all waiting trials, as no new one may start."""
@@ -274,13 +295,20 @@ class _Picks:
         chances = model.exceeds(self._ends(candidates), self._best_end)
         return int(np.argmax((chances - np.log(np.maximum(prices, 1))).round(6)))
 
-    @cached_property
+    @property
     def _best_end(self) -> float:
         """The best end that the model predicts for any trial."""
-        assert self._fitted is not None
+        return max(self._known_ends.values())
+
+    @cached_property
+    def _known_ends(self) -> dict[int, float]:
+        """The ends that the model predicts for all trials that it sees; empty without a model."""
         known = [t for t in self._active if t.reached and t.state != "failed"]
-        rivals = [self._candidate(trial.config, trial.number) for trial in known]
-        return float(self._fitted.predict(self._ends(rivals))[0].max())
+        if self._fitted is None:
+            return {}
+        candidates = [self._candidate(trial.config, trial.number) for trial in known]
+        ends = self._fitted.predict(self._ends(candidates))[0].round(6).tolist()
+        return {trial.number: end for trial, end in zip(known, ends, strict=True)}
 
     def _ends(self, candidates: Sequence[Candidate]) -> Rows:
         return self._view.places(candidates, [self._rungs[-1]] * len(candidates))
