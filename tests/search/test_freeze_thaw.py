@@ -5,8 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from thrifty.search import ASHA, FreezeThaw, GridSampler, History, KDESampler, Proposal, _curve_view
-from thrifty.search._curve_model import CannotFit
+from thrifty.search import (
+    ASHA,
+    FreezeThaw,
+    GridSampler,
+    History,
+    KDESampler,
+    Proposal,
+    _curve_view,
+    _freeze_thaw,
+)
+from thrifty.search._curve_model import CannotFit, CurveModel
 from thrifty.search._stage_prices import StageForest
 from thrifty.space import Choice, Constant, Float, Int, Space, Step
 from thrifty.testing import FakeStudy
@@ -106,6 +115,20 @@ def test_free_prefix_is_preferred_among_equals():
         if decision.config is not None
     ]
     assert found.count(Step(0.1, [8])) > found.count(Step(0.2, [8]))
+
+
+def test_longer_free_prefix_is_preferred_among_equals(monkeypatch):
+    """Both are as likely to end best; the one that branches off later leaves less to train."""
+    monkeypatch.setattr(_freeze_thaw, "MODELLED_SHARE", 1.0)
+    monkeypatch.setattr(CurveModel, "exceeds", lambda self, places, threshold: 0.0 * places.times)
+    configs = [{"lr": Constant(rate)} for rate in (0.1, 0.2, 0.3, 0.4)]
+    options = [Step(0.1, [3]), Step(0.1, [9]), *(c["lr"] for c in configs)]
+    space = Space(lr=Choice(options))
+    history = started(space, configs, epochs=10, score=lambda c, e: e - c["lr"].value / 10)
+    algorithm = freeze_thaw(max_epochs=27, sampler=GridSampler(), num_trials=99)
+    decisions = ask(algorithm, history, space=space, num=2)
+    assert [d.config["lr"] for d in decisions] == [Step(0.1, [9]), Step(0.1, [3])]
+    assert [d.target for d in decisions] == [27, 9]
 
 
 def test_sibling_is_trained_to_where_something_is_new():

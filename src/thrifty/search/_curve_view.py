@@ -106,6 +106,13 @@ class CurveView:
         for trial, each in zip(seen, features, strict=True):
             for rung, score in self._observed(trial, most):
                 rows.setdefault(int(each.paths[rung]), (each, rung, score))
+        for candidate in candidates:
+            if candidate.known:  # also where an equal trial that is not active has trained it
+                each, num = self._features.of(candidate.config), len(candidate.known)
+                rung = int(np.searchsorted(self._rungs, num, side="right")) - 1
+                if rung >= 0:
+                    score = candidate.known[self._rungs[rung] - 1]
+                    rows.setdefault(int(each.paths[rung]), (each, rung, score))
         if not rows:
             raise CannotFit
         scores = np.array([score for _, _, score in rows.values()])

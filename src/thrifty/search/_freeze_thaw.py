@@ -42,9 +42,9 @@ class FreezeThaw(RungAlgorithm):
 
     A Gaussian process models the curves of all trials over configurations, epochs and schedules.
     At each rung, one in ``eta`` of the trials goes on, as with ``ASHA``. Here it is not the trial
-    with the best score so far but the one that is most likely to end best, for the price of its
-    next epochs. Epochs that another trial with equal hyper-parameters trains or has trained cost
-    nothing, and their scores are known. Other trials are paused and may go on at any time. Half of
+    with the best score so far but the one that is most likely to end best, for the epochs until
+    then. Epochs that another trial with equal hyper-parameters trains or has trained cost nothing,
+    and their scores are known. Other trials are paused and may go on at any time. Half of
     the new configurations are chosen by the model, too.
 
     A study ends when its budget is used up; the trial with the best score is then trained to
@@ -218,7 +218,9 @@ class _Picks:
             board, waiting = self._history.leaderboard(rung), self._history.waiting(rung)
             num_top = len(board) // self._algorithm.eta
             num_promoted = board.num_alive - len(waiting) + self._promoted[rung]
-            if len(waiting) == self._promoted[rung] or num_promoted > MOST_PROMOTED * num_top:
+            if not num_top or len(waiting) == self._promoted[rung]:
+                continue
+            if num_promoted > MOST_PROMOTED * num_top:
                 continue
             spread = np.linspace(0, len(waiting) - 1, NUM_COMPARED // 4).astype(int).tolist()
             places = dict.fromkeys([*range(min(NUM_COMPARED, len(waiting))), *spread])
@@ -284,14 +286,15 @@ class _Picks:
         return Pick(candidates[index], self._next_rung(candidates[index]))
 
     def _most_promising(self, candidates: Sequence[Candidate]) -> int | None:
-        """Return the candidate most likely to become the best, for the price of its next epochs.
+        """Return the candidate most likely to become the best, for the price until its end.
 
-        It is None if there is no model.
+        The price is the number of epochs that nothing else trains. The answer is None if there is
+        no model.
         """
         model = self._model
         if model is None:
             return None
-        prices = [Pick(candidate, self._next_rung(candidate)).price for candidate in candidates]
+        prices = [self._rungs[-1] - candidate.requested for candidate in candidates]
         chances = model.exceeds(self._ends(candidates), self._best_end)
         return int(np.argmax((chances - np.log(np.maximum(prices, 1))).round(6)))
 
