@@ -42,10 +42,11 @@ class FreezeThaw(RungAlgorithm):
 
     A Gaussian process models the curves of all trials over configurations, epochs and schedules.
     At each rung, one in ``eta`` of the trials goes on, as with ``ASHA``. Here it is not the trial
-    with the best score so far but the one that is most likely to end best, for the epochs until
-    then. Epochs that another trial with equal hyper-parameters trains or has trained cost nothing,
-    and their scores are known. Other trials are paused and may go on at any time. Half of
-    the new configurations are chosen by the model, too.
+    with the best score so far but the one with the best predicted end. Where some need fewer epochs
+    until then, it is the one that is most likely to end best, for these epochs. Epochs that another
+    trial with equal hyper-parameters trains or has trained cost nothing, and their scores are
+    known. Other trials are paused and may go on at any time. Half of the new configurations are
+    chosen by the model, too.
 
     A study ends when its budget is used up; the trial with the best score is then trained to
     ``max_epochs``.
@@ -286,15 +287,20 @@ class _Picks:
         return Pick(candidates[index], self._next_rung(candidates[index]))
 
     def _most_promising(self, candidates: Sequence[Candidate]) -> int | None:
-        """Return the candidate most likely to become the best, for the price until its end.
+        """Return the candidate with the best predicted end, if all have the same price.
 
-        The price is the number of epochs that nothing else trains. The answer is None if there is
-        no model.
+        The price is the number of epochs until the end that nothing else trains. Where prices
+        differ, it is the one most likely to become the best, for its price. The answer is None if
+        there is no model.
         """
         model = self._model
         if model is None:
             return None
         prices = [self._rungs[-1] - candidate.requested for candidate in candidates]
+        if len(set(prices)) == 1:
+            # Predicted ends rank better than chances, which favour what is uncertain, but only
+            # chances can be divided by a price.
+            return int(np.argmax(model.predict(self._ends(candidates))[0].round(6)))
         chances = model.exceeds(self._ends(candidates), self._best_end)
         return int(np.argmax((chances - np.log(np.maximum(prices, 1))).round(6)))
 
