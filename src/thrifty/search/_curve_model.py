@@ -26,8 +26,6 @@ MEMORY = 0.7
 JITTER = 1e-6
 COMMON, COMMON_WIGGLE = 1.0, 0.03
 """Variances of what all curves have in common: level and slope, and smooth deviations."""
-BEND = 1.5
-"""Exponent of the second power law of each curve."""
 
 
 class CannotFit(Exception):  # noqa: N818 (it is no error of the user's)
@@ -124,7 +122,7 @@ class Relations:
 
     def __init__(self, one: Rows, other: Rows, *, is_choice: npt.NDArray[np.bool_]) -> None:
         self._one, self._other, self._is_choice = one, other, is_choice
-        self._slopes: dict[tuple[float, bool], FloatArray] = {}
+        self._slopes: dict[float, FloatArray] = {}
 
     @cached_property
     def squares(self) -> FloatArray:
@@ -144,13 +142,12 @@ class Relations:
         out: FloatArray = np.logical_and.accumulate(same, axis=2).mean(axis=2)
         return out
 
-    def slopes(self, power: float, *, decays: bool = True) -> FloatArray:
+    def slopes(self, power: float) -> FloatArray:
         """Products of what moves levels: the distance to the end of a power law, and decays."""
-        if (power, decays) not in self._slopes:
+        if power not in self._slopes:
             ahead = np.outer(_ahead(self._one.times, power), _ahead(self._other.times, power))
-            both = self._one.decays @ self._other.decays.T if decays else 0.0
-            self._slopes[power, decays] = ahead + both
-        return self._slopes[power, decays]
+            self._slopes[power] = ahead + self._one.decays @ self._other.decays.T
+        return self._slopes[power]
 
     @cached_property
     def memory(self) -> FloatArray:
@@ -166,9 +163,7 @@ class Relations:
         shared, slope = LEVELS["shared"][setting.shared], LEVELS["slope"][setting.slope]
         slopes = self.slopes(LEVELS["power"][setting.power])
         moving = 1.0 + slope * slopes
-        # Each curve also has a part with another exponent, or extrapolations would be too sure.
-        own = (1.0 - shared) * (moving + slope * self.slopes(BEND, decays=False))
-        own += LEVELS["wiggle"][setting.wiggle] * self.memory
+        own = (1.0 - shared) * moving + LEVELS["wiggle"][setting.wiggle] * self.memory
         common = COMMON * (1.0 + slopes) + COMMON_WIGGLE * self.memory
         return common + shared * like * moving + self.kinship * own
 
@@ -310,9 +305,7 @@ def prior_variance(places: Rows, setting: Setting) -> FloatArray:
     slope, wiggle = LEVELS["slope"][setting.slope], LEVELS["wiggle"][setting.wiggle]
     slopes = np.square(_ahead(places.times, LEVELS["power"][setting.power]))
     slopes += np.square(places.decays).sum(axis=1)
-    bends = np.square(_ahead(places.times, BEND))
-    own = 1.0 - LEVELS["shared"][setting.shared]
-    out: FloatArray = COMMON * (1.0 + slopes) + 1.0 + slope * (slopes + own * bends)
+    out: FloatArray = COMMON * (1.0 + slopes) + 1.0 + slope * slopes
     return out + COMMON_WIGGLE + wiggle
 
 
