@@ -16,6 +16,11 @@ judge. TaskSet and DeepOBS have no times: a row's epoch takes a lognormal time (
 once. The variant of BOSS that takes part is chosen beforehand on half of the tasks. Samplers that
 take several milliseconds for a draw may be given fewer repetitions (``--slow-repeats``). Peers have
 fewer repetitions and fewer tasks; the tables say how many.
+
+Sixteen made-up tasks have tables of their own: curves that cross, drop late, diverge or are noisy.
+Freeze-thaw has two repetitions, as each of its decisions takes tens of milliseconds. For it,
+the bench also reports how often intervals of its model hold later scores, and the
+time of a decision after 100 to 100,000 trials.
 """
 
 from __future__ import annotations
@@ -33,7 +38,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.common.harness import Goal, at_least, at_most, finish, parser, table
+from bench.search.curve_forecasts import NUMS, calibration, decision_times
 from bench.search.curves import Task, load
+from bench.search.made_up_curves import made_up
 from bench.search.methods import Method, boss_variants, methods, pass_epochs, quicken_optuna
 from bench.search.peers import peers
 from bench.search.report import SETTINGS, SHARES, WORKERS, Measured, halves, rank_rows, setting_rows
@@ -44,6 +51,8 @@ SLOW_REPEATS = 50
 PEER_REPEATS, PEER_EVERY = 2, 5
 RACE_REPEATS, RACE_WORKERS = 5, 8
 MOST_SECONDS = 1200
+FORECAST_REPEATS = 4
+MOST_SECONDS_OF_A_DECISION = {1_000: 0.2, 100_000: 1.0}
 
 
 class Effort(NamedTuple):
@@ -176,20 +185,27 @@ def main() -> None:
     began = time.perf_counter()
     quicken_optuna()
     _tasks.extend(load())
+    extra = made_up(judged=True)
     race, peer = Effort(RACE_REPEATS, 1), Effort(PEER_REPEATS, PEER_EVERY)
     if args.quick:
         args.repeats = 3
         args.slow_repeats = 1
         _tasks[:] = [_tasks[0], _tasks[9], _tasks[27]]
+        extra = extra[:1]
         race = peer = Effort(1, 1)
     theirs, missing = peers()
+    num = len(_tasks)
+    _tasks.extend(extra)
     with measuring(args.processes) as measure_all:
-        raced, winner = hold_race(measure_all, race.repeats)
+        raced, winner = hold_race(measure_all, race.repeats, num_tasks=num)
         ours = [*methods(), winner]
         found = run_all(measure_all, ours, repeats=args.repeats, slow_repeats=args.slow_repeats)
-        figures = {"race": raced, **show(ours, found)}
-        found_peers = run_peers(measure_all, [p.name for p in theirs], peer)
-    figures["peers"] = show_peers(ours, found, found_peers, peer)
+        real = [m for m in found if m.unit.task < num]
+        figures = {"race": raced, **show(ours, real, _tasks[:num])}
+        found_peers = run_peers(measure_all, [p.name for p in theirs], peer, num_tasks=num)
+    figures["made up"] = show_made_up(ours, [m for m in found if m.unit.task >= num], extra)
+    figures["peers"] = show_peers(ours, real, found_peers, peer, num_tasks=num)
+    figures |= show_forecasts(_tasks[:num], extra, quick=args.quick)
     figures["missing peers"] = missing
     for library, reason in missing.items():
         print(f"{library} did not run: {reason}")
@@ -198,10 +214,12 @@ def main() -> None:
     finish("search", figures, goals(figures))
 
 
-def hold_race(measure_all: MeasureAll, repeats: int) -> tuple[list[dict[str, Any]], Method]:
+def hold_race(
+    measure_all: MeasureAll, repeats: int, *, num_tasks: int
+) -> tuple[list[dict[str, Any]], Method]:
     """Compare the variants of BOSS on the first half of the tasks, with 8 workers."""
     variants, setting = boss_variants(), SETTINGS[2]
-    first = np.flatnonzero(halves(_tasks)).tolist()
+    first = np.flatnonzero(halves(_tasks[:num_tasks])).tolist()
     found = measure_all([Unit(v.name, RACE_WORKERS, t, repeats) for v in variants for t in first])
     names = [v.name for v in variants]
     measured = collect(names, found, workers=(RACE_WORKERS,))
@@ -217,25 +235,32 @@ def run_all(
 
     The slow ones come first, so that both processes end together.
     """
+
+    def repeats_of(method: Method) -> int:
+        wanted = slow_repeats if method.slow else repeats
+        return wanted if method.most_repeats is None else min(wanted, method.most_repeats)
+
     return measure_all([
-        Unit(m.name, w, t, slow_repeats if m.slow else repeats)
+        Unit(m.name, w, t, repeats_of(m))
         for m in sorted(ours, key=lambda m: not m.slow)
         for w in reversed(WORKERS)
         for t in range(len(_tasks))
     ])
 
 
-def show(ours: Sequence[Method], found: Sequence[Measurement]) -> dict[str, Any]:
+def show(
+    ours: Sequence[Method], found: Sequence[Measurement], tasks: Sequence[Task]
+) -> dict[str, Any]:
     """Print all tables of our methods."""
     names = [method.name for method in ours]
     measured = collect(names, found)
     figures: dict[str, Any] = {"settings": {}}
     for setting in SETTINGS:
-        rows = setting_rows(names, measured, _tasks, setting)
+        rows = setting_rows(names, measured, tasks, setting)
         figures["settings"][setting] = rows
         _say(setting, rows)
-    first = halves(_tasks)
-    figures["everywhere"] = rank_rows(names, measured, np.ones(len(_tasks), dtype=bool))
+    first = halves(tasks)
+    figures["everywhere"] = rank_rows(names, measured, np.ones(len(tasks), dtype=bool))
     _say("All settings, all tasks", figures["everywhere"])
     figures["judged"] = rank_rows(names, measured, ~first)
     figures["judged tasks"] = int((~first).sum())
@@ -243,12 +268,41 @@ def show(ours: Sequence[Method], found: Sequence[Measurement]) -> dict[str, Any]
     return figures
 
 
-def run_peers(measure_all: MeasureAll, theirs: Sequence[str], effort: Effort) -> list[Measurement]:
+def show_made_up(
+    ours: Sequence[Method], found: Sequence[Measurement], tasks: Sequence[Task]
+) -> dict[str, Any]:
+    """Print tables of our methods on made-up tasks, by setting."""
+    names = [method.name for method in ours]
+    measured = collect(names, found)
+    figures = {}
+    for setting in SETTINGS:
+        figures[setting] = setting_rows(names, measured, tasks, setting)
+        _say(f"Made-up curves, {setting}", figures[setting])
+    return figures
+
+
+def show_forecasts(tasks: Sequence[Task], extra: Sequence[Task], *, quick: bool) -> dict[str, Any]:
+    """Print the calibration of the curve model on the judged tasks, and times of decisions."""
+    judged = [task for task, is_first in zip(tasks, halves(tasks), strict=True) if not is_first]
+    repeats = 1 if quick else FORECAST_REPEATS
+    figures = {
+        "calibration": calibration(judged, repeats=repeats),
+        "calibration, made up": calibration(extra, repeats=repeats),
+        "decision times": decision_times(NUMS[:2] if quick else NUMS),
+    }
+    for name, rows in figures.items():
+        _say(f"Freeze-thaw: {name}", rows)
+    return figures
+
+
+def run_peers(
+    measure_all: MeasureAll, theirs: Sequence[str], effort: Effort, *, num_tasks: int
+) -> list[Measurement]:
     return measure_all([
         Unit(name, w, t, effort.repeats)
         for name in theirs
         for w in reversed(WORKERS)
-        for t in range(0, len(_tasks), effort.every)
+        for t in range(0, num_tasks, effort.every)
     ])
 
 
@@ -257,9 +311,11 @@ def show_peers(
     found: Sequence[Measurement],
     found_peers: Sequence[Measurement],
     effort: Effort,
+    *,
+    num_tasks: int,
 ) -> list[dict[str, Any]]:
     """Compare peers and ours on the same tasks with as many repetitions."""
-    tasks = range(0, len(_tasks), effort.every)
+    tasks = range(0, num_tasks, effort.every)
     some = [_first(m, effort.repeats) for m in found if m.unit.task in tasks]
     names = list(dict.fromkeys([*(m.name for m in ours), *(m.unit.method for m in found_peers)]))
     measured = collect(names, [*some, *found_peers])
@@ -280,11 +336,19 @@ def goals(figures: dict[str, Any]) -> list[Goal]:
     judged = figures["judged"]
     boss = [row for row in judged if row["method"].startswith("BOSS")]
     others = [row for row in judged if row not in boss]
-    fewest = min(judged, key=lambda row: row["repetitions"])
+    capped = {method.name for method in methods() if method.most_repeats is not None}
+    fewest = min(
+        (row for row in judged if row["method"] not in capped), key=lambda row: row["repetitions"]
+    )
     out = [at_least(f"repetitions ({fewest['method']})", fewest["repetitions"], 50)]
     for row in boss:
         name = f"{row['method']}: mean rank behind the best other ({others[0]['method']})"
         out.append(at_most(name, row["mean rank"] - others[0]["mean rank"], 0))
+    for row in figures["decision times"]:
+        most = MOST_SECONDS_OF_A_DECISION.get(row["trials"])
+        if most is not None:
+            name = f"seconds of a freeze-thaw decision, {row['trials']:,} trials"
+            out.append(at_most(name, row["later decisions [s], longest"], most))
     print(f"Best mean rank on the judged tasks: {judged[0]['method']}")
     return [*out, at_most("seconds of the whole bench", figures["seconds"], MOST_SECONDS)]
 

@@ -21,6 +21,7 @@ from thrifty.search import (
     Algorithm,
     AsyncSubSampling,
     Decision,
+    FreezeThaw,
     History,
     Hyperband,
     KDESampler,
@@ -44,6 +45,8 @@ TRIALS_OF_A_PASS = 49
 """Trials of all brackets of Hyperband together."""
 QUEUED = 32
 """Fully trained trials: more than start before a budget of one pass is used up."""
+FREEZE_THAW_REPEATS = 2
+"""Repetitions of freeze-thaw: a study with 32 workers takes about 10 s of processor time."""
 ENDLESS = 100_000
 """Trials of methods that go on until they are stopped."""
 
@@ -81,11 +84,13 @@ class Method(NamedTuple):
     """A name for the tables, and the algorithm for a budget of ``n`` passes of Hyperband.
 
     ``slow``: its sampler takes several milliseconds for a draw, so it gets fewer repetitions.
+    ``most_repeats``: no more repetitions than this, as each decision takes tens of milliseconds.
     """
 
     name: str
     make: Callable[[int], Algorithm]
     slow: bool = False
+    most_repeats: int | None = None
 
 
 def quicken_optuna() -> None:
@@ -131,6 +136,12 @@ def methods() -> list[Method]:
         Method("halving", lambda n: SuccessiveHalving(max_epochs=R, num_trials=K * n)),
         Method("Hyperband", lambda n: Hyperband(max_epochs=R, num_trials=TRIALS_OF_A_PASS * n)),
         Method("ASHA", lambda _: ASHA(max_epochs=R, num_trials=ENDLESS)),
+        Method(
+            "freeze-thaw",
+            lambda _: FreezeThaw(max_epochs=R, num_trials=ENDLESS),
+            slow=True,
+            most_repeats=FREEZE_THAW_REPEATS,
+        ),
         Method(
             "TPE + halving",
             lambda n: SuccessiveHalving(max_epochs=R, num_trials=K * n, sampler=TPESampler()),

@@ -91,6 +91,7 @@ if TYPE_CHECKING:
         AsyncSubSampling as AsyncSubSampling,
         CMAESSampler as CMAESSampler,
         Enqueued as Enqueued,
+        FreezeThaw as FreezeThaw,
         GPSampler as GPSampler,
         GridSampler as GridSampler,
         GridSearch as GridSearch,
@@ -172,8 +173,8 @@ _HOMES = {
     ),
     "run": "External Faults Local Ray Slurm",
     "search": (
-        "ASHA Algorithm AsyncSubSampling BOHB BOSS CMAESSampler Enqueued GPSampler GridSampler "
-        "GridSearch QuantizedSampler "
+        "ASHA Algorithm AsyncSubSampling BOHB BOSS CMAESSampler Enqueued FreezeThaw GPSampler "
+        "GridSampler GridSearch QuantizedSampler "
         "Hyperband KDESampler MedianStopping NSGAIISampler PopulationBasedTraining "
         "RandomForestSampler RandomSampler "
         "RandomSearch Sampler StoppingASHA SubSampling SuccessiveHalving TPESampler"

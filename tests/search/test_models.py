@@ -23,7 +23,7 @@ def behind(monkeypatch):
     found = []
 
     def pick(self, acquisition, config_of):
-        best = max(a for i, a in enumerate(acquisition) if not self._is_known(config_of(i)))
+        best = max(a for i, a in enumerate(acquisition) if not self.is_known(config_of(i)))
         picked = take(self, acquisition, config_of)
         found.append(best - acquisition[picked[0]])
         return picked

@@ -29,6 +29,7 @@ GROWING = {
     "median": lambda num: th.MedianStopping(max_epochs=3, num_trials=num),
     "asha": lambda num: th.ASHA(max_epochs=3, num_trials=num),
     "sub-sampling": lambda num: th.AsyncSubSampling(max_epochs=3, num_trials=num),
+    "freeze-thaw": lambda num: th.FreezeThaw(max_epochs=3, num_trials=num),
 }
 
 

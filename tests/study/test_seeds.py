@@ -310,6 +310,7 @@ ALGORITHMS = [
     th.Hyperband(max_epochs=4, eta=2),
     th.ASHA(max_epochs=4, num_trials=6, eta=2),
     th.search.AsyncSubSampling(max_epochs=4, num_trials=5, eta=2),
+    th.search.FreezeThaw(max_epochs=4, num_trials=5, eta=2),
     th.PopulationBasedTraining(max_epochs=4, population=4, interval=2, explore=("lr",)),
     # these decide by the rules of the ones above
     th.RandomSearch(max_epochs=4, num_trials=4),
@@ -317,7 +318,7 @@ ALGORITHMS = [
     th.BOHB(max_epochs=4, eta=2),
     th.search.BOSS(max_epochs=4, eta=2),
     th.search.SubSampling(max_epochs=4, num_trials=5, eta=2),
-][: draws(6, 11)]
+][: draws(7, 12)]
 
 
 @pytest.mark.sample(2)

@@ -17,6 +17,7 @@ from thrifty.search import (
     ASHA,
     BOSS,
     AsyncSubSampling,
+    FreezeThaw,
     GridSampler,
     GridSearch,
     History,
@@ -159,6 +160,7 @@ TWINS = [
     MedianStopping(max_epochs=9, num_trials=20),
     BOSS(max_epochs=9),
     AsyncSubSampling(max_epochs=9, num_trials=12),
+    FreezeThaw(max_epochs=9, num_trials=12),
 ]
 
 

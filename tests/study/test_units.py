@@ -176,6 +176,7 @@ def test_horizons_and_rungs_are_whole_epochs(tmp_path):
         th.MedianStopping(max_epochs=th.steps(24), interval=th.steps(6), num_trials=3),
         th.SubSampling(max_epochs=th.steps(24), num_trials=3),
         th.AsyncSubSampling(max_epochs=th.steps(24), num_trials=3),
+        th.FreezeThaw(max_epochs=th.steps(24), num_trials=3),
         th.PopulationBasedTraining(
             max_epochs=th.steps(24), interval=th.steps(12), population=4, explore=("lr",)
         ),

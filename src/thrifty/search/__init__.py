@@ -9,6 +9,7 @@ from ._algorithm import (
     next_decisions,
 )
 from ._async_sub_sampling import AsyncSubSampling
+from ._freeze_thaw import FreezeThaw
 from ._halving import ASHA, BOHB, Bracket, Hyperband, StoppingASHA, SuccessiveHalving
 from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState
 from ._population import PopulationBasedTraining
@@ -37,6 +38,7 @@ __all__ = [
     "CMAESSampler",
     "Decision",
     "Enqueued",
+    "FreezeThaw",
     "GPSampler",
     "GridSampler",
     "GridSearch",

@@ -74,14 +74,19 @@ class Picker:
         """Draw a random configuration, a new one if a few tries find one."""
         for _ in range(_NUM_DRAWS):
             config = space.sample(rng)
-            if not self._is_known(config):
+            if not self.is_known(config):
                 break
         self._taken.add(_key(config))
         return config
 
-    def _is_known(self, config: Config) -> bool:
+    def is_known(self, config: Config) -> bool:
+        """Return whether a trial has this configuration, or an earlier pick had it."""
         key = _key(config)
         return key in self._taken or key in self._before
+
+    def take(self, config: Config) -> None:
+        """Let no later pick have this configuration."""
+        self._taken.add(_key(config))
 
     def _new(
         self, acquisition: FloatArray, config_of: Callable[[int], dict[str, Any]]
@@ -89,7 +94,7 @@ class Picker:
         """Yield candidates that have not been tried, best first."""
         for index in np.argsort(-acquisition, kind="stable").tolist():
             config = config_of(index)
-            if not self._is_known(config):
+            if not self.is_known(config):
                 yield index, config
 
     def _most_shared(
