@@ -16,6 +16,8 @@ from tests.study.test_steering import AfterEpochs, look_often  # noqa: F401 (a f
 from thrifty.cli import _app
 from thrifty.cli._train import load_stored_study
 from thrifty.core import StudyMismatchError, UsageError
+from thrifty.store import Store
+from thrifty.store._steering_requests import ask_longer
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("folder")]
@@ -139,6 +141,7 @@ def test_an_extension_shows_what_it_costs_and_asks(line):
     shown = json.loads(thrifty(*extend, "--json"))
     check(shown, "extend")
     assert not shown["extended"]
+    assert not shown["queued"]
     assert not asked()[0].endswith("max_epochs from 4 to 7")
     said = thrifty(*extend, answer="y\n")
     assert "extended; train it with: thrifty resume line --storage sqlite:///t.db" in said
@@ -154,3 +157,40 @@ def test_a_file_that_is_shorter_than_its_study_says_so(line):
     thrifty("extend", "line", *DB, "--epochs", "7", "--trust-file", "--yes")
     with pytest.raises(StudyMismatchError, match="cannot become shorter"):
         thrifty("run", "line_study.py", "--quiet")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_extension_of_a_study_that_runs_is_queued(folder, as_json):  # noqa: F811
+    thrifty("plan", "line_study.py")
+    thrifty("run", "line_study.py", "--quiet", "--stop-epochs", "1")
+    extend = ("extend", "line", *DB, "--epochs", "7", "--trust-file", "--yes")
+    said = []
+
+    def ask():
+        said.append(thrifty(*extend, *(["--json"] if as_json else [])))
+        said.append(asked()[0].partition("  ")[2].partition("  ")[2])
+
+    assert run(1, ask) == ["done", "done"]
+    if as_json:
+        document = json.loads(said[0])
+        check(document, "extend")
+        assert (document["extended"], document["queued"], document["after"]) == (False, True, 7)
+    else:
+        assert "queued: the process that runs the study goes on with it once it" in said[0]
+        assert "write max_epochs=7, too" in said[0]
+        assert "extended" not in said[0]
+    assert said[1] == "lengthen: max_epochs=7  (queued)"
+    acts = json.loads(thrifty("acts", "line", *DB, "--json"))
+    check(acts, "acts")
+    kinds = [(each["kind"], each["text"], each["queued"]) for each in acts["acts"]]
+    assert kinds == [("lengthen", "7", False), ("extend", "max_epochs from 4 to 7", False)]
+    best = json.loads(thrifty("best", "line", *DB, "--json"))
+    assert [each["reached"]["epochs"] for each in best["trials"]] == [7]
+
+
+def test_a_queued_extension_of_a_study_that_is_done_is_trained_by_resume(line):
+    with Store.open(DB[1]) as store:
+        ask_longer(store, "line", max_epochs=7)
+    thrifty("resume", "line", *DB, "--quiet", "--trust-file")
+    best = json.loads(thrifty("best", "line", *DB, "--json"))
+    assert [each["reached"]["epochs"] for each in best["trials"]] == [7]

@@ -12,12 +12,15 @@ from tests.study.helpers import SOLO, Count, trained
 from tests.study.processes import At, die, exit_code, started
 from thrifty.core import (
     AlgorithmError,
-    StoreBusyError,
     StudyMismatchError,
     StudyNotFoundError,
+    SystemClock,
     UsageError,
 )
-from thrifty.store import Store
+from thrifty.store import Store, _studies
+from thrifty.store._records import ActApplied
+from thrifty.store._steering_requests import ask_longer
+from thrifty.study import StudyEnded
 from thrifty.study._extension import extension_of
 from thrifty.testing import LineTask
 
@@ -245,6 +248,11 @@ def test_a_branch_whose_schedule_depends_on_the_length_is_refused(tmp_path):
             "Hyperband may have decided otherwise with more than 3",
         ),
         (
+            th.FreezeThaw(max_epochs=3, num_trials=4),
+            th.FreezeThaw(max_epochs=9, num_trials=4),
+            "FreezeThaw may have decided otherwise",
+        ),
+        (
             th.SubSampling(max_epochs=3, num_trials=4),
             th.SubSampling(max_epochs=9, num_trials=4),
             "SubSampling may have decided otherwise",
@@ -396,7 +404,7 @@ def test_a_longer_study_whose_files_are_gone_is_still_the_same(tmp_path):
     assert records(longer) == at_once(tmp_path, 8)[1]
 
 
-def test_a_study_is_extended_only_if_it_is_there_shorter_and_not_running(tmp_path):
+def test_a_study_is_extended_only_if_it_is_there_and_shorter(tmp_path):
     study = of_length(tmp_path, 4)
     with pytest.raises(StudyNotFoundError):
         study.extend(max_epochs=8)
@@ -405,10 +413,6 @@ def test_a_study_is_extended_only_if_it_is_there_shorter_and_not_running(tmp_pat
         study.extend(max_epochs=4)
     with pytest.raises(UsageError, match="trains 4 epochs already"):
         study.extension(max_epochs=3)
-    with Store.open(study.storage.url, create=False) as store:
-        other = of_length(tmp_path, 4)
-        with store.lease(store.studies.get("line")), pytest.raises(StoreBusyError):
-            other.extend(max_epochs=8)
     assert not study.acts
 
 
@@ -418,6 +422,268 @@ def test_the_stored_length_is_found_again(tmp_path):
     assert study.as_stored().algorithm.max_epochs == 8
     assert [each.epochs for each in study.as_stored().run(progress=False).trials] == [8] * 4
     assert of_length(tmp_path, 9).as_stored().algorithm.max_epochs == 9
+
+
+# -- requests for longer trials ----------------------------------------------------------
+
+
+def request(study, *lengths):
+    """Queue requests as the dashboard does, which does not know the study's code."""
+    with Store.open(study.storage.url, create=False) as store:
+        for length in lengths:
+            ask_longer(store, study.name, max_epochs=length)
+
+
+def said(study):
+    return [(act.kind, act.text, act.is_queued, act.answer) for act in study.acts]
+
+
+EXTENDED = ("extend", "max_epochs from 4 to 8", False, "")
+
+
+@pytest.mark.parametrize("stop", [None, 7])
+def test_a_request_is_applied_by_the_next_run(tmp_path, stop):
+    short = of_length(tmp_path, 4)
+    first = trained(short, stop=None if stop is None else th.StopWhen(epochs=stop))
+    request(short, 8)
+    assert said(short) == [("lengthen", "8", True, "")]
+    study = of_length(tmp_path, 4)
+    second = trained(study)
+    total, expected = at_once(tmp_path, 8)
+    assert records(study) == expected
+    assert first + second == total
+    assert study.algorithm.max_epochs == 8
+    assert said(study) == [("lengthen", "8", False, ""), EXTENDED]
+    assert study.acts[1].who == study.acts[0].who
+    assert trained(study) == 0
+    assert len(study.acts) == 2
+
+
+@pytest.mark.parametrize("shared", [None, True])
+def test_a_study_that_runs_goes_on_with_a_request_in_the_same_run(tmp_path, shared):
+    study, other = (of_length(tmp_path, 4, shared=shared) for _ in range(2))
+    found, ends = [], []
+
+    class Watch:
+        def on_event(self, event):
+            ends.extend([event.state] if isinstance(event, StudyEnded) else [])
+
+    extend = At(9, lambda: found.append(other.extend(max_epochs=8)))
+    num = trained(study, observers=[extend, Watch()])
+    total, expected = at_once(tmp_path, 8)
+    assert found[0].is_queued
+    assert str(found[0]).endswith("goes on with it once it has trained, or the next run does")
+    assert other.algorithm.max_epochs == 4
+    assert records(study) == expected
+    assert num == total
+    assert ends == ["done", "done"]
+    assert said(study) == [("lengthen", "8", False, ""), EXTENDED]
+
+
+def test_a_run_that_is_stopped_leaves_a_request_to_the_next(tmp_path):
+    study = of_length(tmp_path, 4)
+    first = trained(study, observers=[At(9, lambda: request(study, 8))], stop=th.StopWhen(epochs=3))
+    assert said(study) == [("lengthen", "8", True, "")]
+    assert first + trained(study) == at_once(tmp_path, 8)[0]
+    assert said(study)[0] == ("lengthen", "8", False, "")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_time_to_stop_counts_from_the_beginning_of_the_run(tmp_path, seconds):
+    class Late(SystemClock):
+        late_s = 0.0
+
+        def monotonic(self):
+            return super().monotonic() + self.late_s
+
+    class AtTheEnd:
+        def on_event(self, event):
+            if isinstance(event, StudyEnded) and not study.acts[-1].answer:
+                study._clock.late_s = seconds
+
+    study = of_length(tmp_path, 4)
+    study._clock = Late()
+    begin = At(9, lambda: request(study, 8))
+    num = trained(study, observers=[begin, AtTheEnd()], stop=th.StopWhen(seconds=1e6))
+    assert said(study)[0] == ("lengthen", "8", False, "")
+    assert (num == at_once(tmp_path, 8)[0]) == (seconds == 0.0)
+
+
+def refused_study(folder, kind):
+    algorithm = th.ASHA(max_epochs=9, num_trials=4) if kind == "rungs" else LONGER["grid"](9)
+    lr = th.Cosine(0.1) if kind == "schedule" else 0.2
+    return th.Study(
+        LineTask(),
+        th.Space(lr=th.Choice([0.1, lr])),
+        algorithm=algorithm,
+        metric="mse",
+        mode="min",
+        storage=f"sqlite:///{folder}/t.db",
+        name="line",
+    )
+
+
+REFUSED = {
+    "rungs": (16, "which would be (1, 3, 16)"),
+    "schedule": (16, "of 'lr' depends on max_epochs, so the first 9 epochs would have other"),
+    "shorter": (10, "trains 12 epochs already, and got max_epochs=10"),
+}
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_request_that_cannot_be_done_is_answered_and_training_goes_on(
+    tmp_path, kind, is_running, caplog
+):
+    length, why = REFUSED[kind]
+    study = refused_study(tmp_path, kind)
+    if is_running:
+        begin = At(9, lambda: request(study, length))
+        num = trained(study, observers=[begin])
+    else:
+        num = trained(study, stop=th.StopWhen(epochs=3))
+        request(study, length)
+    if kind == "shorter":
+        with Store.open(study.storage.url) as store:
+            store.acts.answer([ActApplied(act=act.id) for act in study.acts])
+        study.extend(max_epochs=12)
+        with Store.open(study.storage.url) as store:
+            info = store.studies.get("line")
+            store.acts.add(info, "lengthen", trial=None, text="10", who="a friend")
+    num += trained(study)
+    (tmp_path / "other").mkdir()
+    same = refused_study(tmp_path / "other", kind)
+    if kind == "shorter":
+        same = same._longer(12)
+    assert num == trained(same)
+    assert records(study) == records(same)
+    act = next(act for act in reversed(study.acts) if act.kind == "lengthen")
+    assert not act.is_queued
+    assert why in act.answer
+    assert study.algorithm.max_epochs == (12 if kind == "shorter" else 9)
+
+
+def test_a_branch_that_depends_on_the_length_is_the_answer_to_a_request(tmp_path):
+    study = of_length(tmp_path, 4).run(progress=False)
+    study.enqueue_trial(study.branch(0, after=2, change={"lr": th.Linear(0.3)}))
+    study.run(progress=False)
+    request(study, 8)
+    assert trained(study) == 0
+    (act,) = study.acts
+    assert act.answer == (
+        "a schedule of trial 4 depends on max_epochs, so its first 4 epochs would have other values"
+    )
+
+
+def test_an_objective_has_the_length_of_its_reports(tmp_path):
+    def objective(trial):
+        x = trial.suggest_float("x", -1.0, 1.0)
+        for step in range(3):
+            trial.report(x * step, step)
+        return x
+
+    url = f"sqlite:///{tmp_path}/t.db"
+    options = {"max_epochs": 3, "n_trials": 2, "prune": False, "progress": False}
+    study = th.optimize(objective, name="line", storage=url, **options)
+    with pytest.raises(StudyMismatchError, match="reports a fixed number of times"):
+        study.extension(max_epochs=6)
+    request(study, 6)
+    study.run(progress=False)
+    assert "reports a fixed number of times" in study.acts[0].answer
+    assert [trial.epochs for trial in study.trials] == [3, 3]
+
+
+@pytest.mark.parametrize("lengths", [(6, 8), (8, 6), (8, 8)])
+def test_of_several_requests_the_largest_counts_and_all_are_answered(tmp_path, lengths):
+    study = of_length(tmp_path, 4).run(progress=False)
+    request(study, *lengths)
+    trained(study)
+    assert records(study) == at_once(tmp_path, 8)[1]
+    counts = "a request for 8 epochs counts"
+    answers = sorted(act.answer for act in study.acts)
+    assert answers == ["", "", counts]
+    assert [act.text for act in study.acts if act.kind == "extend"] == ["max_epochs from 4 to 8"]
+    assert not any(act.is_queued for act in study.acts)
+
+
+def test_of_several_requests_the_largest_that_can_be_done_counts(tmp_path, monkeypatch):
+    def why_not(algorithm, before):
+        return "ten is too many" if algorithm.max_epochs == 10 else ""
+
+    monkeypatch.setattr(th.GridSearch, "why_not_longer", why_not)
+    study = of_length(tmp_path, 4).run(progress=False)
+    request(study, 6, 10, 8)
+    study.run(progress=False)
+    assert [trial.epochs for trial in study.trials] == [8] * 4
+    answers = ["a request for 8 epochs counts", "ten is too many", "", ""]
+    assert [act.answer for act in study.acts] == answers
+
+
+def _dies_in_the_transaction(folder):
+    def dying(*_, **__):
+        die()
+
+    _studies.write_applied = dying
+    trained(of_length(folder, 4))
+
+
+def _dies_after_it(folder, count):
+    trained(of_length(folder, 4), observers=[At(count, die)])
+
+
+@pytest.mark.parametrize("count", [None, 1, 9])
+def test_a_request_is_applied_once_across_a_kill(tmp_path, count):
+    short = of_length(tmp_path, 4).run(progress=False, executor=SOLO)
+    request(short, 8)
+    if count is None:
+        child = started(_dies_in_the_transaction, tmp_path)
+    else:
+        child = started(_dies_after_it, tmp_path, count)
+    assert exit_code(child) == -9
+    assert said(short) == (
+        [("lengthen", "8", True, "")] if count is None else [("lengthen", "8", False, ""), EXTENDED]
+    )
+    study = of_length(tmp_path, 4).as_stored()
+    assert study.algorithm.max_epochs == (4 if count is None else 8)
+    trained(study)
+    assert records(study) == at_once(tmp_path, 8)[1]
+    assert said(study) == [("lengthen", "8", False, ""), EXTENDED]
+
+
+def test_a_loop_that_asks_leaves_a_request_to_the_next(tmp_path):
+    study = th.Study(
+        th.External("a robot"),
+        th.Space(speed=th.Choice([0.1, 0.5])),
+        algorithm=th.GridSearch(max_epochs=2),
+        metric="way",
+        storage=f"sqlite:///{tmp_path}/t.db",
+        name="robot",
+    )
+
+    def tell_all():
+        while trial := study.ask():
+            while study.tell(trial, {"way": 1.0}):
+                if not study.acts:
+                    request(study, 3)
+        return [trial.epochs for trial in study.trials]
+
+    assert tell_all() == [2, 2]
+    assert study.acts[0].is_queued
+    assert tell_all() == [3, 3]
+    assert not study.acts[0].is_queued
+
+
+@pytest.mark.parametrize("length", [0, -1, 2.0, True, "8", None, 1_000_001])
+def test_a_bad_number_is_not_requested(tmp_path, length):
+    study = of_length(tmp_path, 4).run(progress=False)
+    with pytest.raises(UsageError, match="whole number from 1 to 1,000,000, got "):
+        request(study, length)
+    with pytest.raises(UsageError, match="trains 4 epochs already, and got max_epochs=4"):
+        request(study, 4)
+    assert not study.acts
+
+
+# -- what an algorithm, a unit or a database cannot have -------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,9 +703,7 @@ class SaysSo(HalfGrid):
 
 def test_a_class_of_the_user_says_itself_that_it_may_become_longer(tmp_path):
     of_algorithm(tmp_path, HalfGrid(max_epochs=2)).run(progress=False)
-    with pytest.raises(
-        StudyMismatchError, match=r"HalfGrid may have.*define why"
-    ):
+    with pytest.raises(StudyMismatchError, match=r"HalfGrid may have.*define why"):
         of_algorithm(tmp_path, HalfGrid(max_epochs=4)).run(progress=False)
     of_algorithm(tmp_path, SaysSo(max_epochs=2), name="b").run(progress=False)
     study = of_algorithm(tmp_path, SaysSo(max_epochs=4), name="b").run(progress=False)

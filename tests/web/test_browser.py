@@ -434,6 +434,14 @@ def steer_a_trial(page, home):
 def stop_a_study(page, home):
     page.goto(f"{home}#/studies/1/overview")
     expect(page.locator(".acts")).to_contain_text("trial 1: ")
+    epochs = page.get_by_label("new number of epochs")
+    expect(epochs).to_have_value("12")
+    epochs.fill("8")
+    page.get_by_role("button", name="Train longer").click()
+    expect(page.get_by_text("Trials train for 8 epochs instead of 6")).to_be_visible()
+    page.get_by_role("button", name="Train longer: click again to confirm").click()
+    request = page.locator(".acts li", has_text="train the study's trials for 8 epochs")
+    expect(request).to_contain_text("queued")
     page.get_by_role("button", name="Pause the study").click()
     expect(page.locator(".acts")).to_contain_text("pause the study")
     page.get_by_role("button", name="Stop the study").click()
@@ -480,6 +488,8 @@ def test_a_study_is_steered_from_its_page(page, tmp_path, monkeypatch):
     assert study.trials[1].state == "stopped"
     assert study.run(progress=False, executor=SOLO).trials[-1].config["lr"].at == 1
     assert {trial.state for trial in study.trials} > {"stopped"}
+    (request,) = [act for act in study.acts if act.kind == "lengthen"]
+    assert "depends on max_epochs" in request.answer
 
 
 def test_a_study_is_deleted_and_restored_from_its_page(page, database):

@@ -9,6 +9,7 @@ import pytest
 from tests.web.conftest import opened
 from thrifty.core import StoreWriteError, UsageError
 from thrifty.store import Store
+from thrifty.store._steering_requests import MAX_EPOCHS
 from thrifty.web import create_app, serve
 from thrifty.web._app import LARGEST_BODY
 from thrifty.web._steering_routes import CODE_S, MOST_CODES, Codes
@@ -235,6 +236,87 @@ def test_a_bad_branch_is_refused(steering, database, fields, status):
     assert enqueued(database) == []
 
 
+def longer(client, *, headers=PAGE, study=1, **fields):
+    body = {"max_epochs": 12, "code": code_for(client), **fields}
+    return client.post(f"/api/studies/{study}/length", json=body, headers=headers)
+
+
+def test_longer_trials_are_requested_from_a_page(steering, database):
+    made = longer(steering)
+    assert made.status_code == 201
+    assert (made.json()["kind"], made.json()["text"]) == ("lengthen", "12")
+    assert made.json()["queued"]
+    assert longer(steering, max_epochs=20).status_code == 201
+    (shown, _) = steering.get(ACTS).json()["acts"]
+    assert shown == made.json()
+    assert [(act.kind, act.max_epochs) for act in written(database)] == [
+        ("lengthen", 12),
+        ("lengthen", 20),
+    ]
+
+
+@pytest.mark.parametrize("headers", ATTACKS.values(), ids=ATTACKS)
+def test_longer_trials_from_elsewhere_are_refused(steering, database, headers):
+    assert longer(steering, headers=headers).status_code in (400, 403, 422)
+    assert written(database) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"max_epochs": 6}, 409),
+        ({"max_epochs": 1}, 409),
+        ({"max_epochs": 0}, 422),
+        ({"max_epochs": -8}, 422),
+        ({"max_epochs": MAX_EPOCHS + 1}, 422),
+        ({"max_epochs": 12.0}, 422),
+        ({"max_epochs": 12.5}, 422),
+        ({"max_epochs": "12"}, 422),
+        ({"max_epochs": True}, 422),
+        ({"max_epochs": None}, 422),
+        ({"max_epochs": [12]}, 422),
+        ({"trial": 1}, 422),
+        ({"who": "root@here"}, 422),
+        ({"code": None}, 422),
+        ({"code": "x"}, 403),
+        ({"study": 2}, 403),
+        ({"study": 99}, 404),
+    ],
+)
+def test_bad_longer_trials_are_refused(steering, database, fields, status):
+    answer = longer(steering, **fields)
+    assert answer.status_code == status
+    if status == 409:
+        told = f"study 'line' trains 6 epochs already, and got max_epochs={fields['max_epochs']}"
+        assert told in answer.json()["detail"]
+    assert written(database) == []
+
+
+def test_longer_trials_without_a_field_or_a_second_time(steering, database):
+    for body in ({"max_epochs": 12}, {"code": code_for(steering)}, {}, [], 12):
+        answer = steering.post("/api/studies/1/length", json=body, headers=PAGE)
+        assert answer.status_code == 422
+    code = code_for(steering)
+    assert longer(steering, code=code).status_code == 201
+    assert longer(steering, code=code, max_epochs=20).status_code == 403
+    assert len(written(database)) == 1
+
+
+def test_an_act_of_another_kind_cannot_request_longer_trials(steering, database):
+    assert note(steering, kind="lengthen", text="12").status_code == 422
+    assert note(steering, kind="extend", text="12").status_code == 422
+    assert written(database) == []
+
+
+def test_longer_trials_of_a_database_that_cannot_be_written(steering, monkeypatch):
+    def full(*_, **__):
+        raise StoreWriteError("the disk is full")
+
+    monkeypatch.setattr("thrifty.web._steering_routes.ask_longer", full)
+    answer = longer(steering)
+    assert (answer.status_code, answer.json()["detail"]) == (503, "the disk is full")
+
+
 def test_a_dashboard_that_only_shows(database):
     with opened(database, token=TOKEN) as client:
         client.get(f"/?token={TOKEN}")
@@ -242,6 +324,10 @@ def test_a_dashboard_that_only_shows(database):
         assert client.get("/api/studies/1/code").status_code == 403
         body = {"kind": "note", "text": "seen", "code": "x"}
         assert client.post(ACTS, json=body, headers=PAGE).status_code == 403
+        body = {"max_epochs": 12, "code": "x"}
+        answer = client.post("/api/studies/1/length", json=body, headers=PAGE)
+        assert answer.status_code == 403
+        assert "read-only" in answer.json()["detail"]
     assert written(database) == []
 
 

@@ -491,6 +491,8 @@ class ExtensionDocument(Document):
     """Epochs to train if all of these trials go on, of all seeds."""
     extended: bool
     """Whether the study is extended now; only with --yes."""
+    queued: bool
+    """Whether the process that runs the study was asked to do so; only with --yes."""
 
 
 class ActDocument(Document):
@@ -518,13 +520,23 @@ class ActOfStudy(TypedDict):
     """A request to a study."""
 
     kind: Literal[
-        "stop", "stop trial", "pause", "resume", "branch", "extend", "note", "tag", "untag"
+        "stop",
+        "stop trial",
+        "pause",
+        "resume",
+        "lengthen",
+        "branch",
+        "extend",
+        "note",
+        "tag",
+        "untag",
     ]
-    """Its kind; "branch": a branch of a trial was enqueued, "extend": the study was made longer."""
+    """Its kind; "lengthen": a request for a larger max_epochs, "extend": the study was made longer,
+    "branch": a branch of a trial was enqueued."""
     trial: int | None
     """Number of the trial that it is about; null for the whole study."""
     text: str
-    """The note or the tag."""
+    """The note, the tag, or the requested max_epochs."""
     who: str
     """The user and the machine."""
     at: float

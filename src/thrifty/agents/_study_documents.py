@@ -215,6 +215,7 @@ def extension_document(study: Study, found: Extension, *, extended: bool) -> Ext
         "epochs_again": found.epochs_again,
         "most_epochs_to_train": found.most_epochs_to_train,
         "extended": extended,
+        "queued": found.is_queued,
     }
 
 

@@ -145,7 +145,8 @@ def _line(act: Act) -> str:
     when = datetime.fromtimestamp(act.at).astimezone().strftime("%Y-%m-%d %H:%M")
     where = "" if act.trial is None or act.kind == "stop trial" else f" trial {act.trial}"
     what = f"stop trial {act.trial}" if act.kind == "stop trial" else act.kind + where
-    said = f": {plain_text(act.text)}" if act.text else ""
+    text = f"max_epochs={act.text}" if act.kind == "lengthen" else act.text
+    said = f": {plain_text(text)}" if text else ""
     came = "queued" if act.is_queued else act.answer
     return f"{when}  {plain_text(act.who)}  {what}{said}" + (
         f"  ({plain_text(came)})" if came else ""
@@ -230,8 +231,9 @@ def extend_command(
     """Let study NAME train its trials for longer, after showing what that costs.
 
     Trials that have ended go on from their kept states with the next ``thrifty resume NAME``. A
-    study whose schedules depend on max_epochs, or whose rungs would be others, is refused. With
-    --json and without --yes, nothing is written.
+    study whose schedules depend on max_epochs, or whose rungs would be others, is refused. While a
+    process runs the study, this is queued, and that process goes on with it once it has trained.
+    With --json and without --yes, nothing is written.
     """
     study = load_stored_study(name, storage=storage, trust_file=trust_file)
     found = study.extension(max_epochs=epochs)
@@ -242,13 +244,17 @@ def extend_command(
     if yes or not as_json:
         found = study.extend(max_epochs=epochs)
     if as_json:
-        print_document(extension_document(study, found, extended=yes))
+        print_document(extension_document(study, found, extended=yes and not found.is_queued))
+        return
+    mend = f"(in the file that defines it, write max_epochs={epochs}, too)"
+    if found.is_queued:
+        say(
+            "queued: the process that runs the study goes on with it once it has trained, or the "
+            f"next run does; see: thrifty acts\n{mend}"
+        )
         return
     command = shlex.join(["thrifty", "resume", name, "--storage", storage])
-    say(
-        f"extended; train it with: {plain_text(command)}\n"
-        f"(in the file that defines it, write max_epochs={epochs}, too)"
-    )
+    say(f"extended; train it with: {plain_text(command)}\n{mend}")
 
 
 def _once(pairs: tuple[tuple[str, Any], ...], option: str) -> dict[str, Any]:

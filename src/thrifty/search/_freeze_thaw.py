@@ -14,6 +14,7 @@ import numpy as np
 
 from thrifty.space import Config, Space
 
+from ._algorithm import Algorithm
 from ._curve_model import CannotFit, CurveModel, Rows
 from ._curve_view import NUM_ACTIVE, Candidate, CurveView, active_trials
 from ._halving import RungAlgorithm
@@ -96,6 +97,10 @@ class FreezeThaw(RungAlgorithm):
                 budget_epochs=self.budget_epochs,
                 max_epochs=self.max_epochs,
             )
+
+    def why_not_longer(self, before: int) -> str:
+        """Return that the model may have chosen otherwise: it predicts the scores at the end."""
+        return Algorithm.why_not_longer(self, before)
 
     def budget(self) -> int:
         """Return how many epochs the study trains, shared ones counted once.

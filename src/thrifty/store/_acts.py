@@ -17,13 +17,13 @@ from .coordination._leases import check_exists
 
 
 ActKind = Literal[
-    "stop", "stop trial", "pause", "resume", "branch", "extend", "note", "tag", "untag"
+    "stop", "stop trial", "pause", "resume", "lengthen", "branch", "extend", "note", "tag", "untag"
 ]
 """``stop`` ends a run of a study cleanly, ``branch`` has enqueued a branch of a trial.
 
-``extend`` has raised the study's ``max_epochs``.
+``lengthen`` requests a larger ``max_epochs``, and ``extend`` records that it was raised.
 """
-NEEDS_RUN: frozenset[ActKind] = frozenset({"stop", "stop trial", "pause", "resume"})
+NEEDS_RUN: frozenset[ActKind] = frozenset({"stop", "stop trial", "pause", "resume", "lengthen"})
 """Requests, which a process that runs the study applies. Other acts are done when written."""
 
 
@@ -36,7 +36,7 @@ class Act:
         study: The study.
         kind: What it requests, such as ``"stop"`` or ``"note"``.
         trial: Number of the trial that it is about; None: the whole study.
-        text: The note or the tag.
+        text: The note, the tag, or the requested ``max_epochs`` in digits.
         who: The user and the machine.
         at: When, in seconds since the epoch of Unix.
         applied_at: When it was applied; None: it is queued.
@@ -58,6 +58,11 @@ class Act:
         """Whether it waits for a process that runs the study."""
         return self.applied_at is None
 
+    @property
+    def max_epochs(self) -> int | None:
+        """The requested ``max_epochs``; None if the act requests no longer trials."""
+        return int(self.text) if self.kind == "lengthen" else None
+
 
 class Acts:
     """The acts on the studies of a store."""
@@ -75,23 +80,11 @@ class Acts:
             StudyNotFoundError: Another process has deleted the study.
             StoreWriteError: The disk is full, or the place is read-only.
         """
-        assert kind in get_args(ActKind), kind
-        now = self._clock.now()
-        row: dict[str, Any] = {
-            "study": study.id,
-            "kind": kind,
-            "trial": trial,
-            "text": plain_text(text, lines=True),
-            "who": plain_text(who),
-            "at": now,
-            "applied_at": None if kind in NEEDS_RUN else now,
-            "answer": "",
-        }
         with user_errors(self._engine), self._engine.begin() as connection:
             check_exists(connection, study)
-            made = connection.execute(insert(schema.acts).values(row)).inserted_primary_key
-        assert made is not None
-        return Act(id=made[0], **row)
+            return write_act(
+                connection, study, kind, trial=trial, text=text, who=who, at=self._clock.now()
+            )
 
     def of(self, study: int) -> Sequence[Act]:
         """Return all acts on a study, in order."""
@@ -99,10 +92,37 @@ class Acts:
         query = select(table).where(table.c.study == study).order_by(table.c.id)
         return records_of(Act, fetch(self._engine, query))
 
-    def answer(self, act: Act, text: str) -> None:
-        """Say what came of an act that no process will apply."""
+    def answer(self, records: Sequence[ActApplied]) -> None:
+        """Write why requests could not be done."""
         with user_errors(self._engine), self._engine.begin() as connection:
-            write_applied(connection, [ActApplied(act=act.id, answer=text)], at=self._clock.now())
+            write_applied(connection, records, at=self._clock.now())
+
+
+def write_act(
+    connection: Connection,
+    study: StudyInfo,
+    kind: ActKind,
+    *,
+    trial: int | None,
+    text: str,
+    who: str,
+    at: float,
+) -> Act:
+    """Write an act in a transaction of the caller."""
+    assert kind in get_args(ActKind), kind
+    row: dict[str, Any] = {
+        "study": study.id,
+        "kind": kind,
+        "trial": trial,
+        "text": plain_text(text, lines=True),
+        "who": plain_text(who),
+        "at": at,
+        "applied_at": None if kind in NEEDS_RUN else at,
+        "answer": "",
+    }
+    made = connection.execute(insert(schema.acts).values(row)).inserted_primary_key
+    assert made is not None
+    return Act(id=made[0], **row)
 
 
 def queued(connection: Connection, study: int) -> Sequence[Act]:

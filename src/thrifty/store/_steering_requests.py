@@ -11,6 +11,7 @@ from thrifty.core import UsageError, plain_text
 from thrifty.space import config_to_json
 
 from ._acts import Act, ActKind, tags_of
+from ._records import StudyInfo
 from ._store import Store
 
 
@@ -62,6 +63,48 @@ def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, tex
             f"there is no tag {plain_text(text)!r} to remove; `thrifty acts` lists all tags"
         )
     return store.acts.add(info, kind, trial=trial, text=text, who=this_user())
+
+
+MAX_EPOCHS = 1_000_000
+"""The largest ``max_epochs`` that can be requested; a slip of the keyboard may be larger."""
+
+
+def ask_longer(store: Store, name: str, *, max_epochs: int) -> Act:
+    """Record a request to train the trials of a study for longer.
+
+    The next ``Study.run`` applies it, or the one that is going on once it has trained.
+
+    Args:
+        store: The database.
+        name: The study.
+        max_epochs: How many epochs the study is to train a trial.
+
+    Raises:
+        StudyNotFoundError: There is no such study.
+        UsageError: ``max_epochs`` is not a whole number from 1 to ``MAX_EPOCHS``, or not more than
+            the study has.
+        StoreWriteError: The disk is full, or the place is read-only.
+    """
+    info = store.studies.get(name)
+    if type(max_epochs) is not int or not 1 <= max_epochs <= MAX_EPOCHS:
+        raise UsageError(
+            f"max_epochs must be a whole number from 1 to {MAX_EPOCHS:,}, got {max_epochs!r}"
+        )
+    check_longer(info, max_epochs)
+    return store.acts.add(info, "lengthen", trial=None, text=str(max_epochs), who=this_user())
+
+
+def check_longer(info: StudyInfo, max_epochs: int) -> None:
+    """Check that a ``max_epochs`` is more than a study has.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if max_epochs <= info.spec["max_epochs"]:
+        raise UsageError(
+            f"study {plain_text(info.name)!r} trains {info.spec['max_epochs']} epochs already, and "
+            f"got max_epochs={max_epochs}; give a larger number"
+        )
 
 
 def enqueue_branch(

@@ -16,9 +16,11 @@ from thrifty.core import Artifact, Clock, StudyMismatchError, StudyNotFoundError
 from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
+from ._acts import write_act, write_applied
 from ._engine import consistent_read, fetch, user_errors
 from ._plans import news_of, threads_of
 from ._records import (
+    ActApplied,
     LogRecord,
     PriorRecord,
     StudyInfo,
@@ -126,16 +128,27 @@ class Studies:
         rows = fetch(self._engine, query)
         return tuple(rows[0]) if rows else None
 
-    def extend(self, study: StudyInfo, *, algorithm: str, max_epochs: int) -> StudyInfo:
-        """Let a study go on with a larger algorithm of the same kind.
+    def extend(
+        self,
+        study: StudyInfo,
+        *,
+        algorithm: str,
+        max_epochs: int,
+        who: str,
+        answers: Sequence[ActApplied] = (),
+    ) -> StudyInfo:
+        """Let a study go on with a larger algorithm of the same kind, in one transaction.
+
+        A longer ``max_epochs`` is recorded as an act. A study that was done is stopped now, as
+        there is more to train.
 
         Args:
             study: The study.
             algorithm: The algorithm as text.
             max_epochs: How long it trains a trial. The lengths before stay on record, as trials
                 were made for them.
-
-        A study that was done is stopped now, as there is more to train.
+            who: The user and the machine that made it longer.
+            answers: The requests that are applied with it.
 
         Raises:
             StudyNotFoundError: Another process has deleted the study.
@@ -151,6 +164,11 @@ class Studies:
             connection.execute(
                 update(schema.studies).where(mine).values(spec=spec, state="stopped")
             )
+            now = self._clock.now()
+            if max_epochs > before:
+                text = f"max_epochs from {before} to {max_epochs}"
+                write_act(connection, study, "extend", trial=None, text=text, who=who, at=now)
+            write_applied(connection, answers, at=now)
         return replace(study, spec=spec, state="stopped")
 
     def enqueue(

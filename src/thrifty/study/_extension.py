@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from thrifty.core import StudyNotFoundError, ThriftyError, UsageError, error_text
+from thrifty.core import (
+    StoreBusyError,
+    StudyNotFoundError,
+    ThriftyError,
+    UsageError,
+    error_text,
+    plain_logger,
+)
 from thrifty.plan import SearchPlan
 from thrifty.search import Algorithm
 from thrifty.space import Amount, Space, Timeline, TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store import Store, StudyInfo
+from thrifty.store._acts import Act
+from thrifty.store._records import ActApplied
+from thrifty.store._steering_requests import ask_longer, check_longer
 
 from ._epoch_size import EpochSizes
 from ._ledger import Ledger
 from ._reader import Reader
 from ._repository import Storage, StudyRepository
+
+
+logger = plain_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +49,8 @@ class Extension:
         epochs_again: Known epochs that are trained again, because no later state is kept.
         most_epochs_to_train: Epochs to train if all of these trials go on to ``after``, those
             again included.
+        is_queued: Whether it was only requested, because a process runs the study. The numbers
+            are then those of the trials that have ended so far.
     """
 
     before: int
@@ -45,6 +60,7 @@ class Extension:
     epochs_again: int
     most_epochs_to_train: int
     unit: TimeUnit = EPOCHS
+    is_queued: bool = False
 
     def __str__(self) -> str:
         text = self.unit.text
@@ -55,6 +71,11 @@ class Extension:
         ]
         if self.epochs_again:
             lines.append(f"states are missing, so {text(self.epochs_again)} are trained again")
+        if self.is_queued:
+            lines.append(
+                "queued: the process that runs the study goes on with it once it has trained, "
+                "or the next run does"
+            )
         return "\n".join(lines)
 
 
@@ -95,6 +116,11 @@ def extension_of(ledger: Ledger, *, before: int, after: int) -> Extension:
     )
 
 
+def requests_for_longer(store: Store, info: StudyInfo) -> Sequence[Act]:
+    """Return the queued requests for a longer ``max_epochs``, in order."""
+    return [act for act in store.acts.of(info.id) if act.is_queued and act.kind == "lengthen"]
+
+
 class ExtensionMixin:
     """The part of ``Study`` that makes a stored study longer.
 
@@ -133,11 +159,12 @@ class ExtensionMixin:
             return self._priced(repository, store, self._found(repository, store))
 
     def extend(self, *, max_epochs: int | Amount) -> Extension:
-        """Let a study that no process runs train its trials for longer; ``run`` goes on.
+        """Let a study train its trials for longer; the next ``run`` goes on.
 
         Trials that have ended go on from their kept states, and nothing is trained again but what
         ``Extension.epochs_again`` counts. Giving ``Study`` a larger ``max_epochs`` and running it
-        does the same.
+        does the same. While a process runs the study, the extension is queued: that process goes on
+        with it once it has trained, and if it was stopped before that, the next ``run`` does.
 
         Args:
             max_epochs: How many epochs the study is to train a trial; in another unit, such as
@@ -147,8 +174,8 @@ class ExtensionMixin:
             StudyNotFoundError: The study does not exist.
             StudyMismatchError: What was trained or decided would be others: a schedule depends on
                 ``max_epochs``, or the rungs would be others.
-            StoreBusyError: A process runs the study.
-            UsageError: ``max_epochs`` is not more than the study has.
+            UsageError: ``max_epochs`` is not more than the study has, or more than a million while
+                a process runs the study.
 
         >>> import tempfile
         >>> import thrifty as th
@@ -172,7 +199,13 @@ class ExtensionMixin:
         repository = longer._repository()
         with repository.open(create=False) as store:
             info = self._found(repository, store)
-            with store.lease(info, shared=self.storage.is_shared):
+            try:
+                lease = store.lease(info, shared=self.storage.is_shared)
+            except StoreBusyError:
+                found = self._priced(repository, store, info)
+                ask_longer(store, self.name, max_epochs=longer.algorithm.max_epochs)
+                return replace(found, is_queued=True)
+            with lease:
                 found = self._priced(repository, store, info)
                 repository.extend(store, info)
         self.__dict__.update(_in_epochs=longer._in_epochs, _reader=longer._reader)
@@ -195,6 +228,53 @@ class ExtensionMixin:
         if "earlier_max_epochs" not in spec or spec["max_epochs"] <= self.algorithm.max_epochs:
             return self
         return self._longer(spec["max_epochs"])
+
+    def _lengthened(
+        self, repository: StudyRepository, store: Store, info: StudyInfo
+    ) -> tuple[StudyRepository, StudyInfo]:
+        """Apply the queued requests for a longer ``max_epochs``, under the study's lease.
+
+        The largest that can be done counts, and all are answered.
+
+        Returns:
+            The repository with the longer algorithm, and the record of the study; both as they were
+            if no request could be done.
+        """
+        requests = sorted(requests_for_longer(store, info), key=lambda act: (-_epochs(act), act.id))
+        refused: list[ActApplied] = []
+        for place, act in enumerate(requests):
+            longer, why = self._tried(repository, store, info, max_epochs=_epochs(act))
+            if longer is None:
+                logger.info(
+                    "study %r is not made longer, as %s requests: %s", self.name, act.who, why
+                )
+                refused.append(ActApplied(act=act.id, answer=why))
+                continue
+            others = [
+                ActApplied(act=other.id, answer=f"a request for {act.text} epochs counts")
+                for other in requests[place + 1 :]
+            ]
+            answers = [*refused, ActApplied(act=act.id), *others]
+            info = longer.extend(store, info, who=act.who, answers=answers)
+            self.__dict__.update(_in_epochs=self._longer(_epochs(act))._in_epochs)
+            return longer, info
+        store.acts.answer(refused)
+        return repository, info
+
+    def _tried(
+        self, repository: StudyRepository, store: Store, info: StudyInfo, *, max_epochs: int
+    ) -> tuple[StudyRepository | None, str]:
+        """Return the repository with a longer algorithm, or None and why it cannot be longer."""
+        try:
+            check_longer(info, max_epochs)
+            algorithm = self._longer(max_epochs).algorithm
+            self._in_epochs[0].check(max_epochs=max_epochs)
+        except UsageError as error:
+            return None, str(error)
+        recipe = replace(repository.recipe, algorithm=algorithm)
+        longer = replace(repository, recipe=recipe)
+        why = longer.why_not_longer(store, info)
+        return (None, why) if why else (longer, "")
 
     def _longer(self, max_epochs: int | Amount) -> Self:
         """Return the same study with another ``max_epochs``.
@@ -220,12 +300,8 @@ class ExtensionMixin:
 
     def _found(self, repository: StudyRepository, store: Store) -> StudyInfo:
         """Return the stored study, which is shorter."""
-        info, max_epochs = store.studies.get(self.name), repository.recipe.algorithm.max_epochs
-        if max_epochs <= info.spec["max_epochs"]:
-            raise UsageError(
-                f"study {self.name!r} trains {info.spec['max_epochs']} epochs already, and got "
-                f"max_epochs={max_epochs}; give a larger number"
-            )
+        info = store.studies.get(self.name)
+        check_longer(info, repository.recipe.algorithm.max_epochs)
         repository.find(store)
         return info
 
@@ -236,3 +312,9 @@ class ExtensionMixin:
         return extension_of(
             repository.load(store, info), before=info.spec["max_epochs"], after=after
         )
+
+
+def _epochs(act: Act) -> int:
+    """Return how many epochs an act requests."""
+    assert act.max_epochs is not None
+    return act.max_epochs

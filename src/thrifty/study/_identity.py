@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from thrifty.core import SpaceError, StudyMismatchError, fingerprint
-from thrifty.pack import Task, TaskIdentity, Trainable, task_identity
+from thrifty.pack import SelfDescribing, Task, TaskIdentity, Trainable, task_identity
 from thrifty.pack.identity import asking_legacy, note_moves
 from thrifty.search import Algorithm, Enqueued
 from thrifty.search._algorithm import why_not_longer
@@ -295,7 +295,7 @@ class Recipe:
         advice = "Give this one another name, or restore what has changed"
         if not changed and set(keys) <= {"algorithm", "max_epochs"}:
             if self.extends(found):
-                why = self._why_not_longer(found["max_epochs"])
+                why = self.why_not_longer(found["max_epochs"])
                 if not why:
                     return
                 lengths = f"was {found['max_epochs']} and is {self.algorithm.max_epochs}"
@@ -339,7 +339,7 @@ class Recipe:
         is_less = isinstance(length, int) and self.algorithm.max_epochs < length
         return is_less and found["algorithm"] == _text_with(self.algorithm, max_epochs=length)
 
-    def _why_not_longer(self, before: int) -> str:
+    def why_not_longer(self, before: int) -> str:
         """Return why what a study of ``before`` epochs has trained and decided would be others.
 
         Empty if it stays as it is, or if the study is not longer.
@@ -349,6 +349,8 @@ class Recipe:
             return ""
         if self.space.has_horizons:
             return f"the trials of a {type(self.space).__name__} end at horizons of their own"
+        if isinstance(self.task, SelfDescribing) and hasattr(self.task, "num_epochs"):
+            return f"each trial of {self.task.name!r} reports a fixed number of times"
         changed = self.space.changed_by_length(before=before, after=after)
         if changed is not None:
             name, schedule = changed

@@ -105,12 +105,17 @@ class StopWhen:
         """Return how many epochs may still be trained; infinite if they are not limited."""
         return math.inf if self.epochs is None else self.epochs - ledger.epochs_trained
 
-    def watch(self, ledger: Ledger, clock: Clock) -> Callable[[], str]:
+    def watch(
+        self, ledger: Ledger, clock: Clock, *, began: float | None = None
+    ) -> Callable[[], str]:
         """Return a function that gives the reason to stop, or an empty string.
 
-        Time counts from this call on.
+        Args:
+            ledger: The ledger of the study.
+            clock: The clock that seconds are counted by.
+            began: When the run began, by the monotonic clock (default: now).
         """
-        began = clock.monotonic()
+        began = clock.monotonic() if began is None else began
 
         def reason() -> str:
             best, sign = ledger.best_value, ledger.goals.sign
@@ -425,20 +430,29 @@ class Steering:
 
     def begin(self, ledger: Ledger, driver: Driver) -> None:
         """Reject requests to stop or pause an earlier run, which has ended."""
-        acts, _ = driver.pending_requests(num_enqueued=ledger.history.num_ever_enqueued)
+        acts, _ = self._pending(ledger, driver)
         for act in acts:
             if act.kind != "stop trial":
                 self._note(act, "the run had ended", ledger)
 
     def apply(self, ledger: Ledger, driver: Driver) -> bool:
         """Apply what is queued; return whether there was anything."""
-        acts, configs = driver.pending_requests(num_enqueued=ledger.history.num_ever_enqueued)
+        acts, configs = self._pending(ledger, driver)
         fresh = [act for act in acts if act.id not in self._known]
         for act in fresh:
             self._note(act, self._apply(act, ledger), ledger)
         for config in configs:
             ledger.history.record_enqueued(config)
         return bool(fresh or configs)
+
+    @staticmethod
+    def _pending(
+        ledger: Ledger, driver: Driver
+    ) -> tuple[Sequence[Act], Sequence[Mapping[str, Any]]]:
+        """Return the queued requests to the loop, and the configurations enqueued meanwhile."""
+        acts, configs = driver.pending_requests(num_enqueued=ledger.history.num_ever_enqueued)
+        # ``Study.run`` applies a longer max_epochs between two trainings, with another algorithm.
+        return [act for act in acts if act.kind != "lengthen"], configs
 
     def _apply(self, act: Act, ledger: Ledger) -> str:
         if act.kind == "stop":

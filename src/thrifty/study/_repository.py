@@ -36,6 +36,7 @@ from thrifty.store import (
 from thrifty.store._address import redact_root, shell_command
 from thrifty.store._artifact_files import ArtifactFiles
 from thrifty.store._bases import MAX_BASE_BYTES
+from thrifty.store._records import ActApplied
 from thrifty.store._reports import is_legacy
 from thrifty.store._steering_requests import this_user
 from thrifty.store._trial_lines import LOG_BYTES, TrialLine
@@ -324,10 +325,23 @@ class StudyRepository:
         if self.not_enqueued(store, info, enqueued):
             store.studies.enqueue(info, lambda known: not_in(enqueued, known))
 
-    def extend(self, store: Store, info: StudyInfo) -> StudyInfo:
+    def extend(
+        self,
+        store: Store,
+        info: StudyInfo,
+        *,
+        who: str | None = None,
+        answers: Sequence[ActApplied] = (),
+    ) -> StudyInfo:
         """Let a stored study have the trials and the length of this one, if it has less.
 
         A longer ``max_epochs`` is recorded as an act.
+
+        Args:
+            store: The database.
+            info: The stored study.
+            who: The user and the machine that requested it (default: those of this process).
+            answers: The requests that are applied with it, in the same transaction.
 
         Raises:
             StudyNotFoundError: Another process has deleted the study.
@@ -341,11 +355,13 @@ class StudyRepository:
         if after > before:
             self.check_lengths(store, info)
         logger.info("study %r goes on: it is %s now", self.name, algorithm)
-        found = store.studies.extend(info, algorithm=repr(algorithm), max_epochs=after)
-        if after > before:
-            text = f"max_epochs from {before} to {after}"
-            store.acts.add(info, "extend", trial=None, text=text, who=this_user())
-        return found
+        return store.studies.extend(
+            info,
+            algorithm=repr(algorithm),
+            max_epochs=after,
+            who=this_user() if who is None else who,
+            answers=answers,
+        )
 
     def check_lengths(self, store: Store, info: StudyInfo) -> None:
         """Check that the recorded trials begin in the same way if they are trained for longer.
@@ -355,16 +371,33 @@ class StudyRepository:
         Raises:
             StudyMismatchError: A trial would have other values in epochs that it has trained.
         """
+        why = self._changed_trial(store, info)
+        if why:
+            after = self.recipe.algorithm.max_epochs
+            raise StudyMismatchError(
+                f"{redact_url(self.storage.url)}: study {self.name!r} cannot go on to {after} "
+                f"epochs: {why}. Give the longer study another name: in the same database, it "
+                "trains only epochs that no study has trained yet"
+            )
+
+    def why_not_longer(self, store: Store, info: StudyInfo) -> str:
+        """Return why a stored study cannot have the larger ``max_epochs`` of this one.
+
+        Empty if it can.
+        """
+        why = self.recipe.why_not_longer(info.spec["max_epochs"])
+        return why or self._changed_trial(store, info)
+
+    def _changed_trial(self, store: Store, info: StudyInfo) -> str:
+        """Return which recorded trial would begin in another way in a longer study, and why."""
         before, after = info.spec["max_epochs"], self.recipe.algorithm.max_epochs
         for trial in store.studies.load(info.id).trials:
             if trial.horizon is None and not starts_alike(trial.config, before=before, after=after):
-                raise StudyMismatchError(
-                    f"{redact_url(self.storage.url)}: study {self.name!r} cannot go on to {after} "
-                    f"epochs: a schedule of trial {trial.number} depends on max_epochs, so its "
-                    f"first {before} epochs would have other values. Give the longer study another "
-                    "name: in the same database, it trains only epochs that no study has trained "
-                    "yet"
+                return (
+                    f"a schedule of trial {trial.number} depends on max_epochs, so its first "
+                    f"{before} epochs would have other values"
                 )
+        return ""
 
     def not_enqueued(
         self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]

@@ -61,7 +61,7 @@ from ._trial_events import (
 logger = plain_logger(__name__)
 
 
-def train(
+def train(  # noqa: PLR0913 (one argument for each part of a run)
     repository: StudyRepository,
     ledger: Ledger,
     *,
@@ -71,8 +71,12 @@ def train(
     stop: StopWhen | None,
     progress: bool,
     observers: Sequence[Observer],
-) -> None:
-    """Train until the algorithm is done or a stop is requested; record which of the two it was."""
+    began: float,
+) -> bool:
+    """Train until the algorithm is done or a stop is requested; record which of the two it was.
+
+    ``began`` is when the run began, by the monotonic clock. Return whether the algorithm is done.
+    """
     recipe, clock = repository.recipe, repository.clock
     failed_before = frozenset(ledger.errors)
     plan = store.plans.get(ledger.plan_id)
@@ -91,7 +95,9 @@ def train(
         asked = stack.enter_context(StopOnSignal())
         steering = Steering()
         steering.begin(ledger, driver)
-        reason = steering.or_asked(_never if stop is None else stop.watch(ledger, clock))
+        reason = steering.or_asked(
+            _never if stop is None else stop.watch(ledger, clock, began=began)
+        )
         leftovers = store.remove_leftovers(lease, folder=plan.identity)
         curves = store.curves.all()
         ledger.refused = store.plans.refusals(ledger.plan_id)
@@ -149,6 +155,7 @@ def train(
     driver.record([StudyMoved(study=ledger.study_id, state=ending.state)])
     say_where_from(repository, ledger, store=store, progress=progress)
     _say_how_it_ended(repository, ledger, done=done, why=reason(), failed_before=failed_before)
+    return done
 
 
 def _say_how_it_ended(

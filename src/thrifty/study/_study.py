@@ -24,7 +24,7 @@ from thrifty.core import (
 from thrifty.pack import SelfDescribing, Task, Trainable
 from thrifty.plan import ForestStage
 from thrifty.run import ExecutorConfig, Faults, Local
-from thrifty.run._ask_tell import check_trains
+from thrifty.run._ask_tell import AskTell, check_trains
 from thrifty.run._simulated import EpochSeconds
 from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Amount, Space, TimeUnit
@@ -33,7 +33,7 @@ from thrifty.store import FrameBackend, TrialLine, frame, nondominated, redact_u
 
 from ._asking import AskingMixin
 from ._epoch_size import EpochSizes, unit_of
-from ._extension import ExtensionMixin, extension_of
+from ._extension import ExtensionMixin, extension_of, requests_for_longer
 from ._forecast import (
     Forecast,
     forecast,
@@ -559,7 +559,9 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         ``run`` goes on from there (a second Ctrl-C stops at once). ``stop`` does the same after a
         number of epochs, after some time or at a target. A study that is done already is only read,
         unless configurations were enqueued since, or its algorithm has more trials or a larger
-        ``max_epochs`` now: then its trials go on from where they have ended (see ``extend``).
+        ``max_epochs`` now: then its trials go on from where they have ended (see ``extend``). A
+        longer ``max_epochs`` that was requested of the study, from the dashboard or while it ran,
+        is applied at the beginning, and once there is nothing left to train.
 
         A trial that fails does not end the study. The log names the first trial with each error at
         once, and all of them at the end. If every trial failed, it says so and what to do.
@@ -583,7 +585,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
             if info is not None:
                 repository.enqueue(store, info, self._enqueued)
                 finished = self._reader.finished(repository, store, info)
-                if finished is not None:
+                if finished is not None and not requests_for_longer(store, info):
                     say_where_from(
                         repository, finished, store=store, progress=progress, finished=True
                     )
@@ -608,22 +610,33 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
                     sources=self._sources(),
                 )
                 with store.lease(info, shared=self.storage.is_shared) as lease:
-                    before, info = info.spec["max_epochs"], repository.extend(store, info)
-                    with self._reader.running(repository, store, info) as ledger:
-                        if before < (after := info.spec["max_epochs"]):
-                            found = extension_of(ledger, before=before, after=after)
-                            logger.info("study %r: %s", self.name, str(found).replace("\n", "; "))
-                        train(
-                            repository,
-                            ledger,
-                            store=store,
-                            lease=lease,
-                            executor=executor or Local(),
-                            stop=stop,
-                            progress=progress,
-                            observers=observers,
-                        )
-                        say_what_was_not_checked(repository, ledger, error=dry_run_error)
+                    before, began = info.spec["max_epochs"], self._clock.monotonic()
+                    info = repository.extend(store, info)
+                    repository, info = self._lengthened(repository, store, info)
+                    is_done = False
+                    while not is_done:
+                        with self._reader.running(repository, store, info) as ledger:
+                            if before < (after := info.spec["max_epochs"]):
+                                found = extension_of(ledger, before=before, after=after)
+                                text = str(found).replace("\n", "; ")
+                                logger.info("study %r: %s", self.name, text)
+                            is_trained = train(
+                                repository,
+                                ledger,
+                                store=store,
+                                lease=lease,
+                                executor=executor or Local(),
+                                stop=stop,
+                                progress=progress,
+                                observers=observers,
+                                began=began,
+                            )
+                            say_what_was_not_checked(repository, ledger, error=dry_run_error)
+                        before = info.spec["max_epochs"]
+                        # A loop that asks has been told already that the study is done.
+                        if is_trained and not isinstance(executor, AskTell):
+                            repository, info = self._lengthened(repository, store, info)
+                        is_done = info.spec["max_epochs"] == before
         return self
 
     # -- results ----------------------------------------------------------------------

@@ -30,7 +30,7 @@ from thrifty.space._conditions import branched
 from thrifty.store import Store, StudyView, Views
 from thrifty.store._acts import Act
 from thrifty.store._records import nodes_of_replicas
-from thrifty.store._steering_requests import ask, enqueue_branch, this_user
+from thrifty.store._steering_requests import MAX_EPOCHS, ask, ask_longer, enqueue_branch, this_user
 from thrifty.store._trash import Deleted
 
 from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, AtDesk, Responses, TrialNumber
@@ -100,6 +100,15 @@ class Steering:
         with self._store() as store:
             return ask(store, view.name, wanted.kind, trial=wanted.trial, text=wanted.text)
 
+    def lengthen(self, view: StudyView, wanted: WantedLength) -> Act:
+        """Write a request for a longer ``max_epochs`` down.
+
+        Raises:
+            HTTPException: It is not more than the study has, or it cannot be written.
+        """
+        with self._store() as store:
+            return ask_longer(store, view.name, max_epochs=wanted.max_epochs)
+
     def branch(self, view: StudyView, wanted: WantedBranch, config: Mapping[str, Any]) -> Act:
         """Enqueue a branch of a trial.
 
@@ -153,6 +162,17 @@ class Wanted(BaseModel):
     trial: Annotated[int | None, Field(ge=0, le=LARGEST)] = None
     text: Annotated[str, Field(max_length=2000)] = ""
     code: Annotated[str, Field(max_length=100, description="from the last answer of acts")]
+
+
+class WantedLength(BaseModel):
+    """A longer training of all trials that a page asks for."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    max_epochs: Annotated[
+        int, Field(ge=1, le=MAX_EPOCHS, description="how many epochs to train a trial")
+    ]
+    code: Annotated[str, Field(max_length=100, description="from the study's code")]
 
 
 REFUSED: Responses = {
@@ -218,6 +238,16 @@ def act(asked: AboutStudy, wanted: Wanted) -> models.Act:
     if not steering.codes.use(wanted.code, study=asked.study):
         raise HTTPException(403, OLD)
     return models.Act.of(steering.act(view, wanted))
+
+
+@router.post("/length", status_code=201, response_model=models.Act, responses=REFUSED)
+def lengthen(asked: AboutStudy, wanted: WantedLength) -> models.Act:
+    """Ask for longer trials; a run of the study applies it before or after it trains."""
+    steering = allowed(asked.request)
+    view = asked.desk.study(asked.study)
+    if not steering.codes.use(wanted.code, study=asked.study):
+        raise HTTPException(403, OLD)
+    return models.Act.of(steering.lengthen(view, wanted))
 
 
 @router.get("/trials/{number}/branch", response_model=models.Branch, responses=REFUSED)

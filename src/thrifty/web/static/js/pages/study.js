@@ -77,7 +77,7 @@ export function studyPage({ root, reader, params, crumbs, update }) {
       const { body, changed } = await reader.get("detail", path);
       if (changed) draw(body);
       await view.update(body, changed, asked);
-      if (acts) acts.draw((await asked.acts).body, body.study.state, { name: body.study.name });
+      if (acts) acts.draw((await asked.acts).body, body.study.state, { name: body.study.name, maxEpochs: body.max_epochs });
     },
     dispose: () => view.dispose?.(),
   };

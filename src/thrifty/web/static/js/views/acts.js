@@ -5,6 +5,7 @@ import { card, fill, h } from "../dom.js";
 import { count, moment } from "../format.js";
 
 const STOPPABLE = ["running", "paused"];
+const MAX_EPOCHS = 1_000_000; // as the server has it
 
 export class Acts {
   element = h("div", {});
@@ -24,8 +25,8 @@ export class Acts {
   }
 
   // state is that of the study, or of the trial; names of hyper-parameters and horizon are the trial's
-  // and name is that of the study, if it may be deleted here
-  draw({ acts, can_act: canAct }, state, { names = [], horizon = 0, name = "" } = {}) {
+  // and name is that of the study, if it may be deleted here; maxEpochs is how long it trains its trials
+  draw({ acts, can_act: canAct }, state, { names = [], horizon = 0, name = "", maxEpochs = 0 } = {}) {
     const mine = acts.filter((each) => each.trial === this.#trial || this.#trial === null);
     if (!canAct && !mine.length) {
       fill(this.element);
@@ -50,7 +51,7 @@ export class Acts {
     const stops = STOPPABLE.includes(state);
     const deletes = name && !stops;
     const pauses = stops && this.#trial === null && (state === "paused" ? "resume" : "pause");
-    const key = `${canAct} ${stops} ${pauses} ${deletes} ${horizon} ${names}`;
+    const key = `${canAct} ${stops} ${pauses} ${deletes} ${horizon} ${maxEpochs} ${names}`;
     if (key !== this.#drawn) {
       this.#drawn = key; // what somebody is writing stays
       fill(
@@ -58,6 +59,7 @@ export class Acts {
         canAct && [
           stops && this.#stopButton(),
           pauses && this.#pauseButton(pauses),
+          maxEpochs > 0 && this.#lengthForm(maxEpochs),
           this.#form("note"),
           this.#form("tag"),
           names.length > 0 && horizon > 1 && this.#branchForm(names, horizon),
@@ -105,6 +107,7 @@ export class Acts {
     const where = each.trial === null || this.#trial !== null ? "" : `trial ${each.trial}: `;
     if (each.kind === "note") return [where, each.text];
     if (each.kind === "branch") return `branch of trial ${each.trial} ${each.text}`;
+    if (each.kind === "lengthen") return `train the study's trials for ${each.text} epochs`;
     if (each.kind === "extend") return `extend the study: ${each.text}`;
     return each.kind === "stop trial" ? `stop trial ${each.trial}` : `${each.kind} the study`;
   }
@@ -140,6 +143,54 @@ export class Acts {
       what,
     );
     return button;
+  }
+
+  // longer trials may cost hours, so a first click says what they are
+  #lengthForm(now) {
+    const field = h("input", {
+      type: "number",
+      "aria-label": "new number of epochs",
+      required: true,
+      min: now + 1,
+      max: MAX_EPOCHS,
+      step: 1,
+      value: String(Math.min(2 * now, MAX_EPOCHS)),
+    });
+    const button = h("button", { type: "submit" }, "Train longer");
+    const said = h("p", { class: "note", role: "status" });
+    let sure = false;
+    const unsure = () => {
+      sure = false;
+      fill(button, "Train longer");
+      fill(said);
+    };
+    return h(
+      "form",
+      {
+        onsubmit: async (event) => {
+          event.preventDefault();
+          const epochs = Number(field.value);
+          if (!sure) {
+            sure = true;
+            fill(button, "Train longer: click again to confirm");
+            fill(
+              said,
+              `Trials train for ${count(epochs)} epochs instead of ${count(now)}, from the states in which they have `,
+              "ended. A run of the study begins this before it trains, or once it has nothing else to train. It says ",
+              "so here if schedules or rungs do not allow it.",
+            );
+            return;
+          }
+          unsure();
+          await this.#ask({ max_epochs: epochs }, "length");
+        },
+        oninput: unsure,
+      },
+      field,
+      " epochs ",
+      button,
+      said,
+    );
   }
 
   // what goes, though it can be restored, is named by who deletes it
@@ -237,8 +288,10 @@ export class Acts {
 
   async #ask(wanted, route = "acts") {
     try {
-      const made = await act(this.#path, { ...wanted, trial: this.#trial }, route);
-      fill(this.#said, made.queued ? "asked; it is done at the end of an epoch" : "");
+      const about = route === "length" ? {} : { trial: this.#trial };
+      const made = await act(this.#path, { ...wanted, ...about }, route);
+      const when = route === "length" ? "by this run of the study, or the next" : "at the end of an epoch";
+      fill(this.#said, made.queued ? `asked; it is done ${when}` : "");
       await this.#update();
       return true;
     } catch (problem) {
