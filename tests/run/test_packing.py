@@ -253,7 +253,7 @@ def test_what_fits_alone_only_is_trained_alone(tmp_path, monkeypatch, where):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     if where == "dry run":
-        monkeypatch.setattr("thrifty.pack.backends._fused.dry_run", crowded)
+        monkeypatch.setattr("thrifty.pack.backends._dry_runs.dry_run", crowded)
     else:
         monkeypatch.setattr(Block, "advance", crowded)
     run = Run(Local(workers=1, threads=1, pack="fused"), tmp_path, FrozenBase(), RATES[:2])

@@ -379,7 +379,7 @@ def test_the_tree_says_how_far_each_node_is_trained(store, views):
 
 
 def test_where_trials_end(written, store, views, trials):
-    asked = TrialAsked(study=1, trial=0, target=EPOCHS, config=None, group=0, parent=None, node=0)
+    asked = TrialAsked(study=1, trial=0, target=EPOCHS, config=None, group=0, parent=None, node=1)
     store.record([asked])
     ends = {(row.node, row.epoch): row for row in views.plans.ends(1)}
     assert sum(row.trials for row in ends.values()) == NUM

@@ -225,6 +225,7 @@ def test_files_and_attributes_of_a_trial(page, tmp_path, monkeypatch):
         assert started.value.suggested_filename == "page.html"
         assert started.value.path().read_text() == SCRIPT
         assert page.evaluate("window.hurt") is None
+        page.close()  # it asks again and again, and the server ends here
 
 
 @trainable
