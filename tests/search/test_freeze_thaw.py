@@ -255,7 +255,7 @@ def test_configurations_outside_of_the_space_do_no_harm():
 
 
 def test_trial_before_its_decay_is_not_read_as_a_bad_one():
-    """Whoever decays late ends better, but at epoch 3 only those that decay early have."""
+    """Trials with a late decay end better, but at epoch 3 only the others have decayed."""
     rates = [0.1, 0.2, 0.3, 0.4]
     early, late = ([{"lr": Step(rate, [epoch])} for rate in rates] for epoch in (2, 6))
     options = [config["lr"] for config in [*early, *late]]

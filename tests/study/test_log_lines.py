@@ -63,7 +63,7 @@ def told(trial):
 
 def study_of(folder, *, task=None, space=SPACE, epochs=4, name="s", **storage):
     task = task or Chatty()
-    has_space = task not in (told, late)
+    has_space = task not in (told, late, counting, marking)
     return th.Study(
         task,
         space if has_space else None,
@@ -371,6 +371,50 @@ def late(trial):
 def test_a_logger_is_no_state_of_a_training_function(tmp_path):
     study = study_of(tmp_path, task=late).run(progress=False, executor=SOLO)
     assert [trial.state for trial in study.trials] == ["done", "done"]
+
+
+class Collecting(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+@th.trainable
+def counting(trial):
+    """Train by how much was logged, which a restored trial would not know."""
+    width = trial.suggest_int("width", 1, 2)
+    handler = Collecting()
+    logger = logging.Logger("tests.counting")  # noqa: LOG001 (one of its own)
+    logger.addHandler(handler)
+    state = {"x": 1.0}
+    for _epoch in trial.epochs(state):
+        logger.warning("width %d", width)
+        state["x"] /= width + len(handler.records)
+        yield {"mse": state["x"]}
+
+
+@th.trainable
+def marking(trial):
+    """Keep a number in an attribute of a logger."""
+    width = trial.suggest_int("width", 1, 2)
+    logger = logging.Logger("tests.marking")  # noqa: LOG001 (one of its own)
+    logger.num_epochs = 0
+    state = {"x": 1.0}
+    for _epoch in trial.epochs(state):
+        logger.num_epochs += 1
+        state["x"] /= width + logger.num_epochs
+        yield {"mse": state["x"]}
+
+
+@pytest.mark.parametrize(("task", "name"), [(counting, "handler"), (marking, "logger")])
+def test_what_users_keep_in_loggers_and_handlers_is_state(tmp_path, task, name):
+    study = study_of(tmp_path, task=task)
+    study.run(progress=False, executor=SOLO)
+    assert [trial.state for trial in study.trials] == ["failed", "failed"]
+    assert all(f"changes the variable '{name}'" in trial.error for trial in study.trials)
 
 
 def test_lines_of_a_fused_pack_are_of_all_its_trials(tmp_path):

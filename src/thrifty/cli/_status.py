@@ -190,7 +190,11 @@ def _of_seeds(values: Sequence[float] | None, *, certainty: float | None = None)
 @click.command("logs")
 @click.argument("name", shell_complete=complete_study)
 @click.option("--trial", type=int, required=True, help="Number of the trial.")
-@click.option("--last", type=click.IntRange(min=1), help="Only so many lines, the last ones.")
+@click.option(
+    "--last",
+    type=click.IntRange(min=1),
+    help="How many lines to print, the last ones (default: all that are kept).",
+)
 @storage_option
 @json_option
 def logs_command(*, name: str, trial: int, last: int | None, storage: str, as_json: bool) -> None:

@@ -141,7 +141,7 @@ class AskTellExecutor(Executor):
         self._num_refused = 0
         """How often the loop has come to ``poll`` while ``ask`` waited and got no trial."""
         self._was_free = False
-        """Whether somebody waited when the loop last looked."""
+        """Whether a call of `ask` waited when the loop last looked."""
         self._handed: deque[AskedTrial] = deque()
         self._active: dict[int, AskedTrial] = {}
         self._cut: set[int] = set()

@@ -329,7 +329,7 @@ class Worker:
     def _noting_lines(self, *courses: RunningChain) -> Iterator[None]:
         """Note what is logged within the context with the trials that log it.
 
-        A line of a fused step, whose trial nobody knows, is one of all trials.
+        A line of a fused step counts as one of all trials, since their steps are one computation.
         """
         with LineCapture() as capture:
             try:

@@ -407,7 +407,7 @@ class Driver:
     def _write_lines(self, records: Sequence[Record]) -> None:
         """Write what trials have logged, in a transaction of its own that may fail.
 
-        It comes first, so that whoever sees an epoch sees its lines.
+        It comes first, so that a reader who sees an epoch sees its lines.
         """
         lines = [each for each in records if isinstance(each, LinesLogged)]
         now = self._clock.monotonic()

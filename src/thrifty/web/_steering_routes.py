@@ -233,20 +233,14 @@ def code(asked: AboutStudy, response: Response) -> models.Code:
 @router.post("/acts", status_code=201, response_model=models.Act, responses=REFUSED)
 def act(asked: AboutStudy, wanted: Wanted) -> models.Act:
     """Ask something of the study; the process that runs it applies it."""
-    steering = allowed(asked.request)
-    view = asked.desk.study(asked.study)
-    if not steering.codes.use(wanted.code, study=asked.study):
-        raise HTTPException(403, OLD)
+    steering, view = _allowed_once(asked, wanted.code)
     return models.Act.of(steering.act(view, wanted))
 
 
 @router.post("/length", status_code=201, response_model=models.Act, responses=REFUSED)
 def lengthen(asked: AboutStudy, wanted: WantedLength) -> models.Act:
     """Ask for longer trials; a run of the study applies it before or after it trains."""
-    steering = allowed(asked.request)
-    view = asked.desk.study(asked.study)
-    if not steering.codes.use(wanted.code, study=asked.study):
-        raise HTTPException(403, OLD)
+    steering, view = _allowed_once(asked, wanted.code)
     return models.Act.of(steering.lengthen(view, wanted))
 
 
@@ -275,6 +269,19 @@ def branch(asked: AboutStudy, wanted: WantedBranch) -> models.Act:
 
 
 OLD = "the page is old; reload it, and try again"
+
+
+def _allowed_once(asked: AboutStudy, code: str) -> tuple[Steering, StudyView]:
+    """Return what writes acts and the study, and use up the code of a request.
+
+    Raises:
+        HTTPException: The request may not act, or its code is not valid.
+    """
+    steering = allowed(asked.request)
+    view = asked.desk.study(asked.study)
+    if not steering.codes.use(code, study=asked.study):
+        raise HTTPException(403, OLD)
+    return steering, view
 
 
 def _branch(

@@ -166,6 +166,9 @@ def _looked_at(one: Any, *, home: str) -> tuple[Hashable, Iterable[Any]]:
         return (kind, len(one)), one
     if isinstance(one, type | types.FunctionType | types.MethodType | partial):
         return (kind, _identity(one)), _inside(one, home=home)
+    if isinstance(one, logging.Logger):
+        # It remembers which levels are enabled; what users add to it is state.
+        return (kind, id(one)), [each for name, each in vars(one).items() if name not in _LOGGER]
     return (kind, id(one)), () if isinstance(one, _FIXED) else _attributes(one)
 
 
@@ -260,11 +263,12 @@ _OPTIMIZER = frozenset({
 _STREAMS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
+_LOGGER = frozenset(vars(logging.Logger("")))  # noqa: LOG001 (one that nothing else knows)
+"""What Python's loggers have themselves."""
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, range})
 _FIXED = (
     *(types.ModuleType, types.BuiltinFunctionType, types.CodeType),
     *(Scheduled, LoopTrial),  # a restored trial has its own
-    *(logging.Logger, logging.LoggerAdapter, logging.Handler),  # they count and cache what passes
 )
 
 
