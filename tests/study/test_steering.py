@@ -17,16 +17,19 @@ pytestmark = pytest.mark.slow
 
 
 class AfterEpochs:
-    """An observer that does something after a number of epochs."""
+    """An observer that does something after a number of epochs, of all trials or of one node."""
 
-    def __init__(self, after, act):
+    def __init__(self, after, act, *, node=None):
         self.after, self.act, self.num = after, act, 0
+        self.node, self.reached = node, 0
 
     def on_event(self, event):
         if isinstance(event, EpochDone):
             self.num += 1
-            if self.num == self.after:
-                self.act()
+            if self.node in (None, event.node):
+                self.reached += 1
+                if self.reached == self.after:
+                    self.act()
 
 
 def study_of(folder, *, algorithm=None, lrs=(0.1, 0.2, 0.3), **options):
@@ -72,7 +75,7 @@ def test_a_study_that_runs_is_stopped_by_another_and_goes_on_later(tmp_path, cap
 def test_a_trial_that_is_trained_stops_at_the_end_of_its_epoch(tmp_path, executor):
     whole = th.GridSearch(max_epochs=60)
     study, other = (study_of(tmp_path, algorithm=whole, lrs=[0.1, 0.2]) for _ in range(2))
-    counted = AfterEpochs(5, lambda: other.stop(trial=0))
+    counted = AfterEpochs(5, lambda: other.stop(trial=0), node=0)
     study.run(progress=False, observers=[counted], executor=executor)
     assert states(study) == ["stopped", "done"]
     assert 60 < counted.num < 120

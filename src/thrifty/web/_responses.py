@@ -24,7 +24,8 @@ class CachedValue:
 
     Attributes:
         value: The value.
-        stamp: Revision from which it was made.
+        stamp: Revision from which it was made. If it was made from cached values of other
+            revisions, it joins all of them, so it equals no revision.
         at: Time at which it was made.
         cost: Seconds that making it took.
     """
@@ -42,6 +43,9 @@ class Cache:
     ``patience_s`` seconds at the earliest, and so rarely that making it takes at most ``share`` of
     the time, independent of the number of readers. Readers that ask while a value is being made
     wait for it.
+
+    ``make`` may itself get values from the cache, and these may be older than ``stamp``. Then the
+    new value is older than ``stamp`` too, so it is made again at a later request.
 
     >>> cache = Cache(patience_s=60)
     >>> [cache.get("a", stamp=s, make=lambda: f"made of {s}").value for s in "12"]
@@ -63,12 +67,19 @@ class Cache:
         self._kept: OrderedDict[Hashable, CachedValue] = OrderedDict()
         self._making: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
+        self._thread = _Inputs()
 
     def get(self, key: Hashable, *, stamp: str | None, make: Callable[[], Any]) -> CachedValue:
         """Return the cached value of a key; call ``make`` if it is missing or too old.
 
         Without a stamp only the age counts.
         """
+        found = self._get(key, stamp, make)
+        if found.stamp is not None and self._thread.stamps:
+            self._thread.stamps[-1].add(found.stamp)
+        return found
+
+    def _get(self, key: Hashable, stamp: str | None, make: Callable[[], Any]) -> CachedValue:
         with self._lock:
             found = self._fresh(key, stamp)
             if found is not None:
@@ -83,6 +94,8 @@ class Cache:
 
     def _make(self, key: Hashable, *, stamp: str | None, make: Callable[[], Any]) -> CachedValue:
         began = self._now()
+        inputs: set[str] = set()
+        self._thread.stamps.append(inputs)
         try:
             value = make()
         except BaseException:
@@ -90,7 +103,11 @@ class Cache:
                 if key not in self._kept:
                     self._making.pop(key, None)
             raise
+        finally:
+            self._thread.stamps.pop()
         ended = self._now()
+        if stamp is not None and inputs - {stamp}:
+            stamp = "+".join(sorted(inputs | {stamp}))
         made = CachedValue(value=value, stamp=stamp, at=ended, cost=ended - began)
         with self._lock:
             self._kept[key] = made
@@ -108,6 +125,13 @@ class Cache:
             self._kept.move_to_end(key)
             return kept
         return None
+
+
+class _Inputs(threading.local):
+    """For each value that a thread is making now, the stamps of the cached values that it uses."""
+
+    def __init__(self) -> None:
+        self.stamps: list[set[str]] = []
 
 
 def etag(body: bytes) -> str:
@@ -216,19 +240,12 @@ class ResponseService:
         kept = self.cache.get(
             ("answer", study, *key), stamp=self.stamp(study), make=lambda: _body(make())
         )
-        body, tag = kept.value
-        headers = {"ETag": tag, "Cache-Control": "no-cache", "X-Revision": str(kept.stamp)}
-        given = request.headers.get("if-none-match", "")
-        if tag in (part.strip() for part in given.split(",")):
-            return Response(status_code=304, headers=headers)
-        return Response(body, media_type="application/json", headers=headers)
+        return _response(request, *kept.value, stamp=str(kept.stamp))
 
     def revision(self, request: Request, study: int | None = None) -> Response:
         """Return the current revision, which open pages poll, and when to poll again."""
         stamp = self.stamp(study)
-        response = self.answer(
-            request, ("revision",), lambda: models.Revision(revision=stamp), study=study
-        )
+        response = _response(request, *_body(models.Revision(revision=stamp)), stamp=stamp)
         response.headers["X-Ask-Again"] = f"{self.pace.again_s():.3f}"
         return response
 
@@ -249,10 +266,11 @@ class StudyRequest:
         Raises:
             HTTPException: The study does not exist.
         """
-        view = self.desk.study(self.study)
-        return self.desk.answer(
-            self.request, key, lambda: make(self.desk.views, view), study=self.study
-        )
+
+        def made() -> BaseModel:
+            return make(self.desk.views, self.desk.study(self.study))
+
+        return self.desk.answer(self.request, key, made, study=self.study)
 
 
 # These are coroutines because FastAPI would run plain functions in a thread.
@@ -267,6 +285,14 @@ async def _about_a_study(request: Request, desk: AtDesk, study: StudyId) -> Stud
 
 AtDesk = Annotated[ResponseService, Depends(_at_the_desk)]
 AboutStudy = Annotated[StudyRequest, Depends(_about_a_study)]
+
+
+def _response(request: Request, body: bytes, tag: str, *, stamp: str) -> Response:
+    headers = {"ETag": tag, "Cache-Control": "no-cache", "X-Revision": stamp}
+    given = request.headers.get("if-none-match", "")
+    if tag in (part.strip() for part in given.split(",")):
+        return Response(status_code=304, headers=headers)
+    return Response(body, media_type="application/json", headers=headers)
 
 
 def _body(answer: BaseModel) -> tuple[bytes, str]:
