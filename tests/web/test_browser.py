@@ -11,6 +11,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
@@ -18,8 +19,8 @@ from tests.study.helpers import SOLO, Sized, make_study
 from tests.web.conftest import SCRIPT, halving, serving
 from thrifty.core import EpochDone
 from thrifty.integrations import trainable
-from thrifty.search import GridSearch
-from thrifty.space import Choice, Space
+from thrifty.search import GridSearch, RandomSearch
+from thrifty.space import Choice, Float, Space
 from thrifty.store import Store
 from thrifty.study import Study
 from thrifty.testing import FaultyTask
@@ -599,6 +600,34 @@ def test_two_hyper_parameters_at_a_time(page, tmp_path):
         page.get_by_label("Across").select_option(label="width")
         page.get_by_label("Upwards").select_option(label="lr")
         wait_until_drawn(page)
+
+
+def test_contours_are_those_of_the_trials_nearby(page, tmp_path):
+    space = Space(lr=Float(1e-3, 0.1, log=True), momentum=Float(0.0, 0.9))
+    algorithm = RandomSearch(max_epochs=1, num_trials=16)
+    make_study(tmp_path, space=space, algorithm=algorithm).run(progress=False, executor=SOLO)
+    rng = np.random.default_rng(0)
+    points = rng.uniform(size=(10, 3))
+    with shown_to(page, tmp_path / "t.db") as found:
+        open_study(page, found, "slices")
+        expect(page.get_by_text("behind the points, the mean of trials nearby")).to_be_visible()
+        wait_until_drawn(page)
+        page.get_by_label("Upwards").select_option(label="lr")
+        expect(page.get_by_text("behind the points")).to_be_hidden()
+        rows = page.evaluate(
+            "async (p) => (await import('./static/js/landscape.js')).landscape(p, 7)",
+            points.tolist(),
+        )
+    assert any(each is None for row in rows for each in row)
+    width = 0.28 / 10**0.25
+    for y, row in zip(np.linspace(0, 1, 7), rows, strict=True):
+        for x, shown in zip(np.linspace(0, 1, 7), row, strict=True):
+            distances_N = np.hypot(points[:, 0] - x, points[:, 1] - y)
+            weights_N = np.exp(-((distances_N / width) ** 2) / 2)
+            if weights_N.sum() < np.exp(-2):
+                assert shown is None
+            else:
+                assert shown == pytest.approx(np.average(points[:, 2], weights=weights_N))
 
 
 def test_a_dashboard_that_only_shows_has_no_buttons_to_act(page, address):

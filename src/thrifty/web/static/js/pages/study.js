@@ -21,7 +21,7 @@ const TABS = {
   workers: ["Workers", workersView],
   curves: ["Learning curves", curvesView],
   parallel: ["Parallel coordinates", parallelView],
-  slices: ["Slices", slicesView],
+  slices: ["Slices, contours", slicesView],
   pareto: ["Pareto front", paretoView],
   importance: ["Importance", importanceView],
   trials: ["Trials", trialsView],

@@ -1,12 +1,14 @@
-// Slices: the metric against each hyper-parameter, and against two at a time.
+// Slices and contours: the metric against each hyper-parameter, and against two at a time.
 
 import { Chart, axis, tooltip } from "../chart.js";
 import { Panel, h } from "../dom.js";
 import { count, number, plain } from "../format.js";
+import { contours } from "../landscape.js";
 import { grading, ramp } from "../theme.js";
 
 const HEIGHT = 190;
 const MOST = 12;
+const FEWEST = 4;
 
 export function slicesView({ root, reader, path, study: id }) {
   const chart = new Chart("The metric against each hyper-parameter");
@@ -15,6 +17,7 @@ export function slicesView({ root, reader, path, study: id }) {
   const across = choose("Across");
   const up = choose("Upwards");
   const two = h("div", {});
+  const shown = h("p", { class: "note" });
   const note = h("p", { class: "note" });
   let data = null;
 
@@ -78,25 +81,25 @@ export function slicesView({ root, reader, path, study: id }) {
   }
 
   function draw() {
-    const shown = data.axes.slice(0, MOST);
-    const columns = Math.min(3, shown.length);
-    const rows = Math.ceil(shown.length / columns);
+    const panels = data.axes.slice(0, MOST);
+    const columns = Math.min(3, panels.length);
+    const rows = Math.ceil(panels.length / columns);
     const last = data.axes.length;
     const graded = grade();
     chart.element.style.height = `${rows * HEIGHT + 10}px`;
     return chart.draw((c) => ({
       animation: false,
       tooltip: say(c),
-      grid: shown.map((_, i) => ({
+      grid: panels.map((_, i) => ({
         left: `${(100 / columns) * (i % columns) + 5}%`,
         width: `${100 / columns - 7}%`,
         top: Math.floor(i / columns) * HEIGHT + 26,
         height: HEIGHT - 70,
       })),
-      xAxis: shown.map((each, i) =>
+      xAxis: panels.map((each, i) =>
         of(c, each, { gridIndex: i, name: each.name, nameLocation: "middle", nameGap: 26 }),
       ),
-      yAxis: shown.map((_, i) =>
+      yAxis: panels.map((_, i) =>
         axis(c, {
           gridIndex: i,
           type: "value",
@@ -109,7 +112,7 @@ export function slicesView({ root, reader, path, study: id }) {
           axisLabel: { color: c.muted, formatter: number },
         }),
       ),
-      series: shown.map((each, dim) => ({
+      series: panels.map((each, dim) => ({
         type: "scatter",
         xAxisIndex: dim,
         yAxisIndex: dim,
@@ -121,11 +124,25 @@ export function slicesView({ root, reader, path, study: id }) {
     }));
   }
 
+  // between options, and between a few values, there is nothing to paint
+  const isContinuous = (which) => which.kind === "number" && !which.ticks.length;
+
   function drawPair() {
     const [x, y] = [Number(across.value), Number(up.value)];
     const last = data.axes.length;
     const graded = grade();
     const [one, other] = [data.axes[x], data.axes[y]];
+    // the best are drawn last
+    const both = data.rows
+      .map((row, i) => ({ row, i, t: graded.of(row[last]) }))
+      .filter(({ row }) => row[x] !== null && row[y] !== null)
+      .sort((a, b) => a.t - b.t);
+    const points = both.map(({ row, t }) => [place(row[x], one), place(row[y], other), Math.min(Math.max(t, 0), 1)]);
+    const painted =
+      x !== y &&
+      points.length >= FEWEST &&
+      [one, other].every((which, dim) => isContinuous(which) && points.some((p) => p[dim] !== points[0][dim]));
+    shown.textContent = `the colour is the metric${painted ? "; behind the points, the mean of trials nearby" : ""}`;
     return pair.draw((c) => ({
       animation: false,
       tooltip: say(c),
@@ -133,15 +150,15 @@ export function slicesView({ root, reader, path, study: id }) {
       xAxis: of(c, one, { name: one.name, nameLocation: "middle", nameGap: 28 }),
       yAxis: of(c, other, { name: other.name, nameTextStyle: { color: c.muted, align: "left" } }),
       series: [
+        ...(painted ? [contours(points, ramp)] : []),
         {
           type: "scatter",
-          symbolSize: 13,
-          // the best are drawn last
-          data: data.rows
-            .map((row, i) => ({ row, i, t: graded.of(row[last]) }))
-            .filter(({ row }) => row[x] !== null && row[y] !== null)
-            .sort((a, b) => a.t - b.t)
-            .map(({ row, i, t }) => point(i, place(row[x], one), place(row[y], other), t)),
+          symbolSize: painted ? 9 : 13,
+          z: 3,
+          data: both.map(({ i, t }, at) => {
+            const one = point(i, points[at][0], points[at][1], t);
+            return painted ? { ...one, itemStyle: { ...one.itemStyle, borderColor: c.surface, borderWidth: 1 } } : one;
+          }),
         },
       ],
     }));
@@ -174,7 +191,7 @@ export function slicesView({ root, reader, path, study: id }) {
   const card = h(
     "section",
     { class: "card" },
-    h("header", {}, h("h2", {}, "Two at a time"), h("p", { class: "note" }, "the colour is the metric")),
+    h("header", {}, h("h2", {}, "Two at a time"), shown),
     h("div", { class: "tools" }, h("label", {}, "across ", across), h("label", {}, "upwards ", up)),
     pair.element,
   );
