@@ -459,6 +459,28 @@ def test_a_request_is_applied_by_the_next_run(tmp_path, stop):
     assert len(study.acts) == 2
 
 
+def test_a_plan_counts_a_request_and_writes_nothing(tmp_path):
+    short = of_length(tmp_path, 4)
+    trained(short)
+    assert short.plan().epochs_to_train == 0
+    request(short, 8, 6)
+    study = of_length(tmp_path, 4)
+    found = study.plan()
+    assert found == of_length(tmp_path, 8).plan()
+    assert found.epochs_to_train > 0
+    assert study.algorithm.max_epochs == 4
+    assert all(act.is_queued for act in study.acts)
+    assert trained(study) == found.epochs_to_train
+    assert study.plan().epochs_to_train == 0
+
+
+def test_a_plan_ignores_a_request_that_cannot_be_done(tmp_path):
+    study = of_length(tmp_path, 4, space=th.Space(lr=th.Cosine(0.1)))
+    trained(study)
+    request(study, 8)
+    assert study.plan().epochs_to_train == 0
+
+
 @pytest.mark.parametrize("shared", [None, True])
 def test_a_study_that_runs_goes_on_with_a_request_in_the_same_run(tmp_path, shared):
     study, other = (of_length(tmp_path, 4, shared=shared) for _ in range(2))

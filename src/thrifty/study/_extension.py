@@ -229,6 +229,25 @@ class ExtensionMixin:
             return self
         return self._longer(spec["max_epochs"])
 
+    def _as_requested(self) -> Self:
+        """Return the study as its next ``run`` trains it: longer if that was requested of it.
+
+        Raises:
+            StudyMismatchError: The database has a different study of this name.
+        """
+        repository = self._repository()
+        with suppress(StudyNotFoundError), repository.open(create=False) as store:
+            info = repository.find(store)
+            requests = [] if info is None else requests_for_longer(store, info)
+            for epochs in sorted(map(_epochs, requests), reverse=True):
+                if epochs <= self.algorithm.max_epochs:
+                    break
+                assert info is not None
+                longer, _ = self._tried(repository, store, info, max_epochs=epochs)
+                if longer is not None:
+                    return self._longer(epochs)
+        return self
+
     def _lengthened(
         self, repository: StudyRepository, store: Store, info: StudyInfo
     ) -> tuple[StudyRepository, StudyInfo]:

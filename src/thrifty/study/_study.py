@@ -219,7 +219,8 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
     def plan(self, *, memory: bool | None = None) -> Forecast:
         """Return how much there is to train, with and without sharing; train nothing.
 
-        What an algorithm decides by results is estimated; see ``Forecast``.
+        What an algorithm decides by results is estimated; see ``Forecast``. A longer ``max_epochs``
+        that was requested of the study counts, because the next ``run`` trains it.
 
         Args:
             memory: Whether to forecast the memory of trials, too. None: if the task makes its model
@@ -232,6 +233,9 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
             StudyMismatchError: The database has a different study of this name.
         """
         self.space.check(max_epochs=self.algorithm.max_epochs)
+        longer = self._as_requested()
+        if longer is not self:
+            return longer.plan(memory=memory)
         repository = self._repository()
         enqueued, priors = repository.foreseen(self._enqueued, self._sources())
         finished = self._finished(repository)
