@@ -180,6 +180,34 @@ def test_a_second_run_of_a_study_is_not_stopped_by_what_the_first_has_trained(to
     assert found["budget"]["used_epochs"] == 4 + 2
 
 
+def test_a_branch_of_a_trial_is_priced_and_then_trained(tools, trained):
+    made = tools()
+    asked = {"study": "line-agent-4", "trial": 0, "after": 2, "scale": {"lr": 0.3}}
+    plan, branch, other = answered(
+        made,
+        ("plan", {"study": "line"}),
+        ("branch", asked),
+        ("branch", {**asked, "scale": None, "change": {"lr": 0.7}}),
+    )
+    assert (plan["study"], plan["num_trials"]) == ("line", 6)
+    assert plan["epochs_to_train"] == plan["unique_epochs"] - 4
+    assert branch["config"]["lr"]["fields"]["factor"] == 0.3
+    assert (branch["known_epochs"], branch["enqueued"]) == (2, False)
+    (run,) = answered(
+        made, ("run", {"study": "line", "configs": [branch["config"], other["config"]]})
+    )
+    found = ended(made, run["job"])
+    assert found["budget"]["used_epochs"] == 4 + branch["epochs_to_train"] + 2
+    assert [trial["reached"] for trial in found["result"]["trials"]] == [{"epochs": 4}] * 2
+    known, before = answered(
+        made,
+        ("known", {"study": "line", "config": branch["config"]}),
+        ("known", {"study": "line", "config": {"lr": 0.1}}),
+    )
+    assert known["epochs"][1]["metrics"] == before["epochs"][1]["metrics"]
+    assert known["epochs"][2]["metrics"] != before["epochs"][2]["metrics"]
+
+
 def test_a_budget_holds_across_servers_and_names(tools, trained):
     made = tools(max_epochs=6)
     (trained / "line_study.py").write_text(STUDY.replace('name="line"', 'name="other"'))
@@ -292,6 +320,11 @@ def test_one_job_at_a_time_and_it_can_be_stopped(tools, folder):
             {"study": "line", "configs": [{"lr": {"schedule": "Step", "fields": [1]}}]},
             "Step",
         ),
+        ("plan", {"study": "nothing"}, "no file of this server defines"),
+        ("branch", {"study": "line", "trial": 0, "after": 1}, "call study.run() first"),
+        ("branch", {"study": "line-agent-3", "trial": 0, "after": 1}, "call study.run() first"),
+        ("branch", {"study": "line-agent-9", "trial": 0, "after": 1}, "max_epochs=4"),
+        ("branch", {"study": "no-agent-4", "trial": 0, "after": 1}, "no file of this server"),
         ("known", {"study": "nothing", "config": {"lr": 0.1}}, "no file of this server defines"),
         ("status", {"study": "line"}, "nothing was trained yet"),
         ("best", {}, "study"),

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from tests.strategies import seeds, spaces
 from thrifty.core import SpaceError
-from thrifty.space import Choice, Constant, Coordinates, Float, Int, Space, Step
+from thrifty.space import Branched, Choice, Constant, Coordinates, Float, Int, Space, Step
 from thrifty.study._preflight import fill_config
 
 
@@ -35,6 +35,23 @@ def test_values_come_out_as_the_space_would_draw_them():
     space = Space(lr=Float(0, 10), decay=Float(0.1, 0.7, step=0.2), drop=Step(Float(0, 1), [2]))
     found = completed(space, {"lr": 1, "decay": 0.1 + 0.2, "drop": Step(1, [2])})
     assert repr(found) == "{'lr': 1.0, 'decay': 0.3, 'drop': Step(1.0, (2,))}"
+
+
+def test_of_a_branch_the_stem_is_of_the_space():
+    space = Space(lr=Choice([0.1, Step(0.5, [2])]), decay=Choice([Constant(0.3), 0.2]))
+    lr = Branched(Branched(Constant(0.1), 7.0, at=2), at=3, factor=0.3)
+    decay = Branched(0.2, 5, at=1)
+    assert completed(space, {"lr": lr, "decay": decay}) == {"lr": lr, "decay": decay}
+    assert completed(space, {"lr": Branched(Step(0.5, [2]), at=3, factor=2)})["lr"].factor == 2
+    assert completed(space, {"decay": Constant(0.3)})["decay"] == Constant(0.3)
+    assert completed(space, {"decay": Constant(0.2)})["decay"] == 0.2
+    space = Space(lr=Float(0.0, 1.0))
+    assert completed(space, {"lr": Branched(1, at=3, factor=2)})["lr"] == Branched(
+        1.0, at=3, factor=2
+    )
+    for stem in (1.5, Step(0.5, [2]), Branched(1.5, 0.5, at=2)):
+        with pytest.raises(SpaceError, match="is not in"):
+            completed(space, {"lr": Branched(stem, 0.5, at=4)})
 
 
 def test_a_condition_is_drawn_so_that_it_holds():

@@ -30,10 +30,12 @@ from thrifty.study._reader import is_in_memory
 from ._documents import (
     SCHEMA_VERSION,
     BestDocument,
+    BranchDocument,
     CostDocument,
     ExplainDocument,
     JobDocument,
     KnownDocument,
+    PlanDocument,
     SpaceDocument,
     StatusDocument,
     StudyStatus,
@@ -41,7 +43,7 @@ from ._documents import (
 )
 from ._jobs import Budget, Job, Jobs, Studies, Usage, usage_of
 from ._store_documents import best_document, explain_document, status_document
-from ._study_documents import cost_document, read_config
+from ._study_documents import branch_document, cost_document, plan_document, read_config
 
 
 logger = plain_logger(__name__)
@@ -52,7 +54,10 @@ hyper-parameters, also of schedules, are trained once for all trials and studies
 Before you train, ask `cost` what a configuration costs and what of it is known; `known` has its
 metrics. A repeated configuration costs nothing. A schedule that changes late costs only the epochs
 after the change.
+`plan` says what a whole study would train.
 `run` trains in the background and answers at once; ask `job` for the results.
+To change a trial from some epoch on, such as its learning rate, ask `branch` for the configuration
+and its cost, and give that configuration to `run`: the epochs before are not trained again.
 """
 
 _StudyName = Annotated[str, Field(description="Name of a study.")]
@@ -131,6 +136,12 @@ class Tools:
 
     # -- what would be trained ----------------------------------------------------------------
 
+    def plan(self, study: _StudyName) -> PlanDocument:
+        """Say how much a whole study would train, with and without sharing; train nothing."""
+        with self._lock:
+            _, found = self._studies.get(study)
+            return _plain(plan_document(study, found.plan()))
+
     def space(self, study: _StudyName) -> SpaceDocument:
         """Return the hyper-parameters of a study, with their domains and an example of each."""
         with self._lock:
@@ -162,6 +173,32 @@ class Tools:
         with self._lock:
             _, found = self._studies.get(study)
             return _plain(cost_document(found, _some(configs), epochs=epochs))
+
+    def branch(
+        self,
+        study: Annotated[
+            str, Field(description="Name of a study, or of one that `run` has trained.")
+        ],
+        trial: Annotated[int, Field(description="Number of the trial to branch off.")],
+        after: Annotated[int, Field(description="Epochs that both have in common.")],
+        *,
+        scale: Annotated[
+            dict[str, float] | None,
+            Field(description='Factors of hyper-parameters from there on, such as {"lr": 0.3}.'),
+        ] = None,
+        change: Annotated[
+            dict[str, Any] | None,
+            Field(description="New values or schedules of hyper-parameters from there on."),
+        ] = None,
+    ) -> BranchDocument:
+        """Return a branch of a trial, which goes on differently from some epoch on, and its cost.
+
+        Nothing is trained or enqueued: give its `config` to `run` to train it.
+        """
+        with self._lock:
+            found = self._parent(study)
+            made = found.branch(trial, after=after, scale=scale, change=read_config(change or {}))
+            return _plain(branch_document(found, made, enqueued=False))
 
     def known(self, study: _StudyName, config: _Config, epochs: _Epochs = None) -> KnownDocument:
         """Return the metrics of each epoch of a configuration that is trained already.
@@ -252,6 +289,13 @@ class Tools:
             return self._job_document(found)
 
     # -- internals ----------------------------------------------------------------------------
+
+    def _parent(self, study: str) -> Study:
+        """Return a study of the files, or one that jobs have trained for such a study."""
+        base, _, epochs = study.rpartition("-agent-")
+        if study in self._studies.all or not _AGENTS_STUDY.fullmatch(study):
+            return self._studies.get(study)[1]
+        return self._studies.get(base)[1].only([], epochs=int(epochs), name=study)
 
     @contextmanager
     def _store_of(self, study: str) -> Iterator[tuple[Store, str]]:
@@ -357,8 +401,10 @@ def make_server(tools: Tools) -> MCPServer[Any]:
         tools.status,
         tools.best,
         tools.explain,
+        tools.plan,
         tools.space,
         tools.cost,
+        tools.branch,
         tools.known,
         tools.job,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
@@ -35,7 +36,9 @@ from thrifty.pack.trial._trial import check_batches
 from thrifty.run import ExecutorConfig
 from thrifty.search import Algorithm, Trial
 from thrifty.space import (
+    Branched,
     Choice,
+    Constant,
     Coordinate,
     Coordinates,
     Domain,
@@ -392,7 +395,8 @@ def fill_config(
     """Return a configuration of the space with the given values; the others are drawn.
 
     Values are returned as the space itself would draw them (``1`` from a ``Float`` is ``1.0``), so
-    that equal configurations are also equal in training.
+    that equal configurations are also equal in training. Of a branch (``Branched``), what it
+    branches off must be in the space; from there on it may have any value.
 
     Raises:
         SpaceError: A name is not in the space, a value is not in its domain, or a hyper-parameter
@@ -405,14 +409,15 @@ def fill_config(
     {'lr': 1.0, 'kind': 'sgd', 'm': 0.9}
     """
     picked: dict[str, Any] = {}
-    for name, value in given.items():
+    branches = {name: value for name, value in given.items() if isinstance(value, Branched)}
+    for name, value in {**given, **{n: _stem(value) for n, value in branches.items()}}.items():
         if name not in space.names:
             raise SpaceError(
                 f"{name!r} is not in the space ({', '.join(space.names)}); name "
                 "hyper-parameters of the study"
             )
         try:
-            picked.update(Coordinates(_alone(name, space[name])).values({name: value}))
+            picked.update(_coordinates_of(name, value, space))
         except SpaceError as error:
             raise SpaceError(f"{error}; give a value that is") from None
     coordinates = Coordinates(space)
@@ -432,11 +437,34 @@ def fill_config(
         config = coordinates.compose(pick)
         missing = [name for name in given if name not in config]
         if not missing:
-            return config
+            return {**config, **{n: _regrown(each, config[n]) for n, each in branches.items()}}
     raise SpaceError(
         f"{missing[0]!r} is there only {_conditions(space[missing[0]])}; leave it out, or give "
         "that, too"
     )
+
+
+def _coordinates_of(name: str, value: Any, space: Space) -> Mapping[str, Any]:
+    """Return the coordinates of a value of a hyper-parameter; a constant is its value, too."""
+    found = Coordinates(_alone(name, space[name]))
+    if isinstance(value, Constant):
+        with suppress(SpaceError):
+            return found.values({name: value})
+        value = value.value
+    return found.values({name: value})
+
+
+def _stem(value: Any) -> Any:
+    """Return the schedule that a branch, or a branch of a branch, comes from."""
+    while isinstance(value, Branched):
+        value = value.before
+    return value
+
+
+def _regrown(branch: Branched, stem: Any) -> Branched:
+    """Return a branch of another stem."""
+    before = branch.before
+    return replace(branch, before=_regrown(before, stem) if isinstance(before, Branched) else stem)
 
 
 def whole_config(space: Space, given: Mapping[str, Any]) -> dict[str, Any]:
