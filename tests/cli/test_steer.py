@@ -132,6 +132,20 @@ def test_a_branch_shows_what_it_costs_and_asks(line):
     assert "3 (3 done" in thrifty("status", *DB)
 
 
+def test_a_configuration_is_enqueued_and_then_trained(line):
+    late = {"schedule": "Step", "fields": {"value": 0.1, "milestones": [2]}}
+    given = ("enqueue", "line", *DB, "--trust-file", "--config", json.dumps({"lr": late}))
+    shown = json.loads(thrifty(*given, "--json"))
+    check(shown, "enqueue")
+    assert shown["config"]["lr"]["fields"]["milestones"] == [2]
+    assert shown["known_epochs"] == 4
+    assert (
+        "enqueued lr=Step(0.1, (2,)); 4 epochs known; train it with: thrifty resume line"
+        in thrifty(*given)
+    )
+    thrifty("resume", "line", *DB, "--quiet", "--trust-file")
+
+
 def test_an_extension_shows_what_it_costs_and_asks(line):
     extend = ("extend", "line", *DB, "--epochs", "7", "--trust-file")
     refused = CliRunner().invoke(_app, extend, input="n\n")

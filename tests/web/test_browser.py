@@ -429,6 +429,15 @@ def steer_a_trial(page, home):
     expect(page.get_by_text(re.compile(r"factor=0\.3.*to train"))).to_be_visible()
     page.get_by_role("button", name="Enqueue this branch").click()
     expect(page.locator(".acts")).to_contain_text("branch of trial 1 after epoch 1: lr times")
+    page.get_by_text("Try other values").click()
+    field = page.get_by_label("a configuration")
+    config = json.loads(field.input_value())
+    field.fill("{")
+    page.get_by_role("button", name="Enqueue this configuration").click()
+    expect(page.get_by_text("this is not JSON")).to_be_visible()
+    field.fill(json.dumps(config))
+    page.get_by_role("button", name="Enqueue this configuration").click()
+    expect(page.locator(".acts")).to_contain_text("trial 1 with nothing changed")
     page.get_by_role("button", name="remove the tag odd").click()
     expect(page.locator(".tags")).to_be_empty()
 
@@ -488,7 +497,9 @@ def test_a_study_is_steered_from_its_page(page, tmp_path, monkeypatch):
         may_go_on.set()
         running.join()
     assert study.trials[1].state == "stopped"
-    assert study.run(progress=False, executor=SOLO).trials[-1].config["lr"].at == 1
+    *_, branch, again = study.run(progress=False, executor=SOLO).trials
+    assert branch.config["lr"].at == 1
+    assert again.config == study.trials[1].config
     assert {trial.state for trial in study.trials} > {"stopped"}
     (request,) = [act for act in study.acts if act.kind == "lengthen"]
     assert "depends on max_epochs" in request.answer

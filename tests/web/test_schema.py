@@ -55,6 +55,7 @@ PATHS = [
 POSTS = [
     "/api/studies/{study}/acts",
     "/api/studies/{study}/branches",
+    "/api/studies/{study}/configurations",
     "/api/studies/{study}/length",
     "/api/studies/{study}/delete",
     "/api/deleted/{number}/restore",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from tests.web.conftest import opened
 from thrifty.core import StoreWriteError, UsageError
+from thrifty.space import Step
 from thrifty.store import Store
 from thrifty.store._steering_requests import MAX_EPOCHS
 from thrifty.web import create_app, serve
@@ -234,6 +238,73 @@ def test_a_branch_from_elsewhere_is_refused(steering, database, headers):
 def test_a_bad_branch_is_refused(steering, database, fields, status):
     assert branch(steering, **fields).status_code == status
     assert enqueued(database) == []
+
+
+def enqueue(client, config, *, headers=PAGE, study=1, **fields):
+    body = json.dumps({"trial": 1, "config": config, "code": code_for(client), **fields})
+    headers = {"Content-Type": "application/json", **headers}
+    return client.post(f"/api/studies/{study}/configurations", content=body, headers=headers)
+
+
+def config_of(client, trial=1):
+    return client.get(f"/api/studies/1/trials/{trial}").json()["config"]
+
+
+def test_a_configuration_is_enqueued_from_that_of_a_trial(steering, database):
+    changed = {
+        **config_of(steering),
+        "lr": {"schedule": "Step", "fields": {"value": 0.1, "milestones": [2]}},
+    }
+    assert enqueue(steering, changed).status_code == 201
+    again = enqueue(steering, changed)
+    assert (again.status_code, "enqueued already" in again.json()["detail"]) == (409, True)
+    (found,) = enqueued(database)
+    assert found["lr"] == Step(0.1, [2])
+    (act,) = written(database)
+    assert (act.kind, act.trial, act.text) == ("enqueue", 1, "lr=Step(0.1, (2,))")
+
+
+@pytest.mark.parametrize("headers", ATTACKS.values(), ids=ATTACKS)
+def test_a_configuration_from_elsewhere_is_refused(steering, database, headers):
+    config = config_of(steering)
+    assert enqueue(steering, config, headers=headers).status_code in (400, 403, 422)
+    assert enqueued(database) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "status", "told"),
+    [
+        ({"lr": Step(0.1, [2]).to_json()}, {"trial": 10_000}, 404, "no trial 10000"),
+        ({"lr": Step(0.1, [2]).to_json()}, {"code": "x"}, 403, "reload"),
+        ({"lr": 0.1}, {"study": 99}, 404, "no study"),
+        ({}, {}, 409, "lacks lr"),
+        ({"lr": 7.0}, {}, 409, "lr=7.0 is not in"),
+        ({"lr": float("nan")}, {}, 409, "not a finite number"),
+        ({"rate": 0.1}, {}, 409, "'rate' is not in the space"),
+        ({"lr": {"schedule": "No"}}, {}, 409, "unknown schedule"),
+        ({"lr": {"schedule": "Step", "fields": {"value": []}}}, {}, 409, "Step"),
+        (
+            {"lr": {"schedule": "Branched", "fields": {"before": 0.1, "after": 0.5, "at": 10**6}}},
+            {},
+            409,
+            "epochs",
+        ),
+        ([0.1], {}, 422, "config"),
+        ("lr", {}, 422, "config"),
+    ],
+)
+def test_a_bad_configuration_is_refused(steering, database, config, fields, status, told):
+    whole = {**config_of(steering), **config} if isinstance(config, dict) and config else config
+    found = enqueue(steering, whole, **fields)
+    assert (found.status_code, told in found.text) == (status, True)
+    assert enqueued(database) == []
+
+
+def test_a_space_that_only_code_can_read_takes_no_configurations(steering, database):
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("""update studies set spec = json_set(spec, '$.space.lr', 'Own(0.1)')""")
+    found = enqueue(steering, config_of(steering))
+    assert (found.status_code, "by the code of its study" in found.json()["detail"]) == (409, True)
 
 
 def longer(client, *, headers=PAGE, study=1, **fields):

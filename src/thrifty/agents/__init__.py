@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from ._study_documents import (
         branch_document as branch_document,
         cost_document as cost_document,
+        enqueued_document as enqueued_document,
         extension_document as extension_document,
         importance_document as importance_document,
         plan_document as plan_document,
-        read_config as read_config,
         result_document as result_document,
         tried_document as tried_document,
     )
@@ -43,6 +43,7 @@ _HOMES = {
     "acts_document": "_store_documents",
     "best_document": "_store_documents",
     "branch_document": "_study_documents",
+    "enqueued_document": "_study_documents",
     "extension_document": "_study_documents",
     "cost_document": "_study_documents",
     "deleted_document": "_store_documents",
@@ -51,7 +52,6 @@ _HOMES = {
     "logs_document": "_store_documents",
     "importance_document": "_study_documents",
     "plan_document": "_study_documents",
-    "read_config": "_study_documents",
     "restore_document": "_store_documents",
     "result_document": "_study_documents",
     "status_document": "_store_documents",

@@ -472,6 +472,17 @@ class BranchDocument(Document):
     """Whether it is enqueued now; only with --yes."""
 
 
+class EnqueuedDocument(Document):
+    """Printed by ``thrifty enqueue``."""
+
+    study: str
+    """Name of the study."""
+    config: dict[str, Any]
+    """The configuration, with all hyper-parameters."""
+    known_epochs: int
+    """How many of its first epochs are known."""
+
+
 class ExtensionDocument(Document):
     """Printed by ``thrifty extend``."""
 
@@ -526,13 +537,15 @@ class ActOfStudy(TypedDict):
         "resume",
         "lengthen",
         "branch",
+        "enqueue",
         "extend",
         "note",
         "tag",
         "untag",
     ]
     """Its kind; "lengthen": a request for a larger max_epochs, "extend": the study was made longer,
-    "branch": a branch of a trial was enqueued."""
+    "branch": a branch of a trial was enqueued, "enqueue": a configuration that was made from
+    that of a trial."""
     trial: int | None
     """Number of the trial that it is about; null for the whole study."""
     text: str
@@ -811,6 +824,7 @@ DOCUMENTS: Mapping[str, type] = {
     "artifacts": ArtifactsDocument,
     "logs": LogsDocument,
     "branch": BranchDocument,
+    "enqueue": EnqueuedDocument,
     "extend": ExtensionDocument,
     "stop": ActDocument,
     "pause": ActDocument,

@@ -22,9 +22,9 @@ from pydantic import Field
 from thrifty import __version__
 from thrifty.core import StudyNotFoundError, ThriftyError, UsageError, error_text, plain_logger
 from thrifty.space import config_to_json
+from thrifty.space._written_config import read_config, whole_config
 from thrifty.store import Store
 from thrifty.study import Study
-from thrifty.study._preflight import whole_config
 from thrifty.study._reader import is_in_memory
 
 from ._documents import (
@@ -43,7 +43,7 @@ from ._documents import (
 )
 from ._jobs import Budget, Job, Jobs, Studies, Usage, usage_of
 from ._store_documents import best_document, explain_document, status_document
-from ._study_documents import branch_document, cost_document, plan_document, read_config
+from ._study_documents import branch_document, cost_document, plan_document
 
 
 logger = plain_logger(__name__)

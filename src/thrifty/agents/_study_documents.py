@@ -7,19 +7,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from thrifty.core import ScheduleError, SpaceError, error_text
 from thrifty.pack.trial._memory_forecast import MemoryForecast
-from thrifty.space import TimeUnit, config_from_json, config_to_json
+from thrifty.space import TimeUnit, config_to_json
+from thrifty.space._written_config import read_config, whole_config
 from thrifty.store import failure_groups
 from thrifty.study import Branch, Extension, Forecast, Savings, Study, TrialResult
 from thrifty.study._importance import Level, Method
-from thrifty.study._preflight import whole_config
 
 from ._documents import (
     SCHEMA_VERSION,
     BranchDocument,
     ConfigCost,
     CostDocument,
+    EnqueuedDocument,
     ExtensionDocument,
     ImportanceDocument,
     MemoryDocument,
@@ -203,6 +203,16 @@ def branch_document(study: Study, branch: Branch, *, enqueued: bool) -> BranchDo
     }
 
 
+def enqueued_document(study: Study, config: Mapping[str, Any]) -> EnqueuedDocument:
+    """Return a configuration that was enqueued, and how much of it is known."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": study.name,
+        "config": config_to_json(config),
+        "known_epochs": len(study.known(config)),
+    }
+
+
 def extension_document(study: Study, found: Extension, *, extended: bool) -> ExtensionDocument:
     """Return what a longer study costs, and whether it is extended."""
     return {
@@ -217,25 +227,6 @@ def extension_document(study: Study, found: Extension, *, extended: bool) -> Ext
         "extended": extended,
         "queued": found.is_queued,
     }
-
-
-def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration whose schedules may be JSON objects, as ``thrifty best`` prints them.
-
-    Raises:
-        SpaceError: It is not a JSON object of hyper-parameters.
-    """
-    if not isinstance(config, Mapping):
-        raise SpaceError(f'a configuration is an object such as {{"lr": 0.1}}, got {config!r}')
-    try:
-        return config_from_json(config)
-    except SpaceError:
-        raise
-    except (ScheduleError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise SpaceError(
-            f"{dict(config)!r} has a schedule that cannot be read ({error_text(error)}); write it "
-            'as {"schedule": "Step", "fields": {"value": 0.1, "milestones": [20]}}'
-        ) from None
 
 
 def tried_document(

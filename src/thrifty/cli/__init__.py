@@ -62,6 +62,7 @@ COMMANDS = {
     "branch": _Command(
         "_steer", "Enqueue a branch of a trial of study NAME, after showing what it costs."
     ),
+    "enqueue": _Command("_steer", "Enqueue a configuration that study NAME tries next."),
     "extend": _Command(
         "_steer", "Let study NAME train its trials for longer, after showing what that costs."
     ),

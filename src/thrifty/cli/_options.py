@@ -250,3 +250,30 @@ class Pair(click.ParamType):  # type: ignore[type-arg]
             return name, json.loads(text)
         except ValueError:
             return name, text
+
+
+def parsed_json(text: str, option: str) -> Any:
+    """Return what the JSON text of an option says.
+
+    Raises:
+        UsageError: It is not JSON, or names something twice.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{option} {shortened(text)} is not JSON: {error}") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object with a name twice, of which Python's parser would keep the last."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"it has {shortened(name)} twice")
+        found[name] = value
+    return found
+
+
+def shortened(value: object) -> str:
+    """Return a value as text for an error message."""
+    return plain_text(repr(value), limit=100)

@@ -1,4 +1,4 @@
-"""Commands that change stored studies: stop, pause, note, tag, branch, extend, delete, gc."""
+"""Commands that change stored studies, such as stop, branch, extend, delete and gc."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from thrifty.agents import (
     acts_document,
     branch_document,
     deleted_document,
+    enqueued_document,
     extension_document,
     gc_document,
-    read_config,
     restore_document,
 )
 from thrifty.core import UsageError, plain_text
+from thrifty.space._written_config import read_config
 from thrifty.store import Store
 from thrifty.store._acts import Act, ActKind
 from thrifty.store._steering_requests import ask, this_user
@@ -30,12 +31,13 @@ from ._options import (
     Pair,
     complete_study,
     json_option,
+    parsed_json,
     print_document,
     say,
     storage_option,
     trust_option,
 )
-from ._train import load_stored_study
+from ._train import format_value, load_stored_study
 
 
 trial_option = click.option(
@@ -211,6 +213,41 @@ def branch_command(  # noqa: PLR0913 (one argument for each option)
         return
     command = shlex.join(["thrifty", "resume", name, "--storage", storage])
     say(f"enqueued; train it with: {plain_text(command)}")
+
+
+@click.command("enqueue")
+@click.argument("name", shell_complete=complete_study)
+@click.option(
+    "--config",
+    "given",
+    required=True,
+    help='The configuration as JSON, such as {"lr": 0.1}; what it leaves out is drawn.',
+)
+@storage_option
+@trust_option
+@json_option
+def enqueue_command(
+    *, name: str, given: str, storage: str, trust_file: bool, as_json: bool
+) -> None:
+    """Enqueue a configuration that study NAME tries next.
+
+    The process that runs the study trains it to the end, or the next run does. Give the values as
+    ``thrifty best --json`` prints them.
+    """
+    config = read_config(parsed_json(given, "--config"))
+    study = load_stored_study(name, storage=storage, trust_file=trust_file)
+    study.enqueue_trial(config)
+    (whole,) = study.enqueued
+    found = enqueued_document(study, whole)
+    if as_json:
+        print_document(found)
+        return
+    text = ", ".join(f"{key}={format_value(value)}" for key, value in whole.items())
+    command = shlex.join(["thrifty", "resume", name, "--storage", storage])
+    say(
+        f"enqueued {plain_text(text)}; {study.unit.text(found['known_epochs'])} known; "
+        f"train it with: {plain_text(command)}"
+    )
 
 
 @click.command("extend")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -18,13 +17,23 @@ import click
 from rich.console import Console
 from rich.table import Column, Table
 
-from thrifty.agents import cost_document, read_config, tried_document
+from thrifty.agents import cost_document, tried_document
 from thrifty.agents._documents import CostDocument
 from thrifty.agents._jobs import STORAGE_VARIABLE, Budget, Jobs, Studies
 from thrifty.core import ThriftyError, UsageError, plain_text, require
+from thrifty.space._written_config import read_config
 from thrifty.study import Study, TrialResult
 
-from ._options import cell, complete_storage, json_option, print_document, say, training_options
+from ._options import (
+    cell,
+    complete_storage,
+    json_option,
+    parsed_json,
+    print_document,
+    say,
+    shortened,
+    training_options,
+)
 from ._train import executor_and_stop, format_value, load_study, run_watched, studies_of
 
 
@@ -74,40 +83,19 @@ def _configs(given: Sequence[str], file: Any) -> list[Mapping[str, Any]]:
     Raises:
         UsageError: There are none, or they cannot be read.
     """
-    found = [_parsed(text, "--config") for text in given]
+    found = [parsed_json(text, "--config") for text in given]
     if file is not None:
         try:
             text = file.read()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--configs cannot be read: {error}") from None
-        listed = _parsed(text, "--configs")
+        listed = parsed_json(text, "--configs")
         if not isinstance(listed, list):
-            raise UsageError(f"--configs is a JSON list of objects, got {_short(listed)}")
+            raise UsageError(f"--configs is a JSON list of objects, got {shortened(listed)}")
         found += listed
     if not found:
         raise UsageError("name a configuration with --config JSON, or several with --configs FILE")
     return found
-
-
-def _parsed(text: str, option: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_without_repeats)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{option} {_short(text)} is not JSON: {error}") from None
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse an object with a name twice, of which Python's parser would keep the last."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"it has {_short(name)} twice")
-        found[name] = value
-    return found
-
-
-def _short(value: object) -> str:
-    return plain_text(repr(value), limit=100)
 
 
 @click.command("cost")

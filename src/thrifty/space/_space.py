@@ -199,7 +199,7 @@ class Space:
         )
 
     def to_json(self) -> dict[str, str]:
-        """Return a readable description for the record; it cannot be read back."""
+        """Return a readable description for the record; ``space_from_json`` reads most of them."""
         return {name: repr(value) for name, value in self._params.items()}
 
     def _grid(

@@ -17,9 +17,20 @@ from .coordination._leases import check_exists
 
 
 ActKind = Literal[
-    "stop", "stop trial", "pause", "resume", "lengthen", "branch", "extend", "note", "tag", "untag"
+    "stop",
+    "stop trial",
+    "pause",
+    "resume",
+    "lengthen",
+    "branch",
+    "enqueue",
+    "extend",
+    "note",
+    "tag",
+    "untag",
 ]
-"""``stop`` ends a run of a study cleanly, ``branch`` has enqueued a branch of a trial.
+"""``stop`` ends a run of a study cleanly. ``branch`` has enqueued a branch of a trial, ``enqueue``
+a configuration that was made from that of a trial.
 
 ``lengthen`` requests a larger ``max_epochs``, and ``extend`` records that it was raised.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from thrifty.core import UsageError, plain_text
 from thrifty.space import config_to_json
@@ -107,21 +107,28 @@ def check_longer(info: StudyInfo, max_epochs: int) -> None:
         )
 
 
-def enqueue_branch(
-    store: Store, name: str, config: Mapping[str, Any], *, trial: int, text: str
+def enqueue(
+    store: Store,
+    name: str,
+    config: Mapping[str, Any],
+    *,
+    kind: Literal["branch", "enqueue"],
+    trial: int,
+    text: str,
 ) -> Act:
-    """Enqueue a branch of a trial, and write down who did.
+    """Enqueue a configuration that was made from a trial, and write down who did.
 
     Args:
         store: The database.
         name: The study.
-        config: The hyper-parameters of the branch.
-        trial: The number of the trial that it branches off.
+        config: The hyper-parameters, all of them.
+        kind: Whether it is a branch of the trial.
+        trial: The number of the trial.
         text: How it differs.
 
     Raises:
         StudyNotFoundError: There is no such study.
-        UsageError: The same branch is enqueued already.
+        UsageError: The same configuration is enqueued already.
         StoreWriteError: The disk is full, or the place is read-only.
     """
     info = store.studies.get(name)
@@ -135,9 +142,11 @@ def enqueue_branch(
     store.studies.enqueue(info, choose)
     if not fresh:
         raise UsageError(
-            f"this branch of trial {trial} is enqueued already; change a value or the epoch"
+            "this branch is enqueued already; change its factor or epoch"
+            if kind == "branch"
+            else "this configuration is enqueued already; change a value"
         )
-    return store.acts.add(info, "branch", trial=trial, text=text, who=this_user())
+    return store.acts.add(info, kind, trial=trial, text=text, who=this_user())
 
 
 def this_user() -> str:

@@ -29,6 +29,7 @@ from thrifty.run._simulated import EpochSeconds
 from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Amount, Space, TimeUnit
 from thrifty.space._conditions import branched
+from thrifty.space._written_config import fill_config, whole_config
 from thrifty.store import FrameBackend, TrialLine, frame, nondominated, redact_url
 
 from ._asking import AskingMixin
@@ -56,9 +57,7 @@ from ._preflight import (
     checked_name,
     checked_seed,
     checked_seeds,
-    fill_config,
     prior_trials,
-    whole_config,
 )
 from ._reader import KnownEpoch, Reader, Trials, is_in_memory, known_epochs, overview
 from ._repository import Source, Storage, StudyRepository

@@ -23,14 +23,18 @@ from thrifty.core import (
     StoreWriteError,
     StudyMismatchError,
     StudyNotFoundError,
+    ThriftyError,
     UsageError,
+    plain_text,
 )
-from thrifty.space import config_from_json, config_to_json
+from thrifty.space import Config, Timeline, config_from_json, config_to_json
 from thrifty.space._conditions import branched
+from thrifty.space._space_text import space_from_json
+from thrifty.space._written_config import read_config, whole_config
 from thrifty.store import Store, StudyView, Views
 from thrifty.store._acts import Act
 from thrifty.store._records import nodes_of_replicas
-from thrifty.store._steering_requests import MAX_EPOCHS, ask, ask_longer, enqueue_branch, this_user
+from thrifty.store._steering_requests import MAX_EPOCHS, ask, ask_longer, enqueue, this_user
 from thrifty.store._trash import Deleted
 
 from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, AtDesk, Responses, TrialNumber
@@ -117,7 +121,16 @@ class Steering:
         """
         with self._store() as store:
             text = f"after epoch {wanted.epoch}: {wanted.name} times {wanted.factor:g}"
-            return enqueue_branch(store, view.name, config, trial=wanted.trial, text=text)
+            return enqueue(store, view.name, config, kind="branch", trial=wanted.trial, text=text)
+
+    def enqueue(self, view: StudyView, config: Config, *, trial: int, text: str) -> Act:
+        """Enqueue a configuration that was made from a trial.
+
+        Raises:
+            HTTPException: It is enqueued already, or cannot be written.
+        """
+        with self._store() as store:
+            return enqueue(store, view.name, config, kind="enqueue", trial=trial, text=text)
 
     def delete(self, view: StudyView) -> Deleted:
         """Delete a study, so that it can be restored.
@@ -198,6 +211,16 @@ class WantedBranch(BaseModel):
     code: Annotated[str, Field(max_length=100)]
 
 
+class WantedConfig(BaseModel):
+    """A configuration that a page asks for, made from that of a trial."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    trial: Annotated[int, Field(ge=0, le=LARGEST)]
+    config: Annotated[dict[str, Any], Field(description="as the trial has it, with changes")]
+    code: Annotated[str, Field(max_length=100)]
+
+
 class BranchQuery(BaseModel):
     """A branch whose cost is asked for."""
 
@@ -268,6 +291,17 @@ def branch(asked: AboutStudy, wanted: WantedBranch) -> models.Act:
     return models.Act.of(steering.branch(view, wanted, config))
 
 
+@router.post("/configurations", status_code=201, response_model=models.Act, responses=REFUSED)
+def enqueue_config(asked: AboutStudy, wanted: WantedConfig) -> models.Act:
+    """Enqueue a configuration; the process that runs the study, or the next one, trains it."""
+    steering = allowed(asked.request)
+    view = asked.desk.study(asked.study)
+    config, text = _changed_config(asked.desk.views, view, wanted)
+    if not steering.codes.use(wanted.code, study=asked.study):
+        raise HTTPException(403, OLD)
+    return models.Act.of(steering.enqueue(view, config, trial=wanted.trial, text=text))
+
+
 OLD = "the page is old; reload it, and try again"
 
 
@@ -300,6 +334,30 @@ def _branch(
         return row, _branch_config(view, row, epoch=wanted.epoch, scale=scale)
     except (UsageError, ScheduleError) as error:
         raise HTTPException(409, str(error)) from None
+
+
+def _changed_config(views: Views, view: StudyView, wanted: WantedConfig) -> tuple[Config, str]:
+    """Return the configuration, which is one of the study's space, and how it differs.
+
+    Raises:
+        HTTPException: There is no such trial, or the configuration is not in the space.
+    """
+    row = views.trials.get(view.id, wanted.trial)
+    if row is None:
+        raise HTTPException(404, f"study {view.name!r} has no trial {wanted.trial}")
+    try:
+        if row.horizon is not None:
+            raise UsageError(
+                "the trials of a ladder end at horizons of their own; enqueue them in Python"
+            )
+        space = space_from_json(view.spec.get("space", {}))
+        config = whole_config(space, read_config(wanted.config))
+        Timeline(config, epochs=_horizon(view))
+    except (ThriftyError, RecursionError) as error:
+        raise HTTPException(409, plain_text(str(error), lines=True, limit=2000)) from None
+    before, after = texts(row.config), texts(config_to_json(config))
+    changed = [f"{name}={text}" for name, text in after.items() if before.get(name) != text]
+    return config, ", ".join(changed)[:2000]
 
 
 def steering_of(request: Request) -> Steering | None:

@@ -354,6 +354,7 @@ class Trial(Response):
     traceback: str
     parent: list[int] | None
     schedule: list[Line]
+    config: dict[str, Any] = Field(description="its hyper-parameters, as a database keeps them")
     curves: dict[str, list[tuple[int, Number]]]
     stages: list[TrialStage]
     shared_epochs: int

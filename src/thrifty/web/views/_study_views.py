@@ -345,6 +345,7 @@ def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> mo
         traceback=traceback,
         parent=row.parent,
         schedule=lines(row.config, epochs=epochs),
+        config=dict(row.config),
         curves=_curves(paths.mean_curve(nodes, row.reached)),
         stages=stages,
         shared_epochs=sum(s.stop - s.start for s in stages if s.trials > 1),

@@ -307,7 +307,7 @@ export function trialPage({ root, reader, params, crumbs, update }) {
       const numbers = lines.filter((line) => line.kind !== "text");
       const scheduled = numbers.filter((line) => line.epochs.length > 1);
       const names = (scheduled.length ? scheduled : numbers).map((line) => line.name);
-      acts.draw(asked.body, state, { names, horizon });
+      acts.draw(asked.body, state, { names, horizon, config: trial.body.config });
       if (trial.changed || (study.changed && !root.querySelector("h1"))) await draw(trial.body, study.body);
     },
     dispose: () => {

@@ -24,9 +24,9 @@ export class Acts {
     this.#update = update;
   }
 
-  // state is that of the study, or of the trial; names of hyper-parameters and horizon are the trial's
+  // state is that of the study, or of the trial; names of hyper-parameters, horizon and config are the trial's
   // and name is that of the study, if it may be deleted here; maxEpochs is how long it trains its trials
-  draw({ acts, can_act: canAct }, state, { names = [], horizon = 0, name = "", maxEpochs = 0 } = {}) {
+  draw({ acts, can_act: canAct }, state, { names = [], horizon = 0, config = null, name = "", maxEpochs = 0 } = {}) {
     const mine = acts.filter((each) => each.trial === this.#trial || this.#trial === null);
     if (!canAct && !mine.length) {
       fill(this.element);
@@ -63,6 +63,7 @@ export class Acts {
           this.#form("note"),
           this.#form("tag"),
           names.length > 0 && horizon > 1 && this.#branchForm(names, horizon),
+          config && this.#configForm(config),
           deletes && this.#deleteForm(name),
         ],
       );
@@ -107,6 +108,7 @@ export class Acts {
     const where = each.trial === null || this.#trial !== null ? "" : `trial ${each.trial}: `;
     if (each.kind === "note") return [where, each.text];
     if (each.kind === "branch") return `branch of trial ${each.trial} ${each.text}`;
+    if (each.kind === "enqueue") return `trial ${each.trial} with ${each.text || "nothing changed"}`;
     if (each.kind === "lengthen") return `train the study's trials for ${each.text} epochs`;
     if (each.kind === "extend") return `extend the study: ${each.text}`;
     return each.kind === "stop trial" ? `stop trial ${each.trial}` : `${each.kind} the study`;
@@ -270,6 +272,35 @@ export class Acts {
       h("button", { type: "submit" }, "What would it cost?"),
     );
     return [form, cost];
+  }
+
+  // the configuration of the trial, to change some values; schedules are written as objects
+  #configForm(config) {
+    const field = h("textarea", { "aria-label": "a configuration", rows: 4, cols: 60, spellcheck: false });
+    field.value = JSON.stringify(config, null, 1);
+    const said = h("p", { class: "note", role: "status" });
+    const form = h(
+      "form",
+      {
+        onsubmit: async (event) => {
+          event.preventDefault();
+          let wanted;
+          try {
+            wanted = JSON.parse(field.value);
+          } catch (problem) {
+            fill(said, `this is not JSON: ${problem.message}`);
+            return;
+          }
+          fill(said);
+          if (await this.#ask({ config: wanted }, "configurations"))
+            fill(said, "enqueued; this run of the study, or the next, trains it");
+        },
+        oninput: () => fill(said),
+      },
+      field,
+      h("button", { type: "submit" }, "Enqueue this configuration"),
+    );
+    return h("details", {}, h("summary", {}, "Try other values"), form, said);
   }
 
   #sayCost(place, branch, found) {
