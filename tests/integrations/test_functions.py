@@ -86,6 +86,15 @@ def test_prefixes_are_shared_and_each_trial_is_as_if_trained_alone(tmp_path):
         assert other.curve == trial.curve
 
 
+def test_functions_with_long_epochs_are_shared_too(tmp_path, monkeypatch, caplog):
+    """Epochs that are too long to be trained again for the comparison with a restored trial."""
+    monkeypatch.setattr("thrifty.pack.trial._state_check.SHORT_S", 0.0)
+    study = study_of(train, tmp_path).run(progress=False, executor=ONE)
+    assert study.savings.unique_epochs == 14
+    assert [trial.state for trial in study.trials] == ["done"] * len(study.trials)
+    assert "checkpoint" not in caplog.text
+
+
 def test_the_same_as_a_plain_loop(tmp_path):
     config = {"lr": 0.1, "width": 4}
     (trial,) = (

@@ -122,6 +122,13 @@ def test_trials_go_on_from_checkpoints_as_if_they_had_not_stopped(tmp_path):
     assert count.epochs == study.savings.unique_epochs < 36
 
 
+def test_functions_with_long_epochs_go_on_from_checkpoints_too(tmp_path, monkeypatch):
+    """Epochs that are too long to be trained again for the comparison with a restored trial."""
+    monkeypatch.setattr("thrifty.pack.trial._state_check.SHORT_S", 0.0)
+    study = study_of(tmp_path, train_with_checkpoints, resumes=True).run(progress=False)
+    assert [t.state for t in study.trials] == ["done"] * 6
+
+
 def test_a_stopped_study_goes_on_without_training_again(tmp_path):
     whole = study_of(tmp_path / "whole", train_with_checkpoints, resumes=True).run(progress=False)
     study_of(tmp_path, train_with_checkpoints, resumes=True).run(

@@ -944,12 +944,20 @@ class Strict(Owner):
         raise ValueError("not again")
 
 
-class Stale(Owner):
-    """A trainable that evaluates a value from before its state was loaded."""
+class Hiding(Owner):
+    """A trainable whose state lacks what it trains with."""
 
-    def setup(self, hp, *, seed, device):
-        super().setup(hp, seed=seed, device=device)
-        self.last = 0.0
+    def state(self):
+        return {"model": self.model.state_dict(), "count": 0}
+
+    def load_state(self, state):
+        self.model.load_state_dict(state["model"])
+
+
+class Returning(Owner):
+    """A trainable whose metrics are those of its last training, which no state needs."""
+
+    not_state = ("last",)
 
     def train(self, epoch, hp):
         super().train(epoch, hp)
@@ -976,14 +984,55 @@ def test_a_trainable_that_cannot_be_loaded():
         run_check(Strict())
 
 
-def test_a_trainable_with_long_epochs_is_only_evaluated(monkeypatch):
-    calls = []
-    monkeypatch.setattr(Owner, "train", lambda self, epoch, hp: calls.append(epoch))
-    run_check(Owner(), seconds=2 * SHORT_S)
-    assert calls == [0]
-    monkeypatch.undo()
-    with pytest.raises(StateError, match=r"the metric 'weight'"):
-        run_check(Stale(), seconds=2 * SHORT_S)
+LONG_S = 2 * SHORT_S
+
+
+@pytest.fixture
+def epochs_of(monkeypatch):
+    """The epochs that trainables train."""
+    found, epoch = [], TrainableTrial.epoch
+
+    def counted(self, plan):
+        found.append(plan.epoch)
+        return epoch(self, plan)
+
+    monkeypatch.setattr(TrainableTrial, "epoch", counted)
+    return found
+
+
+@pytest.mark.parametrize("task", [Owner, Returning])
+def test_long_epochs_are_not_trained_again_while_nothing_else_differs(epochs_of, task):
+    run_check(task(), seconds=LONG_S)
+    assert epochs_of == [0]
+
+
+def test_long_epochs_are_trained_again_once_that_costs_little(epochs_of):
+    task = Owner()
+    with borrowed_streams():
+        check = StateCheck(task, device=CPU)
+        for trained_s in (0.0, 1e4):
+            check.budget.trained_s = trained_s
+            trial, member = trained(task, check)
+            assert check.is_due(trial)
+            check.check(trial, member, plan(1), seconds=LONG_S)
+            assert not check.is_due(trial)
+    assert epochs_of == [0, 0, 1, 1]
+
+
+def test_long_epochs_are_trained_again_if_something_else_differs(epochs_of):
+    with pytest.raises(StateError, match=r"Hiding keeps state outside.*'self\.count'"):
+        run_check(Hiding(), seconds=LONG_S)
+    assert epochs_of == [0, 1, 1, 1]  # the last to tell it from noise
+
+
+def test_without_time_for_that_it_is_said(epochs_of, caplog):
+    with borrowed_streams():
+        check = StateCheck(Hiding(), device=CPU, limit_s=5 * LONG_S)
+        trial, member = trained(Hiding(), check)
+        check.check(trial, member, plan(1), seconds=LONG_S)
+        assert not check.is_due(trial)
+    assert "not in the checkpoint: 'self.count'. epoch_timeout leaves no time" in caplog.text
+    assert epochs_of == [0]
 
 
 def test_streams_are_not_part_of_it():

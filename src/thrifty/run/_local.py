@@ -352,6 +352,7 @@ class Local(ExecutorConfig):
                 activation_memory=self.activation_memory,
                 activation_disk=self.activation_disk,
                 max_base_bytes=max_base_bytes,
+                epoch_timeout=self.epoch_timeout,
             )
             for i in range(workers)
         ]

@@ -133,6 +133,7 @@ class Ray(ExecutorConfig):
                 curves=curves or {},
                 refused=refused or {},
                 max_base_bytes=max_base_bytes,
+                epoch_timeout=self.epoch_timeout,
             )
             for i in range(self.workers or max(1, room))
         ]

@@ -179,8 +179,12 @@ def nothing_to_write() -> Future[CheckpointRef | None]:
 class Completeness:
     """A check that compares live trials with restored ones, when ``StateCheck`` says it is due."""
 
-    def __init__(self, task: Task | Trainable, *, device: torch.device) -> None:
-        self._check = StateCheck(task, device=device)
+    def __init__(
+        self, task: Task | Trainable, *, device: torch.device, limit_s: float | None = None
+    ) -> None:
+        self._check = StateCheck(
+            task, device=device, limit_s=math.inf if limit_s is None else limit_s
+        )
 
     def trained(self, seconds: float) -> None:
         """Add training time, which the budget for comparisons is relative to."""

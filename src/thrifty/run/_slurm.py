@@ -175,6 +175,7 @@ class Slurm(ExecutorConfig):
                 curves=curves or {},
                 refused=refused or {},
                 max_base_bytes=max_base_bytes,
+                epoch_timeout=self.epoch_timeout,
             )
             for i in range(self.workers)
         ]

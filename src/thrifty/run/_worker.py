@@ -81,8 +81,8 @@ class WorkerSpec:
 
     ``pack`` says how several trials are trained jointly, as in ``Local``. ``curves`` are the known
     pack curves, by key. ``refused`` maps the keys of structures that must not be fused, because a
-    check failed, to the reasons. ``activation_memory`` and ``activation_disk`` are as in ``Local``.
-    ``max_base_bytes`` is that of ``Storage``.
+    check failed, to the reasons. ``activation_memory``, ``activation_disk`` and
+    ``epoch_timeout`` are as in ``Local``. ``max_base_bytes`` is that of ``Storage``.
     """
 
     name: str
@@ -96,6 +96,7 @@ class WorkerSpec:
     activation_memory: int | None = None
     activation_disk: int = ACTIVATION_DISK
     max_base_bytes: float = MAX_BASE_BYTES
+    epoch_timeout: float | None = None
 
 
 class Worker:
@@ -139,7 +140,7 @@ class Worker:
         )
         self._activations.take_news()  # that of earlier studies in this process
         self._backend = self._new_backend()
-        self._complete = Completeness(task, device=place)
+        self._complete = Completeness(task, device=place, limit_s=spec.epoch_timeout)
         self._waiting: deque[RunningChain] = deque()
         self._courses: dict[int, RunningChain] = {}
         self._closing: list[RunningChain] = []

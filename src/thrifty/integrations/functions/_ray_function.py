@@ -342,7 +342,8 @@ class _Run:
         self, files: Mapping[str, torch.Tensor], *, metrics: Mapping[str, float], num_reports: int
     ) -> None:
         """Let the function go on from a checkpoint when it begins."""
-        self._given, self.metrics, self.num_reports = dict(files), dict(metrics), num_reports
+        self._given = self.files = dict(files)
+        self.metrics, self.num_reports = dict(metrics), num_reports
 
     def advance(self, epoch: int) -> None:
         """Let the function run until it reports or ends; see ``SuspendedCall.advance``."""

@@ -132,8 +132,9 @@ class TrainableFunction(SelfDescribing):
         self._metrics: Mapping[str, Any] = {}
 
     def load_state(self, state: Any) -> None:
-        """Take the state of earlier epochs, for ``trial.epochs``."""
+        """Take the state of earlier epochs, for ``trial.epochs``, and what was yielded last."""
         self._run.restore(state)
+        self._metrics = self._run.last
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """Let the function train one epoch, up to its ``yield``.
@@ -212,6 +213,11 @@ class _Run:
         self._check_locals()
         kept = self._restored if self._kept is None else self._kept.state()
         return {"kept": kept, "last": self._last, "ended": self._has_ended}
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """The metrics of the last epoch, as the trial reports them."""
+        return dict(self._last)
 
     @property
     def model(self) -> torch.nn.Module | None:

@@ -6,6 +6,7 @@ persistent, a global variable."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -46,6 +47,7 @@ Result = TypeVar("Result")
 SHORT_S = 1.0
 """An epoch of a ``Trainable`` is trained again for the comparison if it takes at most this long.
 
+A longer one is trained again if something outside of the state differs, or the budget allows it.
 Two trials compared over more than one step take about this long together, in seconds.
 """
 NOISE = 1e-3
@@ -106,14 +108,18 @@ class StateCheck:
     Args:
         task: What the trials train. Its variables count as they are now.
         device: Where they are trained.
+        limit_s: Seconds after which a worker is killed in which no epoch has ended.
 
     Attributes:
         budget: The cost of the comparisons. Report training time to it.
     """
 
-    def __init__(self, task: Task | Trainable, *, device: torch.device) -> None:
+    def __init__(
+        self, task: Task | Trainable, *, device: torch.device, limit_s: float = math.inf
+    ) -> None:
         self._task = task
         self._device = device
+        self._limit_s = limit_s
         self.budget = CheckBudget()
         # What cannot be restored cannot be compared with a restored one, and shares nothing.
         self._is_off = isinstance(task, SelfDescribing) and not task.can_resume
@@ -126,6 +132,8 @@ class StateCheck:
         """Whether steps change cached results, so that restored trials begin with empty caches."""
         self._kinds: set[frozenset[type]] = set()
         self._passed: set[_Situation] = set()
+        self._untrained: dict[_Situation, float] = {}
+        """Seconds of an epoch in situations in which no epoch was trained again."""
         self._followed: set[tuple[frozenset[type], frozenset[str]]] = set()
         self._warned: set[str] = set()
         self._seconds = 0.0
@@ -176,7 +184,8 @@ class StateCheck:
             return False
         situation = _situation(trial, self._changed())
         if situation not in self._passed:
-            return True
+            seconds = self._untrained.get(situation)
+            return seconds is None or self._may_train(seconds)
         affordable = self.budget.allows(self._seconds)
         if situation.changed:
             return is_first or affordable
@@ -207,8 +216,23 @@ class StateCheck:
         situation = _situation(live, self._changed())
         began = time.perf_counter()
         now = [keeper.now() for keeper in self._keepers]
+        trains = isinstance(live, TaskTrial) or self._may_train(seconds)
+        case = _Case(live=live, member=member, plan=plan, trains=trains)
         try:
-            if self._compare(_Case(live=live, member=member, plan=plan, trains=seconds <= SHORT_S)):
+            outside = self._compare(case)
+            if outside and not trains and self._fits(seconds):
+                outside = self._compare(replace(case, trains=True))
+                trains = True
+            if outside and not trains:
+                self._warn(
+                    f"{self._name}: not in the checkpoint: {_listed(outside)}. epoch_timeout "
+                    "leaves no time to train an epoch again, so it is not checked whether that "
+                    "changes results; make it six times as long as an epoch, or name these in "
+                    "not_state"
+                )
+            if outside is not None and not outside and not trains:
+                self._untrained[situation] = seconds
+            elif outside is not None:
                 self._passed.add(situation)
         except Exception as error:
             if not out_of_memory(error):
@@ -221,10 +245,21 @@ class StateCheck:
         self._seconds = time.perf_counter() - began
         self.budget.spend(self._seconds)
 
+    def _may_train(self, seconds: float) -> bool:
+        """Return whether a ``Trainable`` may train an epoch again without a special reason."""
+        return seconds <= SHORT_S or (self._fits(seconds) and self.budget.allows(2 * seconds))
+
+    def _fits(self, seconds: float) -> bool:
+        """Return whether a worker is not killed if it trains up to four more epochs."""
+        return 6 * seconds < self._limit_s
+
     # -- one comparison ------------------------------------------------------------------
 
-    def _compare(self, case: _Case) -> bool:
-        """Compare two trials; return False if the user's code fails in both of them."""
+    def _compare(self, case: _Case) -> Sequence[str] | None:
+        """Compare two trials; return what differs outside of the state.
+
+        The result is None if the user's code fails in both of them.
+        """
         changed = self._changed()
         now = [keeper.now() for keeper in self._keepers]
         restored = self._restored(case)
@@ -243,15 +278,15 @@ class StateCheck:
         mine = _attempted(case.probe, case.live)
         if isinstance(mine, Exception) or isinstance(theirs, Exception):
             if isinstance(mine, Exception) and isinstance(theirs, Exception):
-                return False  # it will also fail in training, with its own message
+                return None  # it will also fail in training, with its own message
             raise StateError(self._incomplete(_raised(mine, theirs), sorted(changed)))
         difference = probes_differ(mine, theirs)
         outside = [*_outside(case.live, restored, meant=self._task.not_state), *sorted(changed)]
         if difference:
             self._judge(case, mine, theirs, meant=meant, outside=outside)
-        elif outside:
+        elif outside and case.trains:
             self._go_on(case, restored, left, meant=meant, outside=outside)
-        return True
+        return outside
 
     def _moved_results(self, before: Sequence[Keeper]) -> frozenset[str]:
         """Return the names of cached results that a step has changed.
@@ -441,7 +476,7 @@ class StateCheck:
         )
 
     def _incomplete(self, difference: str, outside: Sequence[str]) -> str:
-        places = ", ".join(map(repr, outside[:5])) or "something that is not an attribute"
+        places = _listed(outside) or "something that is not an attribute"
         mend = (
             self._task.mend
             if isinstance(self._task, SelfDescribing)
@@ -474,10 +509,9 @@ class StateCheck:
 
     def _note_attributes(self, outside: Sequence[str]) -> None:
         if outside:
-            names = ", ".join(map(repr, outside[:5]))
             self._warn(
-                f"{self._name}: not in the checkpoint: {names}. A restored trial takes the same "
-                "next steps; if that is meant, name the attributes in not_state"
+                f"{self._name}: not in the checkpoint: {_listed(outside)}. A restored trial takes "
+                "the same next steps; if that is meant, name the attributes in not_state"
             )
 
     def _warn(self, text: str) -> None:
@@ -550,3 +584,8 @@ def _raised(*found: object) -> str:
 def _put_back(keepers: Sequence[Keeper]) -> None:
     for keeper in keepers:
         keeper.put_back()
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first few names, as a list in a sentence."""
+    return ", ".join(map(repr, names[:5]))
