@@ -25,7 +25,7 @@ from thrifty.search import (
     RandomSearch,
     SuccessiveHalving,
 )
-from thrifty.space import Choice, Cosine, Float, Space, Step
+from thrifty.space import Choice, Cosine, Float, Linear, Space, Step, Warmup
 from thrifty.study._reader import Reader
 from thrifty.testing import LineTask
 
@@ -47,6 +47,10 @@ POPULATION = PopulationBasedTraining(
 )
 SPACES = [
     SPACE,
+    Space(
+        lr=Choice([0.1, Step(0.1, [4], gamma=0.5), Linear(0.1), Warmup(1, Step(0.1, [3]))]),
+        width=Choice([0, 4]),
+    ),
     Space(lr=Step(Choice([0.1, 0.05]), [Choice([2, 3.5])]), width=Choice([0, 3])),
     Space(lr=Float(0.01, 0.1, log=True), width=Choice([0, 3])),
 ]
