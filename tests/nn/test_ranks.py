@@ -7,6 +7,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.study.processes import start_server
 from thrifty.nn import GyroDropout
 
 
@@ -33,7 +34,8 @@ def train(rank, folder):
 
 
 def test_ranks_have_one_schedule(tmp_path):
-    mp.spawn(train, args=(str(tmp_path),), nprocs=2)
+    start_server()
+    mp.start_processes(train, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
     one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert len(one["seen"].unique(dim=0)) > 1

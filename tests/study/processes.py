@@ -24,10 +24,15 @@ FORK.set_forkserver_preload(["tests.study.warm"])
 _REPOSITORY = Path(__file__).parents[2]
 
 
-def started(target: Callable[..., Any], *args: Any) -> BaseProcess:
-    # The server imports from the folder in which it is started, and does not say if it cannot.
+def start_server() -> None:
+    """Start the server that forks, if it does not run yet."""
+    # It imports from the folder in which it is started, and does not say if it cannot.
     with contextlib.chdir(_REPOSITORY):
         forkserver.ensure_running()
+
+
+def started(target: Callable[..., Any], *args: Any) -> BaseProcess:
+    start_server()
     child = FORK.Process(target=target, args=args, daemon=True)
     child.start()
     return child

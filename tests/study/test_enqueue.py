@@ -160,7 +160,7 @@ def test_a_study_that_is_done_trains_what_is_enqueued_later(tmp_path, algorithm)
 def test_they_are_in_the_log_before_the_run_and_in_order(tmp_path):
     trained(make_study(tmp_path, name="other"))
     study = make(tmp_path).run(progress=False, observers=[StopAfter(3)])
-    make(tmp_path, enqueue=[FIRST, SECOND, {"width": 0}])
+    make(tmp_path, enqueue=[FIRST, SECOND, {"lr": Step(0.1, [2])}])
     with Store.open(study.storage.url) as store:
         info = store.studies.get("s")
         queue = store.studies.enqueued(info.id)
