@@ -91,6 +91,8 @@ def expected(tmp_path_factory):
     )
 
 
+# The start of a job takes three seconds of CPU. The tests below also compare all records.
+@pytest.mark.thorough
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_the_records_are_those_of_local_workers(tmp_path, cluster, expected):
     study = make(tmp_path, seconds=0.02)
@@ -103,20 +105,20 @@ def test_the_records_are_those_of_local_workers(tmp_path, cluster, expected):
 def test_jobs_that_are_told_to_end_hand_back_their_work(tmp_path, cluster, expected):
     """As at a time limit: no epoch is trained twice."""
     study = make(tmp_path, seconds=0.05)
-    enders = Ender(tmp_path / "pids", signal.SIGUSR2, num=2)
-    study.run(progress=False, executor=slurm(tmp_path, cluster, workers=2))
-    assert enders.stop() == 2
+    enders = Ender(tmp_path / "pids", signal.SIGUSR2, num=1)
+    study.run(progress=False, executor=slurm(tmp_path, cluster, workers=1))
+    assert enders.stop() == 1
     assert records(study) == expected
     assert study.savings.unique_epochs == 8 * 3 + 6 * 3 + 3 * 3
-    assert len(list((tmp_path / "pids").iterdir())) >= 3
+    assert len(list((tmp_path / "pids").iterdir())) == 2
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_jobs_that_are_killed_lose_no_record(tmp_path, cluster, expected):
     study = make(tmp_path, seconds=0.05)
-    enders = Ender(tmp_path / "pids", signal.SIGKILL, num=2)
+    enders = Ender(tmp_path / "pids", signal.SIGKILL, num=1)
     study.run(progress=False, executor=slurm(tmp_path, cluster, workers=2))
-    assert enders.stop() == 2
+    assert enders.stop() == 1
     assert records(study) == expected
 
 
@@ -152,20 +154,20 @@ def test_a_job_that_fails_at_its_start_is_said(tmp_path, monkeypatch):
 
 
 def test_a_job_that_is_told_to_end_while_it_begins_is_replaced(tmp_path, monkeypatch, expected):
-    """At its first tries it ends as submitit ends jobs that cannot go on."""
+    """At its first try it ends as submitit ends jobs that cannot go on."""
     (tmp_path / "tries").mkdir()
     monkeypatch.setattr(_slurm, "serve", _late)
     monkeypatch.setenv("TRIES", str(tmp_path / "tries"))
     study = make(tmp_path)
     study.run(progress=False, executor=slurm(tmp_path, "local"))
     assert records(study) == expected
-    assert len(list((tmp_path / "tries").iterdir())) == 3
+    assert len(list((tmp_path / "tries").iterdir())) == 2
 
 
 def _late(*arguments):
     tries = Path(os.environ["TRIES"])
     (tries / str(os.getpid())).touch()
-    if len(list(tries.iterdir())) < 3:
+    if len(list(tries.iterdir())) < 2:
         raise UncompletedJobError("Job not requeued because: timed-out")
     _slurm.serve(*arguments)
 
