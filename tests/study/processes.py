@@ -68,7 +68,7 @@ def _run_as_main(
     os.chdir(path.parent)
     sys.argv = [path.name, *arguments]
     sys.path.insert(0, str(path.parent))
-    runpy.run_path(path.name, run_name="__main__")
+    runpy.run_path(str(path), run_name="__main__")
 
 
 class At:
