@@ -8,7 +8,7 @@ from thrifty.core import EpochDone
 from thrifty.pack import Task
 from thrifty.run import Local
 from thrifty.search import Algorithm, GridSearch
-from thrifty.space import Choice, Constant, MultiStep, Space, Step
+from thrifty.space import Choice, Constant, Linear, MultiStep, Space, Step, Warmup
 from thrifty.store import Store
 from thrifty.study import Storage, Study
 from thrifty.testing import LineTask
@@ -20,6 +20,20 @@ SPACE = Space(
     width=Choice([0, 4]),
     dropout=Choice([0.2, MultiStep([0.2, 0.0], milestones=[3])]).when(width=4),
 )
+
+WIDE = Space(
+    lr=Choice([
+        Constant(0.1),
+        Step(0.1, [2]),
+        Step(0.1, [2, 4]),
+        Step(0.1, [4], gamma=0.5),
+        Linear(0.1),
+        Warmup(1, Step(0.1, [3])),
+    ]),
+    width=Choice([0, 4]),
+    dropout=Choice([0.2, MultiStep([0.2, 0.0], milestones=[3])]).when(width=4),
+)
+"""Schedules of more families, in twice as many trials."""
 
 
 class Sized(LineTask):

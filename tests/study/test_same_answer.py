@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests import alone
 from tests.depth import draws
-from tests.study.helpers import SPACE, make_study
+from tests.study.helpers import WIDE, make_study
 from thrifty.core import EpochDone
 from thrifty.run import Local
 from thrifty.search import (
@@ -25,7 +25,7 @@ from thrifty.search import (
     RandomSearch,
     SuccessiveHalving,
 )
-from thrifty.space import Choice, Cosine, Float, Linear, Space, Step, Warmup
+from thrifty.space import Choice, Cosine, Float, Space, Step
 from thrifty.study._reader import Reader
 from thrifty.testing import LineTask
 
@@ -46,11 +46,7 @@ POPULATION = PopulationBasedTraining(
     max_epochs=6, population=4, interval=2, explore=("lr",), quantile=0.5
 )
 SPACES = [
-    SPACE,
-    Space(
-        lr=Choice([0.1, Step(0.1, [4], gamma=0.5), Linear(0.1), Warmup(1, Step(0.1, [3]))]),
-        width=Choice([0, 4]),
-    ),
+    WIDE,
     Space(lr=Step(Choice([0.1, 0.05]), [Choice([2, 3.5])]), width=Choice([0, 3])),
     Space(lr=Float(0.01, 0.1, log=True), width=Choice([0, 3])),
 ]
