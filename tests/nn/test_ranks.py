@@ -7,7 +7,6 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.study.processes import start_server
 from thrifty.nn import GyroDropout
 
 
@@ -34,8 +33,7 @@ def train(rank, folder):
 
 
 def test_ranks_have_one_schedule(tmp_path):
-    start_server()
-    mp.start_processes(train, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
+    mp.spawn(train, args=(str(tmp_path),), nprocs=2)
     one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert len(one["seen"].unique(dim=0)) > 1
