@@ -157,20 +157,20 @@ def test_a_job_that_fails_at_its_start_is_said(tmp_path, monkeypatch):
 
 
 def test_a_job_that_is_told_to_end_while_it_begins_is_replaced(tmp_path, monkeypatch, expected):
-    """At its first try it ends as submitit ends jobs that cannot go on."""
+    """At its first tries it ends as submitit ends jobs that cannot go on."""
     (tmp_path / "tries").mkdir()
     monkeypatch.setattr(_slurm, "serve", _late)
     monkeypatch.setenv("TRIES", str(tmp_path / "tries"))
     study = make(tmp_path)
     study.run(progress=False, executor=slurm(tmp_path, "local"))
     assert records(study) == expected
-    assert len(list((tmp_path / "tries").iterdir())) == 2
+    assert len(list((tmp_path / "tries").iterdir())) == 3
 
 
 def _late(*arguments):
     tries = Path(os.environ["TRIES"])
     (tries / str(os.getpid())).touch()
-    if len(list(tries.iterdir())) < 2:
+    if len(list(tries.iterdir())) < 3:
         raise UncompletedJobError("Job not requeued because: timed-out")
     _slurm.serve(*arguments)
 
