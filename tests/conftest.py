@@ -118,6 +118,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def frozen_heap():
+    """Freeze what earlier files have left, some of which thaw all objects to look at them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
     """Remove THRIFTY_ variables, so that no test depends on the caller's shell."""

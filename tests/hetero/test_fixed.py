@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests.study.processes import start_server
 from thrifty.core import TooFewWorkersError
 from thrifty.hetero import FixedMembership
 from thrifty.hetero.workers import _membership
@@ -25,7 +26,10 @@ def done(tmp_path_factory):
     """Return the results of both processes. If one of them fails, the other one is killed."""
     folder = tmp_path_factory.mktemp("gloo")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    group = mp.spawn(work, args=(store.port, str(folder)), nprocs=2, join=False)
+    start_server()
+    group = mp.start_processes(
+        work, args=(store.port, str(folder)), nprocs=2, join=False, start_method="forkserver"
+    )
     try:
         while not group.join():
             pass  # wait until both processes have ended

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+from tests.study.processes import started
 
 from .gloo import abandon, net_of, stand_by
 from .jobs import data, distance, plain
@@ -17,13 +18,9 @@ pytestmark = pytest.mark.slow
 def ended(job, size, folder):
     """Run a job in some processes; return what those that ended have saved."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = mp.get_context("spawn")
-    processes = [
-        context.Process(target=job, args=(rank, store.port, str(folder))) for rank in range(size)
-    ]
+    processes = []
     try:
-        for process in processes:
-            process.start()
+        processes += (started(job, rank, store.port, str(folder)) for rank in range(size))
         for process in processes:
             process.join()
     finally:

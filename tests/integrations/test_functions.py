@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import textwrap
 import threading
@@ -21,6 +19,7 @@ import pytest
 import torch
 
 import thrifty as th
+from tests.study.processes import run_script
 from thrifty.core import SpaceError, TaskError, UsageError, derive_seed
 from thrifty.integrations.functions._exploration import explore, space_of
 from thrifty.integrations.functions._exploration_main import suggested
@@ -302,13 +301,15 @@ def test_workers_load_the_function(tmp_path, module):
             print(study.savings.unique_epochs)
         """)
     )
-    words = (
-        ["own.py"] if module == "__main__" else ["-m", "thrifty.cli", "run", "own.py", "--quiet"]
-    )
-    done = subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert "6" in done.stdout
+    if module == "own":
+        words = f"['thrifty', 'run', '{tmp_path}/own.py', '--quiet']"
+        path = tmp_path / "run.py"
+        path.write_text(f"import sys, thrifty.cli\nsys.argv = {words}\nthrifty.cli.main()\n")
+    else:
+        path = tmp_path / "own.py"
+    code, printed = run_script(path)
+    assert code == 0, printed
+    assert "6" in printed
 
 
 # -- the space -----------------------------------------------------------------------------
@@ -484,14 +485,9 @@ def test_a_file_that_runs_its_study_while_it_is_imported(tmp_path):
         ).run(progress=False)
         """)
     )
-    done = subprocess.run(
-        [sys.executable, "-c", "import own"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "put what uses the study under" in done.stderr
+    (tmp_path / "main.py").write_text("import own")
+    _, printed = run_script(tmp_path / "main.py")
+    assert "put what uses the study under" in printed
 
 
 def best_of(study):

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.study.processes import run_script
+
 
 pytestmark = pytest.mark.slow
 
@@ -60,21 +62,34 @@ def folder(tmp_path):
     return tmp_path
 
 
-def sweep(folder, *arguments, fails=False):
-    """Run a sweep; return what it says, and how many jobs have run."""
-    log = folder / "log"
-    log.unlink(missing_ok=True)
+ENVIRONMENT = {"HYDRA_FULL_ERROR": "0"}
+
+
+def in_a_new_process(folder, *arguments):
+    """Run the application as a user does, with a Python that has nothing loaded yet."""
     found = subprocess.run(
-        [sys.executable, "app.py", "-m", *arguments],
+        [sys.executable, "app.py", *arguments],
         cwd=folder,
-        env={**os.environ, "HYDRA_FULL_ERROR": "0"},
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=180,
     )
-    assert (found.returncode != 0) == fails, found.stderr
+    return found.returncode, found.stdout + found.stderr
+
+
+def in_a_fork(folder, *arguments):
+    return run_script(folder / "app.py", *arguments, environment=ENVIRONMENT)
+
+
+def sweep(folder, *arguments, run=in_a_fork, fails=False):
+    """Run a sweep; return what it says, and how many jobs have run."""
+    log = folder / "log"
+    log.unlink(missing_ok=True)
+    code, said = run(folder, "-m", *arguments)
+    assert (code != 0) == fails, said
     jobs = log.read_text().splitlines() if log.exists() else []
-    return found.stdout + found.stderr, jobs
+    return said, jobs
 
 
 def results(folder):
@@ -83,7 +98,7 @@ def results(folder):
 
 
 def test_jobs_run_once_whatever_is_swept(folder):
-    text, jobs = sweep(folder, "db=mysql,postgresql")
+    text, jobs = sweep(folder, "db=mysql,postgresql", run=in_a_new_process)
     assert len(jobs) == 8
     assert {job.split()[2] for job in jobs} == {"mysql", "postgresql"}
     assert all(0.001 <= float(job.split()[0]) <= 1 for job in jobs)

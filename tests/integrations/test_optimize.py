@@ -6,8 +6,6 @@ import contextvars
 import os
 import random
 import re
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -18,6 +16,7 @@ import pytest
 import torch
 
 import thrifty as th
+from tests.study.processes import run_script
 from thrifty.core import StateError, TaskError, UsageError
 from thrifty.integrations.functions import _objective, _objective_suggestions, _suspended
 from thrifty.integrations.functions._objective import ObjectiveRun, end_waiting
@@ -602,11 +601,9 @@ def test_workers_and_a_main_program(tmp_path):
                 print(len(study.trials), len(done) > 0, study.best_trial.epochs)
         """)
     )
-    found = subprocess.run(
-        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.split() == ["8", "True", "9"]
+    code, printed = run_script(program)
+    assert code == 0, printed
+    assert printed.split() == ["8", "True", "9"]
     # A trial goes on in the worker that has begun it.
     assert len((tmp_path / "calls").read_text().split()) == 8
 

@@ -53,8 +53,8 @@ def output_of(*words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["status"], "18 done"),
-        (["status", "--name", "s"], "18 done"),
+        (["status"], "9 done"),
+        (["status", "--name", "s"], "9 done"),
         (["best", "s"], "lr ="),
         (["export", "s", "--format", "json"], '"state": "done"'),
         (["export", "s", "--format", "csv"], "number,state"),
@@ -72,7 +72,7 @@ def trials_of(folder: Path) -> list[float | None]:
 
 def test_trials_are_read(folder, url):
     expected = trials_of(folder)
-    assert len(expected) == 18
+    assert len(expected) == 9
     assert as_stranger(trials_of, folder) == expected
 
 
@@ -99,7 +99,7 @@ def run_again(folder: Path) -> int:
 
 
 def test_a_study_that_is_done_is_only_read_by_run(folder, url):
-    assert as_stranger(run_again, folder) == 18
+    assert as_stranger(run_again, folder) == 9
 
 
 def write_to(url: str) -> None:

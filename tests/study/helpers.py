@@ -16,6 +16,12 @@ from thrifty.testing import LineTask
 
 SOLO = Local(pack="solo")
 SPACE = Space(
+    lr=Choice([Constant(0.1), Step(0.1, [2]), Step(0.1, [2, 4])]),
+    width=Choice([0, 4]),
+    dropout=Choice([0.2, MultiStep([0.2, 0.0], milestones=[3])]).when(width=4),
+)
+
+WIDE = Space(
     lr=Choice([
         Constant(0.1),
         Step(0.1, [2]),
@@ -27,6 +33,7 @@ SPACE = Space(
     width=Choice([0, 4]),
     dropout=Choice([0.2, MultiStep([0.2, 0.0], milestones=[3])]).when(width=4),
 )
+"""Schedules of more families, in twice as many trials."""
 
 
 class Sized(LineTask):

@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-from tests.study.helpers import SPACE, make_study, records
+from tests.study.helpers import WIDE, make_study, records
 from thrifty.core import Calibrated, EpochDone, PackShrunk, Refused, StageFailed
 from thrifty.pack import AutoBackend, FusedBackend, StateCheck
 from thrifty.pack.fused._checking import StepCheck
@@ -60,7 +60,7 @@ def calibrate(monkeypatch):
 
 def run(folder, *, executor=None, observers=(), **options):
     folder.mkdir(exist_ok=True)
-    study = make_study(folder, **options)
+    study = make_study(folder, **{"space": WIDE, **options})
     return study.run(progress=False, executor=executor, observers=observers)
 
 
@@ -322,7 +322,7 @@ def test_packs_shrink_for_the_rest_of_the_study(tmp_path, monkeypatch):
         tmp_path / "packed",
         executor=Local(pack="concatenated", pack_size=6),
         observers=[seen],
-        space=SPACE,
+        space=WIDE,
     )
     assert seen.of(PackShrunk)
     shrunk = min(event.size for event in seen.of(PackShrunk))

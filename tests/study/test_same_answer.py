@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests import alone
 from tests.depth import draws
-from tests.study.helpers import SPACE, make_study
+from tests.study.helpers import WIDE, make_study
 from thrifty.core import EpochDone
 from thrifty.run import Local
 from thrifty.search import (
@@ -46,7 +46,7 @@ POPULATION = PopulationBasedTraining(
     max_epochs=6, population=4, interval=2, explore=("lr",), quantile=0.5
 )
 SPACES = [
-    SPACE,
+    WIDE,
     Space(lr=Step(Choice([0.1, 0.05]), [Choice([2, 3.5])]), width=Choice([0, 3])),
     Space(lr=Float(0.01, 0.1, log=True), width=Choice([0, 3])),
 ]

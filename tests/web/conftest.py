@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from bench.dashboard.rows import fill
-from tests.study.helpers import SOLO, make_study
+from tests.study.helpers import SOLO, WIDE, make_study
 from thrifty.search import SuccessiveHalving
 from thrifty.space import Choice, Space, Step
 from thrifty.store import (
@@ -32,7 +32,7 @@ SCRIPT = "<script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>"
 def trained(tmp_path_factory):
     """Return a database with one trained study, and one with hostile texts."""
     folder = tmp_path_factory.mktemp("trained")
-    make_study(folder, name="line").run(progress=False, executor=SOLO)
+    make_study(folder, name="line", space=WIDE).run(progress=False, executor=SOLO)
     with Store.open(f"sqlite:///{folder}/t.db") as store:
         harm(store)
     return folder / "t.db"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,21 +33,29 @@ def train(trial):
         yield {"loss": 1.0 / width}
 
 
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """Return a folder with a database of two studies, each with files of its own."""
+    folder = tmp_path_factory.mktemp("logged")
+    with contextlib.chdir(folder):
+        for seed in (0, 1):
+            th.Study(
+                train,
+                algorithm=th.GridSearch(max_epochs=1),
+                metric="loss",
+                mode="min",
+                storage=f"sqlite:///{folder}/t.db",
+                name=f"s{seed}",
+                seed=seed,
+            ).run(progress=False, executor=th.Local(threads=1))
+    (folder / "secret").write_text("secret")
+    return folder
+
+
 @pytest.fixture
-def database(tmp_path, monkeypatch):
-    """Return a database of two studies, each with files of its own."""
-    monkeypatch.chdir(tmp_path)
-    for seed in (0, 1):
-        th.Study(
-            train,
-            algorithm=th.GridSearch(max_epochs=1),
-            metric="loss",
-            mode="min",
-            storage=f"sqlite:///{tmp_path}/t.db",
-            name=f"s{seed}",
-            seed=seed,
-        ).run(progress=False, executor=th.Local(threads=1))
-    (tmp_path / "secret").write_text("secret")
+def database(logged, tmp_path):
+    """Return a copy of the database, beside copies of the files."""
+    shutil.copytree(logged, tmp_path, dirs_exist_ok=True)
     return tmp_path / "t.db"
 
 

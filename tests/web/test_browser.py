@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from tests.study.helpers import SOLO, Sized, make_study
+from tests.study.helpers import SOLO, WIDE, Sized, make_study
 from tests.web.conftest import SCRIPT, halving, serving
 from thrifty.core import EpochDone
 from thrifty.integrations import trainable
@@ -476,7 +476,7 @@ def test_a_study_is_steered_from_its_page(page, tmp_path, monkeypatch):
                 has_begun.set()
                 may_go_on.wait()
 
-    study = make_study(tmp_path, algorithm=GridSearch(max_epochs=6))
+    study = make_study(tmp_path, space=WIDE, algorithm=GridSearch(max_epochs=6))
     running = threading.Thread(
         target=lambda: study.run(progress=False, executor=SOLO, observers=[Waits()])
     )
