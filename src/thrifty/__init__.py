@@ -89,6 +89,7 @@ if TYPE_CHECKING:
         BOSS as BOSS,
         Algorithm as Algorithm,
         AsyncSubSampling as AsyncSubSampling,
+        Auto as Auto,
         CMAESSampler as CMAESSampler,
         Enqueued as Enqueued,
         FreezeThaw as FreezeThaw,
@@ -173,7 +174,7 @@ _HOMES = {
     ),
     "run": "External Faults Local Ray Slurm",
     "search": (
-        "ASHA Algorithm AsyncSubSampling BOHB BOSS CMAESSampler Enqueued FreezeThaw GPSampler "
+        "ASHA Algorithm AsyncSubSampling Auto BOHB BOSS CMAESSampler Enqueued FreezeThaw GPSampler "
         "GridSampler GridSearch QuantizedSampler "
         "Hyperband KDESampler MedianStopping NSGAIISampler PopulationBasedTraining "
         "RandomForestSampler RandomSampler "
