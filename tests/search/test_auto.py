@@ -3,7 +3,15 @@
 import pytest
 
 from thrifty.core import AlgorithmError
-from thrifty.search import ASHA, BOSS, Auto, GridSampler, GridSearch, KDESampler, RandomSearch
+from thrifty.search import (
+    BOSS,
+    Auto,
+    CheckedASHA,
+    GridSampler,
+    GridSearch,
+    KDESampler,
+    RandomSearch,
+)
 from thrifty.space import Choice, Cosine, EpochSize, Float, Int, Ladder, Space, Step, epochs, steps
 from thrifty.testing import FakeStudy
 
@@ -18,30 +26,36 @@ def test_one_worker_gets_boss():
 
 def test_several_workers_get_asha():
     assert AUTO.chosen(WIDE, workers=8) == AUTO.chosen(WIDE, workers=2)._replace(
-        reason="8 workers never wait for each other in it"
+        reason="8 workers never wait for each other"
     )
-    assert AUTO.chosen(WIDE, workers=8).algorithm == ASHA(max_epochs=27, num_trials=40)
+    assert AUTO.chosen(WIDE, workers=8).algorithm == CheckedASHA(max_epochs=27, num_trials=40)
 
 
 def test_several_workers_learn_a_single_hyper_parameter():
     found = AUTO.chosen(Space(lr=Float(0.01, 0.1), width=8), workers=8)
-    expected = ASHA(max_epochs=27, num_trials=40, sampler=KDESampler())
+    expected = CheckedASHA(max_epochs=27, num_trials=40, sampler=KDESampler())
     assert found.algorithm == expected
-    assert found.reason == "8 workers tune one hyper-parameter, easy to learn"
+    assert found.reason.endswith("for each other, and one hyper-parameter is easy to learn")
+
+
+def test_several_workers_learn_from_many_trials():
+    found = Auto(max_epochs=27, num_trials=300).chosen(WIDE, workers=8)
+    assert found.algorithm == CheckedASHA(max_epochs=27, num_trials=300, sampler=KDESampler())
+    assert found.reason.endswith("and a sampler learns from 300 trials")
 
 
 def test_a_grid_that_shares_most_of_its_training_is_trained_whole():
     space = Space(lr=Choice([0.1, *(Step(0.1, [end]) for end in range(24, 27))]))
     found = AUTO.chosen(space, workers=8)
     assert found.algorithm == GridSearch(max_epochs=27, levels=4)
-    assert found.reason == "all 4 configurations take 33 epochs, rungs about 29"
+    assert found.reason == "all 4 configurations take 33 epochs, rungs about 28"
 
 
 def test_a_grid_that_shares_nothing_is_halved():
     space = Space(width=Int(1, 12))
     found = AUTO.chosen(space)
     sampler = GridSampler(levels=12)
-    assert found.algorithm == ASHA(max_epochs=27, num_trials=40, sampler=sampler)
+    assert found.algorithm == CheckedASHA(max_epochs=27, num_trials=40, sampler=sampler)
     study = FakeStudy(found.algorithm, space, num_workers=2)
     study.run()
     assert sorted(trial.config["width"] for trial in study.history) == [*range(1, 13)]
@@ -53,7 +67,7 @@ def test_a_grid_with_more_configurations_than_trials_is_no_grid():
 
 def test_a_huge_finite_space_is_not_listed():
     space = Space(**{f"x{i}": Int(1, 1000) for i in range(9)})
-    assert AUTO.chosen(space, workers=2).name == "ASHA"
+    assert AUTO.chosen(space, workers=2).name == "CheckedASHA"
 
 
 def test_several_metrics_are_not_compared_at_rungs():
@@ -74,7 +88,8 @@ def test_two_epochs_have_no_rungs():
 
 
 def test_its_own_workers_count():
-    assert Auto(max_epochs=27, num_trials=40, workers=8).chosen(WIDE, workers=1).name == "ASHA"
+    auto = Auto(max_epochs=27, num_trials=40, workers=8)
+    assert auto.chosen(WIDE, workers=1).name == "CheckedASHA"
 
 
 def test_amounts_become_epochs_before_it_chooses():

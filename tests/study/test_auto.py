@@ -6,7 +6,7 @@ import pytest
 
 import thrifty as th
 from thrifty.core import StudyMismatchError
-from thrifty.search import ASHA, BOSS, Auto
+from thrifty.search import BOSS, Auto, CheckedASHA
 from thrifty.store import Store
 from thrifty.testing import LineTask
 
@@ -39,33 +39,33 @@ def spec_of(tmp_path):
 
 
 def test_a_resumed_study_keeps_its_choice_with_other_workers(tmp_path):
-    assert isinstance(started(tmp_path, workers=8).algorithm, ASHA)
+    assert isinstance(started(tmp_path, workers=8).algorithm, CheckedASHA)
     resumed = study(tmp_path, workers=1).run(progress=False)
-    assert resumed.algorithm == ASHA(max_epochs=9, num_trials=6)
+    assert resumed.algorithm == CheckedASHA(max_epochs=9, num_trials=6)
     assert len(resumed.trials) == 6
 
 
 def test_the_executor_says_for_how_many_workers(tmp_path):
     found = study(tmp_path).run(executor=th.Local(workers=2), progress=False)
-    assert found.algorithm == ASHA(max_epochs=9, num_trials=6)
+    assert found.algorithm == CheckedASHA(max_epochs=9, num_trials=6)
 
 
 def test_a_plan_pins_nothing_and_shows_the_recorded_choice(tmp_path):
     assert "Auto has chosen BOSS: one worker" in str(study(tmp_path).plan(memory=False))
     started(tmp_path, workers=8)
-    assert "Auto has chosen ASHA: 8 workers" in str(study(tmp_path).plan(memory=False))
+    assert "Auto has chosen CheckedASHA: 8 workers" in str(study(tmp_path).plan(memory=False))
     study(tmp_path).run(progress=False)
-    assert "Auto has chosen ASHA: 8 workers" in str(study(tmp_path).plan(memory=False))
+    assert "Auto has chosen CheckedASHA: 8 workers" in str(study(tmp_path).plan(memory=False))
 
 
 def test_the_choice_is_recorded_and_told(tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="thrifty"):
         started(tmp_path, workers=8)
-    reason = "8 workers never wait for each other in it"
-    assert f"study 'line': Auto has chosen ASHA: {reason}" in caplog.text
+    reason = "8 workers never wait for each other"
+    assert f"study 'line': Auto has chosen CheckedASHA: {reason}" in caplog.text
     spec = spec_of(tmp_path)
-    assert spec["auto"] == {"choice": "ASHA", "reason": reason}
-    assert spec["algorithm"] == repr(ASHA(max_epochs=9, num_trials=6))
+    assert spec["auto"] == {"choice": "CheckedASHA", "reason": reason}
+    assert spec["algorithm"] == repr(CheckedASHA(max_epochs=9, num_trials=6))
 
 
 def test_the_choice_is_printed_beside_the_progress_bar(tmp_path, capsys):
@@ -79,8 +79,8 @@ def test_the_chosen_algorithm_may_be_written_out_later(tmp_path):
 
 
 def test_a_study_of_a_given_algorithm_is_another_one(tmp_path):
-    study(tmp_path, algorithm=ASHA(max_epochs=9, num_trials=6)).run(progress=False)
-    with pytest.raises(StudyMismatchError, match=r"algorithm was 'ASHA.* and is 'Auto"):
+    study(tmp_path, algorithm=CheckedASHA(max_epochs=9, num_trials=6)).run(progress=False)
+    with pytest.raises(StudyMismatchError, match=r"algorithm was 'CheckedASHA.* and is 'Auto"):
         study(tmp_path).run(progress=False)
 
 
@@ -94,13 +94,13 @@ def test_two_processes_that_choose_differently_have_one_choice(tmp_path, monkeyp
         return make(*args, **kwargs)
 
     monkeypatch.setattr(type(late._repository()), "make", made_meanwhile)
-    assert isinstance(late.run(progress=False).algorithm, ASHA)
+    assert isinstance(late.run(progress=False).algorithm, CheckedASHA)
 
 
 def test_more_trials_and_epochs_go_on_as_with_the_chosen_algorithm(tmp_path):
     started(tmp_path, workers=8).run(progress=False)
     longer = study(tmp_path, max_epochs=27, num_trials=8).run(progress=False)
-    assert longer.algorithm == ASHA(max_epochs=27, num_trials=8)
+    assert longer.algorithm == CheckedASHA(max_epochs=27, num_trials=8)
     assert longer.best_trial.epochs == 27
     assert str(longer.plan(memory=False)).startswith("8 trials")
 
@@ -121,7 +121,7 @@ def test_a_simulation_chooses_for_its_workers(tmp_path):
     one, eight = (study(tmp_path).simulate(workers=num, epoch_s=1.0) for num in (1, 8))
     given = study(tmp_path, algorithm=BOSS(max_epochs=9, num_trials=6))
     assert one.busy_s == given.simulate(workers=1, epoch_s=1.0).busy_s
-    given = study(tmp_path, algorithm=ASHA(max_epochs=9, num_trials=6))
+    given = study(tmp_path, algorithm=CheckedASHA(max_epochs=9, num_trials=6))
     assert eight.busy_s == given.simulate(workers=8, epoch_s=1.0).busy_s
 
 

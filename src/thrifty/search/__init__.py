@@ -10,6 +10,7 @@ from ._algorithm import (
 )
 from ._async_sub_sampling import AsyncSubSampling
 from ._auto import Auto
+from ._checked_asha import CheckedASHA
 from ._freeze_thaw import FreezeThaw
 from ._halving import ASHA, BOHB, Bracket, Hyperband, StoppingASHA, SuccessiveHalving
 from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState
@@ -38,6 +39,7 @@ __all__ = [
     "Auto",
     "Bracket",
     "CMAESSampler",
+    "CheckedASHA",
     "Decision",
     "Enqueued",
     "FreezeThaw",

@@ -15,7 +15,7 @@ from thrifty.core import AlgorithmError
 from thrifty.space import Space, Timeline
 
 from ._algorithm import Algorithm, GridSearch, RandomSearch
-from ._halving import ASHA
+from ._checked_asha import CheckedASHA
 from ._history import Decision, History
 from ._observations import coordinates_of
 from ._sub_sampling import BOSS
@@ -27,6 +27,12 @@ MOST_FOR_A_GRID = 1.5
 """A whole grid is trained if it takes at most this many times the epochs that rungs would take.
 
 See "Auto" in docs/design/search.md for the measurement."""
+
+MANY_TRIALS = 300
+"""With so many trials, configurations come from a sampler that learns.
+
+With 32 workers and 600 trials it is better than random ones, with 8 workers and 150 trials it is
+not surely so."""
 
 
 class Choice(NamedTuple):
@@ -62,7 +68,7 @@ class Auto(Algorithm):
     >>> from thrifty.space import Float, Space
     >>> choice = Auto(max_epochs=81, num_trials=100).chosen(Space(lr=Float(0.1, 0.3)), workers=8)
     >>> choice.name, choice.reason
-    ('ASHA', '8 workers never wait for each other in it')
+    ('CheckedASHA', '8 workers never wait for each other')
     """
 
     max_epochs: int
@@ -105,15 +111,15 @@ class Auto(Algorithm):
         epochs, num = self.max_epochs, self.num_trials
         if name == "GridSearch":
             return GridSearch(max_epochs=epochs, levels=_most_levels(space) or 1)
-        if name == "ASHA over the grid":
+        if name == "CheckedASHA over the grid":
             sampler = GridSampler(levels=_most_levels(space) or 1)
-            return ASHA(max_epochs=epochs, num_trials=num, sampler=sampler)
+            return CheckedASHA(max_epochs=epochs, num_trials=num, sampler=sampler)
         if name == "RandomSearch":
             return RandomSearch(max_epochs=epochs, num_trials=num)
-        if name == "ASHA":
-            return ASHA(max_epochs=epochs, num_trials=num)
-        if name == "ASHA with KDESampler":
-            return ASHA(max_epochs=epochs, num_trials=num, sampler=KDESampler())
+        if name == "CheckedASHA":
+            return CheckedASHA(max_epochs=epochs, num_trials=num)
+        if name == "CheckedASHA with KDESampler":
+            return CheckedASHA(max_epochs=epochs, num_trials=num, sampler=KDESampler())
         if name == "BOSS":
             return BOSS(max_epochs=epochs, num_trials=num)
         raise AlgorithmError(
@@ -138,7 +144,7 @@ def _chosen(auto: Auto, space: Space, *, workers: int, num_objectives: int) -> C
 def _rule(auto: Auto, space: Space, *, workers: int, num_objectives: int) -> tuple[str, str]:
     """Return the name of the choice and the reason."""
     grid = _small_grid(space, most=auto.num_trials)
-    rungs = ASHA(max_epochs=auto.max_epochs, num_trials=auto.num_trials).rungs()
+    rungs = CheckedASHA(max_epochs=auto.max_epochs, num_trials=auto.num_trials).rungs()
     for holds, why in (
         (space.has_horizons, "each trial ends at a horizon of its own"),
         (num_objectives > 1, "rungs would compare trials by the first metric only"),
@@ -148,19 +154,20 @@ def _rule(auto: Auto, space: Space, *, workers: int, num_objectives: int) -> tup
             whole = "the space has an interval or more configurations than num_trials"
             return ("RandomSearch", f"{why}, and {whole}") if grid is None else ("GridSearch", why)
     if grid is not None:
-        whole, halved = _costs(grid, rungs)
-        num = f"all {len(grid):,} configurations"
-        if whole <= MOST_FOR_A_GRID * halved:
-            return "GridSearch", f"{num} take {whole:,} epochs, rungs about {halved:,.0f}"
-        return "ASHA over the grid", f"{num} take {whole:,} epochs, rungs about {halved:,.0f}"
+        total, halved = _costs(grid, rungs)
+        name = "GridSearch" if total <= MOST_FOR_A_GRID * halved else "CheckedASHA over the grid"
+        return name, (
+            f"all {len(grid):,} configurations take {total:,} epochs, rungs about {halved:,.0f}"
+        )
     if workers == 1:
         return "BOSS", "one worker trains one round after the other"
+    reason = f"{workers:,} workers never wait for each other"
     if len(coordinates_of(space)) == 1:
-        return (
-            "ASHA with KDESampler",
-            f"{workers:,} workers tune one hyper-parameter, easy to learn",
-        )
-    return "ASHA", f"{workers:,} workers never wait for each other in it"
+        return "CheckedASHA with KDESampler", f"{reason}, and one hyper-parameter is easy to learn"
+    if auto.num_trials >= MANY_TRIALS:
+        learns = f"a sampler learns from {auto.num_trials:,} trials"
+        return "CheckedASHA with KDESampler", f"{reason}, and {learns}"
+    return "CheckedASHA", reason
 
 
 def _small_grid(space: Space, *, most: int) -> list[Mapping[str, Any]] | None:
@@ -168,7 +175,7 @@ def _small_grid(space: Space, *, most: int) -> list[Mapping[str, Any]] | None:
     levels = _most_levels(space)
     if levels is None:
         return None
-    found = list(islice(space.grid(levels=levels), most + 1))
+    found: list[Mapping[str, Any]] = list(islice(space.grid(levels=levels), most + 1))
     return found if len(found) <= most else None
 
 
