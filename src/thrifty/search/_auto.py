@@ -26,7 +26,7 @@ from .samplers._base_sampler import check_counts
 MOST_FOR_A_GRID = 1.5
 """A whole grid is trained if it takes at most this many times the epochs that rungs would take.
 
-See "Auto" in docs/design/search.md for the measurement."""
+See docs/design/search.md for the measurement."""
 
 MANY_TRIALS = 300
 """With so many trials, configurations come from a sampler that learns.
