@@ -65,8 +65,9 @@ class Auto(Algorithm):
     Raises:
         AlgorithmError: An option is out of range.
 
-    >>> from thrifty.space import Float, Space
-    >>> choice = Auto(max_epochs=81, num_trials=100).chosen(Space(lr=Float(0.1, 0.3)), workers=8)
+    >>> from thrifty.space import Float, Int, Space
+    >>> space = Space(lr=Float(0.1, 0.3), width=Int(1, 512))
+    >>> choice = Auto(max_epochs=81, num_trials=100).chosen(space, workers=8)
     >>> choice.name, choice.reason
     ('CheckedASHA', '8 workers never wait for each other')
     """
