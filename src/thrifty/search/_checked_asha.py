@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import pairwise, repeat
 from typing import ClassVar
 from weakref import WeakKeyDictionary
@@ -79,10 +80,8 @@ class CheckedASHA(RungAlgorithm):
         num_left = num - len(out)
         if dropped:
             num_left = min(num_left, max(self.budget() - orders.num_epochs, 0) // used[0])
-            waiting = sorted(
-                entry[1] for rung in rungs[:dropped] for entry in history.waiting(rung)
-            )
-            passing = waiting[: max(num_left, 0)]
+            waiting = (entry[1] for rung in rungs[:dropped] for entry in history.waiting(rung))
+            passing = nsmallest(max(num_left, 0), waiting)
             out += [Proposal(target=used[0], trial=number) for number in passing]
             num_left -= len(passing)
         num_new = min(num_left, self.num_trials - len(history))
