@@ -45,6 +45,7 @@ from bench.search.methods import Method, boss_variants, methods, pass_epochs, qu
 from bench.search.peers import peers
 from bench.search.report import SETTINGS, SHARES, WORKERS, Measured, halves, rank_rows, setting_rows
 from bench.search.simulator import Limit, OurSearch, Outcome, Searcher, simulate, study_seed
+from thrifty.search import Auto
 
 
 SLOW_REPEATS = 50
@@ -101,7 +102,10 @@ def passes(num_workers: int) -> int:
 
 def _makers(num_workers: int) -> dict[str, Callable[[Task, int], Searcher]]:
     def ours(method: Method, task: Task, seed: int) -> Searcher:
-        return OurSearch(method.make(passes(num_workers)), task, seed=seed)
+        algorithm = method.make(passes(num_workers))
+        if isinstance(algorithm, Auto):
+            algorithm = algorithm.chosen(task.space, workers=num_workers).algorithm
+        return OurSearch(algorithm, task, seed=seed)
 
     out: dict[str, Callable[[Task, int], Searcher]] = {
         method.name: partial(ours, method) for method in [*methods(), *boss_variants()]

@@ -20,6 +20,8 @@ from thrifty.search import (
     BOSS,
     Algorithm,
     AsyncSubSampling,
+    Auto,
+    CheckedASHA,
     Decision,
     FreezeThaw,
     History,
@@ -47,6 +49,8 @@ QUEUED = 32
 """Fully trained trials: more than start before a budget of one pass is used up."""
 FREEZE_THAW_REPEATS = 2
 """Repetitions of freeze-thaw: a study with 32 workers takes about 10 s of processor time."""
+AUTO_TRIALS = 150
+"""Trials of Auto for each pass: a few more than ``ASHA`` starts in it."""
 ENDLESS = 100_000
 """Trials of methods that go on until they are stopped."""
 
@@ -135,6 +139,8 @@ def methods() -> list[Method]:
         Method("median stopping", lambda n: MedianStopping(max_epochs=R, num_trials=K * n)),
         Method("halving", lambda n: SuccessiveHalving(max_epochs=R, num_trials=K * n)),
         Method("Hyperband", lambda n: Hyperband(max_epochs=R, num_trials=TRIALS_OF_A_PASS * n)),
+        Method("Auto", lambda n: Auto(max_epochs=R, num_trials=AUTO_TRIALS * n)),
+        Method("checked ASHA", lambda _: CheckedASHA(max_epochs=R, num_trials=ENDLESS)),
         Method("ASHA", lambda _: ASHA(max_epochs=R, num_trials=ENDLESS)),
         Method(
             "freeze-thaw",

@@ -89,6 +89,8 @@ if TYPE_CHECKING:
         BOSS as BOSS,
         Algorithm as Algorithm,
         AsyncSubSampling as AsyncSubSampling,
+        Auto as Auto,
+        CheckedASHA as CheckedASHA,
         CMAESSampler as CMAESSampler,
         Enqueued as Enqueued,
         FreezeThaw as FreezeThaw,
@@ -173,8 +175,8 @@ _HOMES = {
     ),
     "run": "External Faults Local Ray Slurm",
     "search": (
-        "ASHA Algorithm AsyncSubSampling BOHB BOSS CMAESSampler Enqueued FreezeThaw GPSampler "
-        "GridSampler GridSearch QuantizedSampler "
+        "ASHA Algorithm AsyncSubSampling Auto BOHB BOSS CMAESSampler CheckedASHA Enqueued "
+        "FreezeThaw GPSampler GridSampler GridSearch QuantizedSampler "
         "Hyperband KDESampler MedianStopping NSGAIISampler PopulationBasedTraining "
         "RandomForestSampler RandomSampler "
         "RandomSearch Sampler StoppingASHA SubSampling SuccessiveHalving TPESampler"

@@ -11,6 +11,7 @@ from thrifty.search import (
     ASHA,
     BOSS,
     AsyncSubSampling,
+    CheckedASHA,
     FreezeThaw,
     GridSearch,
     History,
@@ -99,6 +100,7 @@ def num_operations(algorithm, *, workers=3):
 
 ALGORITHMS = {
     "asha": lambda n: ASHA(max_epochs=9, num_trials=n),
+    "checked rungs": lambda n: CheckedASHA(max_epochs=27, num_trials=n),
     "sub-sampling without rounds": lambda n: AsyncSubSampling(max_epochs=9, num_trials=n),
     "freeze-thaw": lambda n: FreezeThaw(max_epochs=9, num_trials=n),
     "asha that stops": lambda n: StoppingASHA(max_epochs=9, num_trials=n),

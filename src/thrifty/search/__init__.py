@@ -9,6 +9,8 @@ from ._algorithm import (
     next_decisions,
 )
 from ._async_sub_sampling import AsyncSubSampling
+from ._auto import Auto
+from ._checked_asha import CheckedASHA
 from ._freeze_thaw import FreezeThaw
 from ._halving import ASHA, BOHB, Bracket, Hyperband, StoppingASHA, SuccessiveHalving
 from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState
@@ -34,8 +36,10 @@ __all__ = [
     "BOSS",
     "Algorithm",
     "AsyncSubSampling",
+    "Auto",
     "Bracket",
     "CMAESSampler",
+    "CheckedASHA",
     "Decision",
     "Enqueued",
     "FreezeThaw",

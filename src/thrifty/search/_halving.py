@@ -184,45 +184,47 @@ class ASHA(RungAlgorithm):
         rungs = self.rungs()
         out: list[Decision] = []
         for here, there in reversed(list(pairwise(rungs))):
-            out += self._promotions(history, (here, there), num=num - len(out))
+            out += promotions(history, (here, there), eta=self.eta, num=num - len(out))
         num_new = min(num - len(out), self.num_trials - len(history))
         starts = repeat((0, rungs[0]), max(num_new, 0))
         out += draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
         if not out and not history.num_running:
-            return self._last_one(history, rungs)
+            return last_promotion(history, rungs)
         return out
 
-    def _promotions(self, history: History, step: tuple[int, int], *, num: int) -> list[Decision]:
-        """Promote at most ``num`` trials that wait in the top ``1 / eta`` of a rung.
 
-        In a study with several seeds, trials that are not surely worse are promoted, too.
-        """
-        here, there = step
-        board = history.leaderboard(here)
-        num_top = len(board) // self.eta
-        out: list[Decision] = []
-        for entry in islice(history.waiting(here), max(num, 0)):
-            if board.rank(entry) >= num_top:
-                break  # trials come best first, so no later one is in the top
-            out.append(Proposal(target=there, trial=entry[1]))
-        cut = min(num_top, board.num_alive)
-        if len(out) < num:
-            waiting = [
-                number
-                for number in _contenders(history, board, epoch=here, cut=cut)
-                if history[number].state == "waiting" and history[number].reached == here
-            ]
-            out += [Proposal(target=there, trial=number) for number in waiting[: num - len(out)]]
-        return out
+def promotions(history: History, step: tuple[int, int], *, eta: int, num: int) -> list[Decision]:
+    """Promote at most ``num`` trials that wait in the top ``1 / eta`` of a rung.
 
-    def _last_one(self, history: History, rungs: tuple[int, ...]) -> list[Decision]:
-        """Return the promotion that makes the study end with a fully trained trial, if possible."""
-        if history.leaderboard(rungs[-1]).num_alive:
-            return []
-        for here, there in reversed(list(pairwise(rungs))):
-            for _, number in history.waiting(here)[:1]:
-                return [Proposal(target=there, trial=number)]
+    In a study with several seeds, trials that are not surely worse are promoted, too.
+    """
+    here, there = step
+    board = history.leaderboard(here)
+    num_top = len(board) // eta
+    out: list[Decision] = []
+    for entry in islice(history.waiting(here), max(num, 0)):
+        if board.rank(entry) >= num_top:
+            break  # trials come best first, so no later one is in the top
+        out.append(Proposal(target=there, trial=entry[1]))
+    cut = min(num_top, board.num_alive)
+    if len(out) < num:
+        waiting = [
+            number
+            for number in _contenders(history, board, epoch=here, cut=cut)
+            if history[number].state == "waiting" and history[number].reached == here
+        ]
+        out += [Proposal(target=there, trial=number) for number in waiting[: num - len(out)]]
+    return out
+
+
+def last_promotion(history: History, rungs: Sequence[int]) -> list[Decision]:
+    """Return the promotion that makes the study end with a fully trained trial, if possible."""
+    if history.leaderboard(rungs[-1]).num_alive:
         return []
+    for here, there in reversed(list(pairwise(rungs))):
+        for _, number in history.waiting(here)[:1]:
+            return [Proposal(target=there, trial=number)]
+    return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

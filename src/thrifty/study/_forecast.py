@@ -75,6 +75,7 @@ class Forecast:
     changed. The rest is trained. ``known_exact`` is True if all simulations agree on both. The
     text counts in ``unit``. ``memory`` is what trials need at a time, with one base for all and
     with one for each; None if it was not asked for, or the task makes no model without values.
+    ``choice`` is the algorithm that ``Auto`` has chosen and the reason; empty without ``Auto``.
     """
 
     num_trials: int
@@ -89,6 +90,7 @@ class Forecast:
     known_exact: bool = True
     unit: TimeUnit = EPOCHS
     memory: MemoryForecast | None = None
+    choice: str = ""
 
     @property
     def epochs_to_train(self) -> float:
@@ -145,6 +147,8 @@ class Forecast:
             out.append(f"forecast: {about}{left_s:,.1f} s of training")
         if not unit.is_epochs:
             out.append(unit.definition)
+        if self.choice:
+            out.append(self.choice)
         if not is_exact:
             out.append("estimate: the algorithm reacts to results, so thrifty simulated them")
         return [*out, *([] if self.memory is None else self._needs(self.memory))]

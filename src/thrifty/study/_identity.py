@@ -12,7 +12,7 @@ from typing import Any
 from thrifty.core import SpaceError, StudyMismatchError, fingerprint
 from thrifty.pack import SelfDescribing, Task, TaskIdentity, Trainable, task_identity
 from thrifty.pack.identity import asking_legacy, note_moves
-from thrifty.search import Algorithm, Enqueued
+from thrifty.search import Algorithm, Auto, Enqueued
 from thrifty.search._algorithm import why_not_longer
 from thrifty.space import Choice, Coordinate, Coordinates, Space, TimeUnit
 from thrifty.space._units import EPOCHS
@@ -174,7 +174,13 @@ _RENAMED = {"GriddedSampler(": "QuantizedSampler("}
 
 _UNSET = {"seeds": 1}
 """Values of fields that are stored only if they differ from these."""
-_NOT_COMPARED = ("file", "task", "unit", "earlier_max_epochs")  # a task is compared by its plan
+_NOT_COMPARED = (
+    "file",
+    "task",
+    "unit",
+    "earlier_max_epochs",
+    "auto",
+)  # a task is compared by its plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +203,8 @@ class Recipe:
     warm_start: tuple[str, ...] = ()
     """Names of the earlier studies that this study learns from."""
     apart: bool = True
+    auto: Mapping[str, str] | None = None
+    """What ``Auto`` has chosen, and the reason; None if the algorithm was given."""
     _known: dict[str, TaskIdentity] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -241,10 +249,43 @@ class Recipe:
         })
 
     def like(self, spec: Mapping[str, Any]) -> Recipe:
-        """Return the same recipe, with metrics apart from training if a stored spec has them so."""
+        """Return the same recipe, with metrics apart from training if a stored spec has them so.
+
+        What ``Auto`` has chosen is that of the stored spec, too.
+        """
+        made = self.chosen_as(spec)
         if is_legacy(spec):
+            return made
+        return replace(made, apart=bool(spec["task"]["evaluation"]))
+
+    def chosen_for(self, num_workers: int) -> Recipe:
+        """Return the recipe of a new study: ``Auto`` chooses its algorithm."""
+        if not isinstance(self.algorithm, Auto):
             return self
-        return replace(self, apart=bool(spec["task"]["evaluation"]))
+        choice = self.algorithm.chosen(
+            self.space, workers=num_workers, num_objectives=len(self.goals.metrics)
+        )
+        auto = {"choice": choice.name, "reason": choice.reason}
+        return replace(self, algorithm=choice.algorithm, auto=auto)
+
+    def chosen_as(self, spec: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with the algorithm that ``Auto`` has chosen for a stored study.
+
+        A recipe whose algorithm was given stays as it is.
+
+        Raises:
+            AlgorithmError: Another version of thrifty has chosen an algorithm that is unknown here.
+        """
+        auto = spec.get("auto")
+        if not isinstance(self.algorithm, Auto) or auto is None:
+            return self
+        algorithm = self.algorithm.built(auto["choice"], self.space)
+        return replace(self, algorithm=algorithm, auto=auto)
+
+    @property
+    def choice(self) -> str:
+        """What ``Auto`` has chosen and why, as a line; empty if the algorithm was given."""
+        return chosen_text(self.auto)
 
     def spec(self, *, legacy: bool = False) -> dict[str, Any]:
         """Return the study as plain data; rarely used fields are present only if set."""
@@ -266,6 +307,8 @@ class Recipe:
             spec["unit"] = self.unit.to_json()
         if goals.constraints:
             spec["constraints"] = {name: [b.side, b.limit] for name, b in goals.constraints}
+        if self.auto is not None:
+            spec["auto"] = dict(self.auto)
         if self.warm_start:
             spec["warm_start"] = list(self.warm_start)
         return spec
@@ -318,7 +361,8 @@ class Recipe:
 
     def extends(self, found: Mapping[str, Any]) -> bool:
         """Return whether the study differs from a stored one only in more trials or epochs."""
-        stored, mine = _as_written_now(found.get("algorithm", "")), self.algorithm
+        stored = _as_written_now(found.get("algorithm", ""))
+        mine = self.chosen_as(found).algorithm
         before: dict[str, int | None] = {}
         length = found.get("max_epochs")
         if isinstance(length, int) and length < mine.max_epochs:
@@ -363,6 +407,15 @@ class Recipe:
     def _legacy_task(self) -> dict[str, str]:
         with asking_legacy():
             return dict(self.task.identity())
+
+
+def chosen_text(auto: Mapping[str, str] | None) -> str:
+    """Return what ``Auto`` has chosen and why, as a line; empty if it has chosen nothing.
+
+    >>> chosen_text({"choice": "ASHA", "reason": "8 workers never wait for each other in it"})
+    'Auto has chosen ASHA: 8 workers never wait for each other in it'
+    """
+    return "" if auto is None else f"Auto has chosen {auto['choice']}: {auto['reason']}"
 
 
 def _text_with(algorithm: Algorithm, **options: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any
@@ -21,6 +22,7 @@ from thrifty.core import (
 from thrifty.pack import TRAIN_LOSS
 from thrifty.plan import SearchPlan
 from thrifty.run import model_of, read_state, train_alone
+from thrifty.search import Auto
 from thrifty.space import TimeUnit, config_to_json
 from thrifty.space._timeline import starts_alike
 from thrifty.store import (
@@ -206,6 +208,20 @@ class StudyRepository:
                 raise StudyMismatchError(f"{error}{self._how_to_replace(store, info)}") from None
         return info
 
+    def planned(self, *, num_workers: int = 1) -> Recipe:
+        """Return the recipe with the algorithm that the study has, or that it would choose.
+
+        Raises:
+            StudyMismatchError: A different study of this name exists.
+        """
+        if not isinstance(self.recipe.algorithm, Auto):
+            return self.recipe
+        with contextlib.suppress(StudyNotFoundError), self.open(create=False) as store:
+            info = self.find(store)
+            if info is not None:
+                return self.recipe.chosen_as(info.spec)
+        return self.recipe.chosen_for(num_workers)
+
     def _how_to_replace(self, store: Store, info: StudyInfo) -> str:
         """Return how to free the name of the stored study, as the last sentence of a message."""
         has_results = (
@@ -296,16 +312,18 @@ class StudyRepository:
         file: str | None,
         enqueued: Sequence[Mapping[str, Any]],
         sources: Sequence[Source],
+        num_workers: int = 1,
     ) -> StudyInfo:
         """Create the study with the trials of earlier studies.
 
-        If another process has just created the same study, return that one.
+        ``Auto`` chooses its algorithm for ``num_workers``. If another process has just created the
+        same study, return that one, with the algorithm that was chosen there.
         """
         try:
             return store.studies.create(
                 self.name,
                 plan=plan,
-                spec={**self.recipe.spec(), "file": file},
+                spec={**self.recipe.chosen_for(num_workers).spec(), "file": file},
                 enqueued=not_in(enqueued, ()),
                 priors=self.priors(store, sources),
             )
@@ -350,7 +368,8 @@ class StudyRepository:
         info = self.find(store) or info  # another process may have made it longer meanwhile
         if not self.recipe.extends(info.spec):
             return info
-        algorithm, before = self.recipe.algorithm, info.spec["max_epochs"]
+        algorithm = self.recipe.chosen_as(info.spec).algorithm
+        before = info.spec["max_epochs"]
         after = algorithm.max_epochs
         if after > before:
             self.check_lengths(store, info)
@@ -385,7 +404,8 @@ class StudyRepository:
 
         Empty if it can.
         """
-        why = self.recipe.why_not_longer(info.spec["max_epochs"])
+        recipe = self.recipe.chosen_as(info.spec)
+        why = recipe.why_not_longer(info.spec["max_epochs"])
         return why or self._changed_trial(store, info)
 
     def _changed_trial(self, store: Store, info: StudyInfo) -> str:

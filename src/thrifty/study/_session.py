@@ -226,14 +226,17 @@ def say_where_from(
     text = found.text(store.studies.made() if found.known else {}, own=ledger.study_id)
     if not text and finished:
         text = f"{len(ledger.errors):,} of {len(ledger.history):,} trials failed; nothing to train"
-    if not text:
-        return
+    if text:
+        say(repository.name, text, progress=progress)
+
+
+def say(name: str, text: str, *, progress: bool) -> None:
+    """Print a line about a study on the terminal, or log it."""
     if progress:
         # Names come from the user and may contain markup characters: print them as plain text.
-        line = Text(f"study {repository.name!r}: {text}")
-        Console(stderr=True).print(line, soft_wrap=True)
+        Console(stderr=True).print(Text(f"study {name!r}: {text}"), soft_wrap=True)
     else:
-        logger.info("study %r: %s", repository.name, text)
+        logger.info("study %r: %s", name, text)
 
 
 def _begin(

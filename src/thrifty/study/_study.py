@@ -30,7 +30,7 @@ from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Amount, Space, TimeUnit
 from thrifty.space._conditions import branched
 from thrifty.space._written_config import fill_config, whole_config
-from thrifty.store import FrameBackend, TrialLine, frame, nondominated, redact_url
+from thrifty.store import FrameBackend, StudyInfo, TrialLine, frame, nondominated, redact_url
 
 from ._asking import AskingMixin
 from ._epoch_size import EpochSizes, unit_of
@@ -62,7 +62,7 @@ from ._preflight import (
 from ._reader import KnownEpoch, Reader, Trials, is_in_memory, known_epochs, overview
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, certainty_of, rows, savings, trial_result
-from ._session import say_if_all_failed, say_what_was_not_checked, say_where_from, train
+from ._session import say, say_if_all_failed, say_what_was_not_checked, say_where_from, train
 from ._steering_mixin import Branch, SteeringMixin, cost_of
 from .simulation._simulate import simulate
 from .simulation._simulation_report import Simulation
@@ -157,6 +157,8 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         """All configurations enqueued through this object, stored or not."""
         self._clock: Clock = SystemClock()
         self._reader = Reader()
+        self._auto: Mapping[str, str] | None = None
+        """What ``Auto`` has chosen in a run of this object."""
 
     def __repr__(self) -> str:
         algorithm = self._algorithm if self._space is None else self.algorithm
@@ -174,7 +176,10 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
 
     @property
     def algorithm(self) -> Algorithm:
-        """The search algorithm; all of its options are in epochs."""
+        """The search algorithm; all of its options are in epochs.
+
+        With ``Auto``, it is the algorithm chosen once ``run`` has begun.
+        """
         return self._in_epochs[1]
 
     @property
@@ -236,14 +241,16 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         if longer is not self:
             return longer.plan(memory=memory)
         repository = self._repository()
+        planned = repository.planned()
         enqueued, priors = repository.foreseen(self._enqueued, self._sources())
         finished = self._finished(repository)
         if finished is not None:
-            return trained_forecast(
+            done = trained_forecast(
                 finished, forest=forest_of(finished), epoch_seconds=mean_epoch_s(finished)
             )
+            return replace(done, choice=planned.choice)
         found = forecast(
-            self.algorithm,
+            planned.algorithm,
             self.space,
             goals=self.goals,
             seed=self.seed,
@@ -254,6 +261,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
             known=repository.known(),
             unit=self.unit,
         )
+        found = replace(found, choice=planned.choice)
         if memory is False:
             return found
         needed = memory_forecast(
@@ -309,7 +317,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
                 "or run it for a while"
             )
         return simulate(
-            self.algorithm,
+            self._repository().planned(num_workers=workers).algorithm,
             self.space,
             metric=self.metric,
             mode=self.mode,
@@ -611,7 +619,9 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
                     file=self._file(),
                     enqueued=self._enqueued,
                     sources=self._sources(),
+                    num_workers=(executor or Local()).num_workers,
                 )
+                repository = self._with_choice(repository, info, progress=progress)
                 with store.lease(info, shared=self.storage.is_shared) as lease:
                     before, began = info.spec["max_epochs"], self._clock.monotonic()
                     info = repository.extend(store, info)
@@ -781,11 +791,24 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
             seed=self.seed,
             num_seeds=self.seeds,
             unit=self.unit,
+            auto=self._auto,
             warm_start=tuple(s if isinstance(s, str) else s.name for s in self._earlier),
         )
         return StudyRepository(
             recipe=recipe, storage=self.storage, name=self.name, clock=self._clock
         )
+
+    def _with_choice(
+        self, repository: StudyRepository, info: StudyInfo, *, progress: bool
+    ) -> StudyRepository:
+        """Return the repository with the algorithm that the stored study has, and say it."""
+        recipe = repository.recipe.chosen_as(info.spec)
+        if recipe is repository.recipe:
+            return repository
+        say(self.name, recipe.choice, progress=progress)
+        space, _, unit = self._in_epochs
+        self.__dict__.update(_in_epochs=(space, recipe.algorithm, unit), _auto=recipe.auto)
+        return replace(repository, recipe=recipe)
 
     def _finished(self, repository: StudyRepository) -> Ledger | None:
         """Return the ledger if the study exists and has nothing left to try, else None."""

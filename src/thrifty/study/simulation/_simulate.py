@@ -17,7 +17,7 @@ from thrifty.core import SystemClock, UsageError, derive_seed
 from thrifty.plan import SearchPlan
 from thrifty.run import Faults
 from thrifty.run._simulated import EpochSeconds, Outcome, Simulated, SimulatedExecutor, as_it_is
-from thrifty.search import Algorithm, Decision, History, Proposal, Stop
+from thrifty.search import Algorithm, Auto, Decision, History, Proposal, Stop
 from thrifty.space import Space, Timeline
 from thrifty.store import Store, StudyMoved
 from thrifty.study._goals import Goals, Mode
@@ -217,8 +217,13 @@ def simulate(  # noqa: PLR0913 (one argument for each part of a study and a clus
     >>> shared.end_to_end_s == alone.end_to_end_s == shared.bound_s == 90 * 60
     True
     """
-    members = _members(algorithm, space, seed=seed)
     goals = Goals.of(metric, mode)
+    members = [
+        replace(each, algorithm=each.algorithm.chosen(each.space, workers=workers).algorithm)
+        if isinstance(each.algorithm, Auto)
+        else each
+        for each in _members(algorithm, space, seed=seed)
+    ]
     for member in members:
         check_horizons(member.algorithm, member.space)
         member.space.check(max_epochs=member.algorithm.max_epochs)

@@ -171,7 +171,7 @@ def detail(views: Views, view: StudyView) -> models.StudyDetail:
     best = None if view.best_trial is None else views.trials.get(view.id, view.best_trial)
     return models.StudyDetail(
         study=card(view),
-        algorithm=str(spec.get("algorithm", "")),
+        algorithm=_algorithm(spec),
         seed=_whole(spec.get("seed")),
         max_epochs=max_epochs(view),
         constraints=_constraints(spec.get("constraints", {})),
@@ -230,6 +230,12 @@ def _saving(view: StudyView) -> models.Saving:
         saved=max(0, reached - trained),
         factor=max(1.0, reached / trained) if trained else None,
     )
+
+
+def _algorithm(spec: Mapping[str, Any]) -> str:
+    """Return the algorithm as text, and why ``Auto`` has chosen it if it has."""
+    text, auto = str(spec.get("algorithm", "")), spec.get("auto")
+    return f"{text}, chosen by Auto: {auto['reason']}" if isinstance(auto, dict) else text
 
 
 def _constraints(bounds: Mapping[str, Any]) -> list[str]:
