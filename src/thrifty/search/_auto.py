@@ -35,7 +35,7 @@ With 32 workers and 600 trials it is better than random ones, with 8 workers and
 not surely so."""
 
 
-class Choice(NamedTuple):
+class AutoChoice(NamedTuple):
     """What ``Auto`` has chosen.
 
     Attributes:
@@ -84,7 +84,7 @@ class Auto(Algorithm):
         if self.workers is not None:
             check_counts(self, workers=self.workers)
 
-    def chosen(self, space: Space, *, workers: int = 1, num_objectives: int = 1) -> Choice:
+    def chosen(self, space: Space, *, workers: int = 1, num_objectives: int = 1) -> AutoChoice:
         """Return the algorithm for a space; equal arguments give the same one.
 
         Args:
@@ -136,10 +136,10 @@ class Auto(Algorithm):
 
 
 @lru_cache(maxsize=32)
-def _chosen(auto: Auto, space: Space, *, workers: int, num_objectives: int) -> Choice:
+def _chosen(auto: Auto, space: Space, *, workers: int, num_objectives: int) -> AutoChoice:
     """Return the choice; cached by the identity of the space, because it never changes."""
     name, reason = _rule(auto, space, workers=workers, num_objectives=num_objectives)
-    return Choice(name, auto.built(name, space), reason)
+    return AutoChoice(name, auto.built(name, space), reason)
 
 
 def _rule(auto: Auto, space: Space, *, workers: int, num_objectives: int) -> tuple[str, str]:
