@@ -9,7 +9,7 @@ from ._algorithm import (
     next_decisions,
 )
 from ._async_sub_sampling import AsyncSubSampling
-from ._auto import Auto
+from ._auto_algorithm import Auto
 from ._checked_asha import CheckedASHA
 from ._freeze_thaw import FreezeThaw
 from ._halving import ASHA, BOHB, Bracket, Hyperband, StoppingASHA, SuccessiveHalving

@@ -572,7 +572,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         unless configurations were enqueued since, or its algorithm has more trials or a larger
         ``max_epochs`` now: then its trials go on from where they have ended (see ``extend``). A
         longer ``max_epochs`` that was requested of the study, from the dashboard or while it ran,
-        is applied at the beginning, and once there is nothing left to train.
+        is applied at the beginning, and again when all trials are trained.
 
         A trial that fails does not end the study. The log names the first trial with each error at
         once, and all of them at the end. If every trial failed, it says so and what to do.

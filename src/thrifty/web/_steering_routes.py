@@ -217,7 +217,7 @@ class WantedConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     trial: Annotated[int, Field(ge=0, le=LARGEST)]
-    config: Annotated[dict[str, Any], Field(description="as the trial has it, with changes")]
+    config: Annotated[dict[str, Any], Field(description="all hyper-parameters that vary")]
     code: Annotated[str, Field(max_length=100)]
 
 

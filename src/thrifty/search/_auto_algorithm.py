@@ -29,7 +29,7 @@ MOST_FOR_A_GRID = 1.5
 See docs/design/search.md for the measurement."""
 
 MANY_TRIALS = 300
-"""With so many trials, configurations come from a sampler that learns.
+"""From this number of trials on, configurations come from a sampler that learns.
 
 With 32 workers and 600 trials it is better than random ones, with 8 workers and 150 trials it is
 not surely so."""
