@@ -361,6 +361,8 @@ class PlanDocument(Document):
     """Seconds of the epochs that are left to train."""
     memory: MemoryDocument | None
     """Memory of the trials; null if it is not forecast."""
+    choice: str
+    """What ``Auto`` has chosen, and why; empty for other algorithms."""
 
 
 class SavingsDocument(TypedDict):

@@ -53,6 +53,7 @@ def plan_document(name: str, found: Forecast) -> PlanDocument:
         "seconds": found.seconds,
         "seconds_to_train": found.seconds_to_train,
         "memory": None if found.memory is None else _memory_document(found.memory),
+        "choice": found.choice,
     }
 
 
