@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import functools
 import math
 import signal
+import sqlite3
 import sys
+import time
+from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
 
-from tests.study.helpers import SPACE, Count, StopAfter, make_study, records
+from tests.study.helpers import SOLO, SPACE, Count, StopAfter, make_study, records
 from thrifty.core import (
     AlgorithmError,
     MissingExtraError,
@@ -27,7 +31,7 @@ from thrifty.pack import SGD, Trainable
 from thrifty.run import Local
 from thrifty.search import GridSearch, Hyperband, RandomSearch, SuccessiveHalving
 from thrifty.space import Choice, Constant, Float, MultiStep, Space, Step
-from thrifty.store import Store
+from thrifty.store import Heartbeat, Store
 from thrifty.study import Storage, Study
 from thrifty.testing import FaultyTask, LineTask
 
@@ -492,3 +496,43 @@ def test_an_optimizer_may_depend_on_hyper_parameters(tmp_path):
     study = make_study(tmp_path, task=Task(), space=Space(lr=0.1, momentum=Choice([0.0, 0.9])))
     first, second = study.run(progress=False).trials
     assert first.curve != second.curve
+
+
+class UntilTheNextHeartbeat(LineTask):
+    """A task whose first evaluation ends once the lease has another heartbeat."""
+
+    not_state = ("path",)
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def identity(self):
+        return {}
+
+    def metrics(self, model, batch):
+        with closing(sqlite3.connect(self.path)) as connection:
+            first = self.beat(connection)
+            while first is not None and self.beat(connection) == first:
+                time.sleep(0.01)  # there is no lease in the dry run before
+        return super().metrics(model, batch)
+
+    def beat(self, connection):
+        found = connection.execute("select heartbeat from leases").fetchall()
+        return found[0] if found else None
+
+
+def test_a_long_epoch_in_this_process_does_not_look_like_a_dead_one(tmp_path, monkeypatch):
+    """Processes on other machines know of it only by its heartbeats."""
+    often = functools.partial(Heartbeat, every_s=0.05)
+    monkeypatch.setattr("thrifty.study._session.Heartbeat", often)
+    study = Study(
+        UntilTheNextHeartbeat(str(tmp_path / "t.db")),
+        Space(lr=0.1),
+        algorithm=GridSearch(max_epochs=1),
+        metric="mse",
+        mode="min",
+        storage=f"sqlite:///{tmp_path}/t.db",
+        name="slow",
+    )
+    assert study.run(progress=False, executor=SOLO).best_trial.epochs == 1

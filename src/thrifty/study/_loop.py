@@ -325,8 +325,7 @@ class _Upkeep:
             _write(self._parts)
             _learn(self._parts)
             self._written = now
-        # For a shared plan, a separate thread sends the heartbeat, because other drivers wait
-        # for it.
+        # A thread sends heartbeats, too. Here an error ends the run: another process has the study.
         if now - self._beat >= HEARTBEAT_S and not self._parts.lease.shared:
             self._parts.lease.heartbeat()
             self._beat = now

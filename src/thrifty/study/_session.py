@@ -87,7 +87,8 @@ def train(  # noqa: PLR0913 (one argument for each part of a run)
     watching = [*observers]
     with contextlib.ExitStack() as stack:
         stack.enter_context(gc_frozen())
-        if lease.shared:
+        if not is_in_memory(repository):
+            # The loop of a study that trains in this process looks up only between epochs.
             stack.enter_context(Heartbeat(lease))
         if progress:
             bar = Progress(repository.name, ledger, clock=clock)
