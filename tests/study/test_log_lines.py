@@ -569,3 +569,28 @@ def test_the_command_shows_lines_and_escapes_what_a_database_holds(tmp_path):
     silent = study_of(tmp_path, log_bytes=0, name="silent", space=th.Space(lr=0.3))
     silent.run(progress=False, executor=SOLO)
     assert thrifty("logs", "silent", "--trial", "0", *url) == "no log lines\n"
+
+
+@th.trainable
+def beside_others(trial):
+    """Log while other code makes loggers of its own, as libraries do when they are first used."""
+    trial.suggest_float("lr", 0.1, 0.1)
+    state = {"x": 1.0}
+    for epoch in trial.epochs(state):
+        logging.getLogger(f"tests.made.{epoch}").debug("nothing")
+        log.info("epoch %d", epoch)
+        state["x"] /= 2
+        yield {"x": state["x"]}
+
+
+def test_loggers_of_others_are_no_state_of_a_function(tmp_path):
+    study = th.Study(
+        beside_others,
+        algorithm=th.GridSearch(max_epochs=3),
+        metric="x",
+        mode="min",
+        storage=f"sqlite:///{tmp_path}/t.db",
+        name="loggers",
+    ).run(progress=False, executor=SOLO)
+    assert [trial.state for trial in study.trials] == ["done"]
+    assert [each.line.text for each in study.log_lines(0)] == [f"epoch {n}" for n in range(3)]

@@ -14,9 +14,10 @@ from thrifty.pack.fused._checking import StepCheck
 from thrifty.pack.verify import Difference
 from thrifty.perf import PackCurve
 from thrifty.run import Local
-from thrifty.search import SuccessiveHalving
+from thrifty.search import GridSearch, SuccessiveHalving
 from thrifty.space import Choice, Constant, MultiStep, Space
 from thrifty.store import Store
+from thrifty.study import StopWhen
 from thrifty.testing import FaultyTask, LineTask
 
 
@@ -329,3 +330,33 @@ def test_packs_shrink_for_the_rest_of_the_study(tmp_path, monkeypatch):
     assert shrunk <= 3
     assert max(sizes[sizes.index(max(sizes)) + 1 :]) <= 3
     assert_same_records(records(study), records(solo))
+
+
+class Resets(LineTask):
+    """A task whose model gets new weights, which are drawn, after some epochs."""
+
+    def adapt(self, model, hp):
+        super().adapt(model, hp)
+        if hp.reset:
+            torch.nn.init.normal_(next(model.parameters()))
+
+
+def test_what_adapt_draws_does_not_depend_on_where_a_trial_is_trained(tmp_path):
+    def trials(name, *, pack="solo", stop=None, lrs=(0.1, 0.05)):
+        study = make_study(
+            tmp_path,
+            task=Resets(),
+            name=name,
+            storage=f"sqlite:///{tmp_path}/{name}.db",
+            algorithm=GridSearch(max_epochs=4),
+            space=Space(lr=Choice(list(lrs)), reset=MultiStep([0, 1, 0], milestones=[2, 3])),
+        )
+        if stop is not None:
+            study.run(progress=False, executor=Local(pack=pack), stop=StopWhen(epochs=stop))
+        return [t.curve for t in study.run(progress=False, executor=Local(pack=pack)).trials]
+
+    whole = trials("solo")
+    assert trials("stopped", stop=3) == whole
+    assert trials("other", lrs=[0.05, 0.1]) == whole[::-1]
+    for found, expected in zip(trials("fused", pack="fused"), whole, strict=True):
+        assert found == pytest.approx(expected, rel=1e-4)

@@ -16,6 +16,8 @@ from ._documents import (
 
 
 if TYPE_CHECKING:
+    from thrifty.space._written_config import read_config as read_config
+
     from ._store_documents import (
         act_document as act_document,
         acts_document as acts_document,
@@ -52,6 +54,7 @@ _HOMES = {
     "logs_document": "_store_documents",
     "importance_document": "_study_documents",
     "plan_document": "_study_documents",
+    "read_config": "thrifty.space._written_config",
     "restore_document": "_store_documents",
     "result_document": "_study_documents",
     "status_document": "_store_documents",
@@ -65,4 +68,5 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Imported late: a database's library takes time, and torch takes seconds.
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = _HOMES[name]
+    return getattr(import_module(home if "." in home else f"{__name__}.{home}"), name)

@@ -263,8 +263,8 @@ _OPTIMIZER = frozenset({
 _STREAMS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
-_LOGGER = frozenset(vars(logging.Logger("")))  # noqa: LOG001 (one that nothing else knows)
-"""What Python's loggers have themselves."""
+_LOGGER = frozenset({*vars(logging.Logger("")), "manager"})  # noqa: LOG001 (known to nothing else)
+"""What Python's loggers have themselves; the manager knows all other loggers."""
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, range})
 _FIXED = (
     *(types.ModuleType, types.BuiltinFunctionType, types.CodeType),

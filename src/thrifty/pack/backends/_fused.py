@@ -122,7 +122,7 @@ class FusedBackend(Backend):
         trial.stays_alone = member.alone
         trial.begin(member)
         if not member.alone and not trial.why_special:
-            trial.adapt_ahead(member.values)
+            trial.adapt_ahead(member.values, epoch=member.epoch)
             trial.look_again()
         return trial
 
@@ -438,7 +438,7 @@ class FusedBackend(Backend):
     # -- epochs --------------------------------------------------------------------------
 
     def _start(self, trial: FusedTrial, plan: EpochPlan) -> dict[str, float]:
-        trial.adapt_ahead(plan.values)
+        trial.adapt_ahead(plan.values, epoch=plan.epoch)
         if not self._home[trial].holds(trial):
             raise UnfusableError("its parameters or buffers were given other memory in adapt")
         changed = trial.look_again()

@@ -172,28 +172,28 @@ class FusedTrial(TaskTrial):
         if not self.why_special:
             self._options = [self.followed.options(member.values)]
 
-    def adapt(self, values: Mapping[str, Any]) -> None:
+    def adapt(self, values: Mapping[str, Any], *, epoch: int) -> None:
         """Adapt the model to the hyper-parameters of an epoch, once per epoch.
 
         Raises:
             UnverifiedError: The model is adapted already (see ``adapt_ahead``), but a value that
                 its code reads has changed since then.
         """
-        self._adapt(values)
+        self._adapt(values, epoch=epoch)
         self._ahead = None
 
-    def adapt_ahead(self, values: Mapping[str, Any]) -> None:
+    def adapt_ahead(self, values: Mapping[str, Any], *, epoch: int) -> None:
         """Adapt the model before it is known where the trial takes the epoch's first step.
 
         The task's ``adapt`` may do things that must not happen twice, such as adding a hook.
         When the epoch begins, it is therefore not called again.
         """
-        self._adapt(values)
+        self._adapt(values, epoch=epoch)
         self._ahead = dict(values)
 
-    def _adapt(self, values: Mapping[str, Any]) -> None:
+    def _adapt(self, values: Mapping[str, Any], *, epoch: int) -> None:
         if not adapts(self.task) or self._ahead is None or self._ahead != values:
-            super().adapt(values)
+            super().adapt(values, epoch=epoch)
             if not self.is_frozen_intact():
                 self.adopt_frozen(only=self.held)
         elif changed := self.watch.changed():

@@ -158,7 +158,7 @@ class TaskTrial:
         """
         self.begin(replace(member, state=None))
         # load the state only after ``adapt``: it already contains what ``adapt`` did to parameters
-        self.adapt(member.values)
+        self.adapt(member.values, epoch=member.epoch)
         if member.state is not None:
             self.load(member.state)
 
@@ -279,9 +279,15 @@ class TaskTrial:
         """The specification of the optimizer."""
         return self.followed.spec
 
-    def adapt(self, values: Mapping[str, Any]) -> None:
-        """Bring the model up to date with hyper-parameters that may have changed."""
+    def adapt(self, values: Mapping[str, Any], *, epoch: int) -> None:
+        """Bring the model up to date with hyper-parameters that may have changed.
+
+        ``Task.adapt`` may draw, for example new weights of a layer. What it draws must not depend
+        on where the trial is trained and on what was drawn before.
+        """
         hp = HyperParameters(values)
+        if self.adapts:
+            seed_everything(derive_seed(self.seed, "adapt", epoch))
         self.task.adapt(self.model, hp)
         self.readings.followed |= hp.names_read
 
@@ -399,7 +405,7 @@ class TaskTrial:
         """
         self.plan = plan
         self.is_trained = True
-        self.adapt(plan.values)
+        self.adapt(plan.values, epoch=plan.epoch)
         self.optimizers.follow(plan.values)
         self.optimizers.check(plan.moving)
         self._note_followed()
