@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import signal
 
+import numpy as np
 import pytest
 import torch
 
 from tests.study.helpers import WIDE, make_study, records
 from thrifty.core import Calibrated, EpochDone, PackShrunk, Refused, StageFailed
-from thrifty.pack import AutoBackend, FusedBackend, StateCheck
+from thrifty.pack import SGD, ArrayData, AutoBackend, FusedBackend, StateCheck, Task
 from thrifty.pack.fused._checking import StepCheck
-from thrifty.pack.verify import Difference
+from thrifty.pack.verify import CheckBudget, Difference
 from thrifty.perf import PackCurve
 from thrifty.run import Local
 from thrifty.search import GridSearch, SuccessiveHalving
@@ -360,3 +362,53 @@ def test_what_adapt_draws_does_not_depend_on_where_a_trial_is_trained(tmp_path):
     assert trials("other", lrs=[0.05, 0.1]) == whole[::-1]
     for found, expected in zip(trials("fused", pack="fused"), whole, strict=True):
         assert found == pytest.approx(expected, rel=1e-4)
+
+
+class Subset(Task):
+    """A task with metrics over a random part of each batch."""
+
+    optimizer = SGD(lr="lr")
+    batch_size = 32
+    draw = staticmethod(lambda num: np.random.permutation(num)[:20])  # noqa: NPY002
+
+    def data(self, hp):
+        x = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
+        y = (x[:, 0] > 0).long()
+        return ArrayData(train=(x, y), valid=(x, y))
+
+    def model(self, hp):
+        layers = (torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+        return torch.nn.Sequential(*layers)
+
+    def loss(self, model, batch):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(model(x), y)
+
+    def metrics(self, model, batch):
+        x, y = batch
+        rows = self.draw(len(x))
+        return {"mse": self.loss(model, (x[rows], y[rows]))}
+
+
+class PythonsSubset(Subset):
+    draw = staticmethod(lambda num: random.sample(range(num), min(num, 20)))
+
+
+@pytest.mark.parametrize("task", [Subset, PythonsSubset])
+def test_metrics_that_draw_are_those_of_trials_alone(tmp_path, monkeypatch, task):
+    """Also where there is no time for later checks."""
+    monkeypatch.setattr(CheckBudget, "allows", lambda self, seconds: False)
+
+    def curves(executor):
+        study = make_study(
+            tmp_path,
+            task=task(),
+            storage=f"sqlite:///{tmp_path}/{executor.pack}.db",
+            algorithm=GridSearch(max_epochs=4),
+            space=Space(lr=Choice([0.1, 0.05, 0.02])),
+        ).run(progress=False, executor=executor)
+        return [trial.curve for trial in study.trials]
+
+    fused = curves(Local(pack="fused", pack_size=8))
+    for found, alone in zip(fused, curves(SOLO), strict=True):
+        assert found == pytest.approx(alone, rel=1e-4)

@@ -265,7 +265,7 @@ def test_a_study_that_is_paused_trains_nothing_until_it_goes_on(tmp_path, execut
     )
     running.start()
     waiting_for(lambda: counted.num >= 5 and state_of(tmp_path) == "paused")
-    waiting_for(lambda: counted.num_stages == (executor.workers or 1))  # epochs that were trained
+    waiting_for(lambda: counted.num_stages >= (executor.workers or 1))  # epochs that were trained
     at_rest = counted.num
     with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
         plan = store.studies.get("line").plan

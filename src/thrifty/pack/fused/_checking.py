@@ -103,7 +103,10 @@ def _metrics_agree(structure: Structure, trial: FusedTrial) -> bool:
             )
             packed = experiment.packed_metrics()[0]
             own = pytree.tree_unflatten([row.clone() for row in rows], spec)
-            found = evaluate_alone(trial.task, model, own, lower=double.lower)
+            try:
+                found = evaluate_alone(trial.task, model, own, lower=double.lower)
+            except UnfusableError:
+                return False
             alone = {n: float(v) for n, v in found.items()}
             if compare_metrics(packed, alone, tolerance=TOLERANCE) is not None:
                 return False

@@ -195,11 +195,11 @@ def _evaluates_whole(
     versions = [tensor._version for tensor in state]
     try:
         found = structure.metrics(batch, state=state, size=len(models))
+        if versions != [tensor._version for tensor in state]:
+            return False  # a check evaluates a trial once more, which must not count
+        wanted = [evaluate_alone(structure.task, model, batch) for model in models]
     except UnfusableError:
         return False
-    if versions != [tensor._version for tensor in state]:
-        return False  # a check evaluates a trial once more, which must not count
-    wanted = [evaluate_alone(structure.task, model, batch) for model in models]
     return all(map(torch.equal, before, torch_streams(state[0].device))) and all(
         found.keys() == each.keys()
         and all(

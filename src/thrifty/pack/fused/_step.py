@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from thrifty.pack._frozen import copy_of
-from thrifty.pack._state import seed_step, torch_streams
+from thrifty.pack._state import loose_streams, seed_step, torch_streams
 from thrifty.pack.task._data import WholeBatch
 from thrifty.pack.task._task import Task
 
@@ -166,14 +164,14 @@ def train_alone(
     Raises:
         UnfusableError: The step draws from a random stream that is not torch's.
     """
-    before = _other_streams()
+    before = loose_streams()
     device = next(model.parameters()).device
     seed_step(seed, device)
     model.train()
     with upcast(named(model, lower)), torch.autograd.set_multithreading_enabled(not lower):
         loss = task.loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-    if before != _other_streams():
+    if before != loose_streams():
         raise UnfusableError("it draws from Python's or NumPy's random stream")
     return Step(
         loss=loss.detach(),
@@ -187,17 +185,19 @@ def train_alone(
 def evaluate_alone(
     task: Task, model: torch.nn.Module, batch: Any, *, lower: Collection[str] = ()
 ) -> Mapping[str, Any]:
-    """Return the metrics of a model on one batch; ``lower`` as for ``train_alone``."""
+    """Return the metrics of a model on one batch; ``lower`` as for ``train_alone``.
+
+    Raises:
+        UnfusableError: They draw from a random stream that is not torch's. A recorded program would
+            draw the same numbers each time.
+    """
     model.eval()
+    before = loose_streams()
     with torch.no_grad(), upcast(named(model, lower)):
-        return task.metrics(model, batch)
-
-
-def _other_streams() -> tuple[Any, bytes]:
-    return (
-        random.getstate(),
-        np.random.get_state()[1].tobytes(),  # type: ignore[index]  # noqa: NPY002
-    )
+        found = task.metrics(model, batch)
+    if before != loose_streams():
+        raise UnfusableError("they draw from Python's or NumPy's random stream")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,9 +237,11 @@ class Experiment:
         except UnfusableError:
             return False
         found = self._replay(recorded, self._state())
-        for k, (model, batch) in enumerate(zip(self.models, self.batches, strict=True)):
-            whole = self._whole(batch)
-            wanted = evaluate_alone(self.structure.task, model, whole, lower=self.structure.lower)
+        try:
+            alone = self._metrics_alone()
+        except UnfusableError:
+            return False
+        for k, wanted in enumerate(alone):
             if list(wanted) != list(recorded.names):
                 return False
             for value, name in zip(found, recorded.names, strict=True):
@@ -248,6 +250,13 @@ class Experiment:
                 ):
                     return False
         return True
+
+    def _metrics_alone(self) -> list[Mapping[str, Any]]:
+        lower = self.structure.lower
+        return [
+            evaluate_alone(self.structure.task, model, self._whole(batch), lower=lower)
+            for model, batch in zip(self.models, self.batches, strict=True)
+        ]
 
     def check(self, recorded: Recorded, alone: Sequence[Step]) -> None:
         """Compare a recorded training step with the step of each model alone.
