@@ -174,13 +174,8 @@ _RENAMED = {"GriddedSampler(": "QuantizedSampler("}
 
 _UNSET = {"seeds": 1}
 """Values of fields that are stored only if they differ from these."""
-_NOT_COMPARED = (
-    "file",
-    "task",
-    "unit",
-    "earlier_max_epochs",
-    "auto",
-)  # a task is compared by its plan
+_NOT_COMPARED = ("file", "task", "unit", "earlier_max_epochs", "auto")
+"""Fields that a study is not compared by; a task is compared by its plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
