@@ -369,7 +369,9 @@ class Subset(Task):
 
     optimizer = SGD(lr="lr")
     batch_size = 32
-    draw = staticmethod(lambda num: np.random.permutation(num)[:20])  # noqa: NPY002
+
+    def draw(self, num):
+        return np.random.permutation(num)[:20]  # noqa: NPY002
 
     def data(self, hp):
         x = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
@@ -391,7 +393,8 @@ class Subset(Task):
 
 
 class PythonsSubset(Subset):
-    draw = staticmethod(lambda num: random.sample(range(num), min(num, 20)))
+    def draw(self, num):
+        return random.sample(range(num), min(num, 20))
 
 
 @pytest.mark.parametrize("task", [Subset, PythonsSubset])
