@@ -113,6 +113,26 @@ def test_pruned_trials_end_and_the_others_are_not_trained_twice(tmp_path):
     assert study.best_trial.epochs == 9
 
 
+@pytest.mark.parametrize(("direction", "sign"), [("minimize", 1), ("maximize", -1)])
+def test_what_is_pruned_depends_on_what_is_reported(direction, sign):
+    def reports(trial):
+        x = trial.suggest_float("x", 0.0, 1.0)
+        for step in range(3):
+            trial.report(sign * x, step)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return sign * x
+
+    values = [0.5, 0.4, 0.3, 0.9, 0.8, 0.2, 0.7, 0.1]
+    study = optimized(
+        reports, n_trials=8, max_epochs=3, direction=direction, enqueue=[{"x": x} for x in values]
+    )
+    assert [trial.config["x"] for trial in study.trials] == values
+    went_on = [trial.config["x"] for trial in study.trials if trial.epochs == 3]
+    assert went_on == [0.5, 0.4, 0.3, 0.2, 0.1]  # each was the best that had come as far
+    assert study.best_trial.config == {"x": 0.1}
+
+
 def test_it_says_what_a_training_function_would_share(capsys, caplog):
     caplog.set_level("INFO")
     optimized(curve, max_epochs=9, n_trials=12)

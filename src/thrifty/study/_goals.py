@@ -19,9 +19,13 @@ _FLOOR = -10.0
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A limit on a metric; created by ``at_most`` and ``at_least``."""
+    """A limit on a metric; created by ``at_most`` and ``at_least``.
 
-    side: Literal["at_most", "at_least"]
+    A limit of the side ``in_the_end`` is one like ``at_most`` that trials break until they end. It
+    says which of them may be the best, but they are compared without it on their way.
+    """
+
+    side: Literal["at_most", "at_least", "in_the_end"]
     limit: float
 
     def __post_init__(self) -> None:
@@ -36,7 +40,7 @@ class Bound:
         >>> at_most(4.0).excess(5.0), at_least(4.0).excess(5.0), at_most(0.0).excess(5.0)
         (0.25, 0.0, 5.0)
         """
-        over = value - self.limit if self.side == "at_most" else self.limit - value
+        over = self.limit - value if self.side == "at_least" else value - self.limit
         if over <= 0:
             return 0.0
         share = over / abs(self.limit) if self.limit else over
@@ -161,8 +165,7 @@ class Goals:
 
     def violation(self, metrics: Mapping[str, float]) -> float:
         """Return the sum of all excesses, each as a share of its limit; 0 if all limits hold."""
-        total = sum(bound.excess(metrics[name]) for name, bound in self.constraints)
-        return min(total, sys.float_info.max)
+        return _violation(metrics, self.constraints)
 
     def score(self, metrics: Mapping[str, float]) -> float:
         """Return a number to compare trials by; higher is better.
@@ -170,6 +173,7 @@ class Goals:
         It is ``-inf`` if a needed metric is not finite. A feasible trial is better than an
         infeasible one, and among infeasible trials the least violation is the best. Without
         constraints, the score is the first objective, with its sign changed if lower is better.
+        Limits that hold only in the end do not count.
 
         References:
             Deb, "An efficient constraint handling method for genetic algorithms", 2000.
@@ -183,8 +187,16 @@ class Goals:
             return score
         if self.not_finite(metrics):
             return -math.inf
-        violation = self.violation(metrics)
+        always = [(name, bound) for name, bound in self.constraints if bound.side != "in_the_end"]
+        if not always:
+            return score
+        violation = _violation(metrics, always)
         return _FLOOR - math.log1p(violation) if violation else _above_floor(score)
+
+
+def _violation(metrics: Mapping[str, float], constraints: Sequence[tuple[str, Bound]]) -> float:
+    total = sum(bound.excess(metrics[name]) for name, bound in constraints)
+    return min(total, sys.float_info.max)
 
 
 def _above_floor(score: float) -> float:

@@ -12,7 +12,7 @@ from thrifty.core import UsageError, plain_logger
 from thrifty.run import ExecutorConfig
 from thrifty.search import Algorithm, KDESampler, RandomSearch, Sampler, StoppingASHA
 from thrifty.space import Space
-from thrifty.study import Observer, StopWhen, Storage, Study, TrialResult
+from thrifty.study import Bound, Observer, StopWhen, Storage, Study, TrialResult
 
 from ._objective import UNFINISHED, VALUE, Objective, ObjectiveTask, end_waiting
 
@@ -107,7 +107,7 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
         ),
         metric=VALUE,
         mode=_MODES[direction],
-        constraints=None if max_epochs == 1 else {UNFINISHED: 0.0},
+        constraints=None if max_epochs == 1 else {UNFINISHED: Bound("in_the_end", 0.0)},
         storage=storage,
         name=task.name.replace("<", "").replace(">", "") if name is None else name,
         seed=seed,

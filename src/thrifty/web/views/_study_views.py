@@ -239,7 +239,7 @@ def _algorithm(spec: Mapping[str, Any]) -> str:
 
 
 def _constraints(bounds: Mapping[str, Any]) -> list[str]:
-    signs = {"at_most": "<=", "at_least": ">="}
+    signs = {"at_most": "<=", "at_least": ">=", "in_the_end": "in the end <="}
     return [f"{name} {signs.get(side, side)} {limit:g}" for name, (side, limit) in bounds.items()]
 
 
