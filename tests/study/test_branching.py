@@ -156,6 +156,26 @@ def test_epochs_between_states_are_a_number(every):
         th.Storage(checkpoint_every=every)
 
 
+def test_acts_say_who_has_enqueued_what(tmp_path):
+    study = grid(tmp_path)
+    study.enqueue_trial(study.space.sample(np.random.default_rng(0)))  # before it exists
+    study.run(progress=False, executor=SOLO)
+    assert not study.acts
+    branch = study.branch(1, after=2, scale={"lr": 0.5})
+    again = grid(tmp_path)
+    for each in (branch, branch, study.branch(1, after=3, change={"lr": 0.05})):
+        again.enqueue_trial(each)  # a branch that is enqueued already is not enqueued again
+    config = dict(again.space.sample(np.random.default_rng(1)))
+    again.enqueue_trial(config)
+    first, second, third = study.acts
+    assert [act.kind for act in (first, second, third)] == ["branch", "branch", "enqueue"]
+    assert [act.trial for act in (first, second, third)] == [1, 1, None]
+    assert first.text == "after epoch 2: lr times 0.5"
+    assert second.text == "after epoch 3: lr = Constant(0.05)"
+    assert all(f"{name}=" in third.text for name in config)
+    assert all(act.who and not act.is_queued for act in study.acts)
+
+
 def test_several_seeds_branch_together(tmp_path):
     study = grid(tmp_path, seeds=2).run(progress=False, executor=SOLO)
     branch = study.branch(1, after=2, scale={"lr": 0.5})

@@ -30,7 +30,7 @@ ActKind = Literal[
     "untag",
 ]
 """``stop`` ends a run of a study cleanly. ``branch`` has enqueued a branch of a trial, ``enqueue``
-a configuration that was made from that of a trial.
+a configuration; on the dashboard, that was made from the configuration of a trial.
 
 ``lengthen`` requests a larger ``max_epochs``, and ``extend`` records that it was raised.
 """

@@ -333,15 +333,24 @@ class StudyRepository:
                 raise
             return made
 
-    def enqueue(self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]) -> None:
-        """Record the enqueued configurations that are not recorded yet.
+    def enqueue(
+        self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Mapping[str, Any]]:
+        """Record the enqueued configurations that are not recorded yet, and return these.
 
         Raises:
             StudyNotFoundError: Another process has deleted the study.
         """
         # A database that cannot be written may be read, so write nothing without a need.
+        fresh: list[Mapping[str, Any]] = []
         if self.not_enqueued(store, info, enqueued):
-            store.studies.enqueue(info, lambda known: not_in(enqueued, known))
+
+            def choose(known: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+                fresh[:] = not_in(enqueued, known)
+                return fresh
+
+            store.studies.enqueue(info, choose)
+        return fresh
 
     def extend(
         self,

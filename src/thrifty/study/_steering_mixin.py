@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from thrifty.core import StudyNotFoundError, plain_text
 from thrifty.space import Branched, TimeUnit
 from thrifty.space._units import EPOCHS
+from thrifty.store import Store, StudyInfo
 from thrifty.store._acts import Act, ActKind, tags_of
 from thrifty.store._steering_requests import ask, this_user
 from thrifty.store._trash import Deleted
@@ -201,6 +202,17 @@ class Branch:
     epochs_to_train: int
     unit: TimeUnit = EPOCHS
 
+    @property
+    def changes(self) -> list[str]:
+        """What differs from the trial, in words such as ``lr times 0.3``."""
+        return [
+            f"{name} times {value.factor:g}"
+            if value.after is None
+            else f"{name} = {plain_text(value.after)}"
+            for name, value in self.config.items()
+            if isinstance(value, Branched) and value.at == self.epoch
+        ]
+
     def __str__(self) -> str:
         changes = [
             f"  {name} = {plain_text(value)}"
@@ -218,6 +230,30 @@ class Branch:
             state = f"the last state is {since}" if self.kept_epoch else "no state is kept"
             lines.append(f"{state}, so {text(self.epochs_again)} of these are trained again")
         return "\n".join(lines)
+
+
+def note_enqueued(
+    store: Store, info: StudyInfo, asked: Mapping[str, Any] | Branch, *, given: Mapping[str, Any]
+) -> None:
+    """Record who has enqueued a configuration or a branch, and when.
+
+    Args:
+        store: The database.
+        info: The study.
+        asked: What the user has enqueued.
+        given: The configuration that was made of it, with all hyper-parameters.
+    """
+    if isinstance(asked, Branch):
+        text = f"after epoch {asked.epoch}: {', '.join(asked.changes)}"
+        kind: ActKind = "branch"
+        trial: int | None = asked.trial
+    else:
+        text = ", ".join(f"{name}={plain_text(value)}" for name, value in given.items())
+        kind, trial = "enqueue", None
+    store.acts.add(info, kind, trial=trial, text=text[:_MAX_TEXT], who=this_user())
+
+
+_MAX_TEXT = 2_000
 
 
 def cost_of(

@@ -63,7 +63,7 @@ from ._reader import KnownEpoch, Reader, Trials, is_in_memory, known_epochs, ove
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, certainty_of, rows, savings, trial_result
 from ._session import say, say_if_all_failed, say_what_was_not_checked, say_where_from, train
-from ._steering_mixin import Branch, SteeringMixin, cost_of
+from ._steering_mixin import Branch, SteeringMixin, cost_of, note_enqueued
 from .simulation._simulate import simulate
 from .simulation._simulation_report import Simulation
 
@@ -515,7 +515,8 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         enqueued is trained to its end. The configuration is stored in the
         database (if the study does not exist yet, as soon as ``run`` creates it), so an
         interruption does not lose it. A configuration that was enqueued before is not enqueued
-        again, so a script may be run again.
+        again, so a script may be run again. ``acts`` says who has enqueued what of a study that
+        exists already, and when.
 
         Raises:
             SpaceError: The configuration has a name or a value that is not in the space.
@@ -547,7 +548,9 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         with contextlib.suppress(StudyNotFoundError), repository.open(create=False) as store:
             info = repository.find(store)
             if info is not None:
-                repository.enqueue(store, info, self._enqueued)
+                fresh = repository.enqueue(store, info, self._enqueued)
+                if self._enqueued[-1] in fresh:
+                    note_enqueued(store, info, config, given=self._enqueued[-1])
 
     @property
     def enqueued(self) -> list[Mapping[str, Any]]:

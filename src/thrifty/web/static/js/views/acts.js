@@ -108,7 +108,10 @@ export class Acts {
     const where = each.trial === null || this.#trial !== null ? "" : `trial ${each.trial}: `;
     if (each.kind === "note") return [where, each.text];
     if (each.kind === "branch") return `branch of trial ${each.trial} ${each.text}`;
-    if (each.kind === "enqueue") return `trial ${each.trial} with ${each.text || "nothing changed"}`;
+    if (each.kind === "enqueue") {
+      const which = each.trial === null ? "a trial" : `trial ${each.trial}`;
+      return `${which} with ${each.text || "nothing changed"}`;
+    }
     if (each.kind === "lengthen") return `train the study's trials for ${each.text} epochs`;
     if (each.kind === "extend") return `extend the study: ${each.text}`;
     return each.kind === "stop trial" ? `stop trial ${each.trial}` : `${each.kind} the study`;
