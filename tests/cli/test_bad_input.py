@@ -151,6 +151,7 @@ BAD: list[tuple[list[str], str]] = [
     (["status", "--storage", "sqlite:///no/such/folder/x.db"], "there is no database"),
     (["status", *NO_DB], "there is no database"),
     (["status", *DB, "--name", "nope"], "no study 'nope'"),
+    (["status", *DB, "--name", ""], "no study ''"),
     (["best", *DB], "Missing argument 'NAME'"),
     (["best", "", *DB], "no study ''"),
     (["best", "nope", *DB], "no study 'nope'; it has: line"),
@@ -212,6 +213,9 @@ BAD: list[tuple[list[str], str]] = [
     (["branch", "line", *DB, *HALF, "--scale", "lr=1", "--scale", "lr=2"], "has lr twice"),
     (["branch", "line", *DB, *HALF, "--scale", "lr=2", "--change", "lr=2"], "in scale and in"),
     (["branch", "line", *DB, *HALF, "--change", "rate=2"], "has no 'rate'"),
+    (["branch", "line", *DB, *HALF, "--change", 'lr="high"'], "cannot become 'high'"),
+    (["branch", "line", *DB, *HALF, "--change", "lr=[1, 2]"], "cannot become (1, 2)"),
+    (["branch", "line", *DB, *HALF, "--change", "lr=true"], "cannot become True"),
     (["branch", "line", *DB, *HALF, "--change", 'lr={"schedule": "No"}'], "unknown schedule"),
     # what is written
     (["plot", "line", "curves", *DB, "--out", "x.nope"], "its extension must be one of"),

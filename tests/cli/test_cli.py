@@ -417,6 +417,9 @@ def test_bad_configurations(folder, monkeypatch, capsys, command, words, told):
         (["--max-epochs", "4"], "limit what --allow-run allows"),
         (["--allow-run"], "--allow-run needs a FILE"),
         (["no.py"], "does not exist"),
+        (["line_study.py", "--allow-run", "--max-seconds", "nan"], "give a number of seconds"),
+        (["line_study.py", "--allow-run", "--max-seconds", "inf"], "give a number of seconds"),
+        (["line_study.py", "--storage", "nonsense"], "not a database address"),
     ],
 )
 def test_a_server_for_agents_that_cannot_begin(folder, monkeypatch, capsys, words, told):

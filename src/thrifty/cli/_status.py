@@ -54,14 +54,12 @@ def status_command(*, storage: str, name: str | None, traceback: bool, as_json: 
     """
     with Store.open(storage, create=False) as store:
         if as_json:
-            print_document(
-                status_document(store, url=storage, name=name or None, traceback=traceback)
-            )
+            print_document(status_document(store, url=storage, name=name, traceback=traceback))
             return
-        summaries = [store.studies.summary(name)] if name else store.studies.list()
+        summaries = store.studies.list() if name is None else [store.studies.summary(name)]
         failures = {s.name: failures_of(store, s) for s in summaries}
         cut_short = {s.name: stopped_in_training(store, s) for s in summaries}
-        workers = worker_documents(store, name) if name else []
+        workers = [] if name is None else worker_documents(store, name)
     if not summaries:
         say(f"{redact_url(storage)} has no studies yet")
     for s in summaries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from thrifty.agents._documents import CostDocument
 from thrifty.agents._jobs import STORAGE_VARIABLE, Budget, Jobs, Studies
 from thrifty.core import ThriftyError, UsageError, plain_text, require
 from thrifty.space._written_config import read_config
+from thrifty.store._address import read_address
 from thrifty.study import Study, TrialResult
 
 from ._options import (
@@ -277,6 +279,10 @@ def mcp_command(
         raise UsageError("--max-epochs and --max-seconds limit what --allow-run allows; add it")
     if allow_run and not files:
         raise UsageError("--allow-run needs a FILE with the study that the agent may train")
+    if max_seconds is not None and not math.isfinite(max_seconds):
+        raise UsageError(f"--max-seconds is {max_seconds}; give a number of seconds")
+    if storage is not None:
+        read_address(storage)
     require("mcp", extra="mcp")
     server = import_module("thrifty.agents._server")
     jobs = Jobs(command=[sys.executable, "-m", "thrifty.cli"])

@@ -7,11 +7,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from thrifty.core import SpaceError, UsageError
+from thrifty.core import ScheduleError, SpaceError, UsageError
 
 from . import _variants
 from ._domain import Choice, Condition, Domain, Float, Int, freeze
-from ._pieces import Segment
+from ._pieces import Hold, Segment
 from ._variants import (
     MAX_VARIANTS,
     count,
@@ -288,7 +288,7 @@ def branched(
     Raises:
         UsageError: A name is unknown or given twice, nothing changes, or the epoch is none of the
             trial's.
-        ScheduleError: A factor or a schedule does not fit.
+        ScheduleError: A factor or a schedule does not fit, or a number becomes something else.
     """
     whole = isinstance(epoch, int) and not isinstance(epoch, bool)
     if not whole or not 0 < epoch < horizon:
@@ -303,14 +303,35 @@ def branched(
     parts: dict[str, Any] = {name: {"factor": factor} for name, factor in scale.items()}
     parts |= {name: {"after": freeze(value)} for name, value in change.items()}
     changes = {name: Branched(config[name], at=epoch, **part) for name, part in parts.items()}
-    for schedule in changes.values():
+    for name, schedule in changes.items():
         schedule.segments(horizon)  # does it fit?
+        _check_kinds(name, schedule, epoch=epoch, horizon=horizon)
     if all(_is_same(changes[name], config[name], horizon) for name in changes):
         raise UsageError(
             "nothing changes; give scale={...} or change={...} with values that the trial does not "
             f"have after epoch {epoch}"
         )
     return {**config, **changes}
+
+
+def _check_kinds(name: str, schedule: Branched, *, epoch: int, horizon: int) -> None:
+    """Refuse a number that is no number after the branch; its trial would fail there.
+
+    Raises:
+        ScheduleError: It is none.
+    """
+    held = [each for each in schedule.segments(horizon) if isinstance(each.piece, Hold)]
+    odd = [(each.start, each.piece.value) for each in held if not _is_number(each.piece.value)]
+    if odd and odd[0][0] >= epoch:
+        wrong = odd[0][1]
+        raise ScheduleError(
+            f"{name!r} is a number until epoch {epoch}, and cannot become {wrong!r}; give a number "
+            "or a schedule of numbers"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_same(schedule: Branched, before: Any, horizon: int) -> bool:

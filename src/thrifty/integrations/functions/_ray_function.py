@@ -170,7 +170,8 @@ class RayFunction(SelfDescribing):
         if waiting is None:
             raise CheckpointError(
                 f"the run of {self.name} that has reported {state['reports']} times has ended with "
-                "its process, and it has reported no checkpoint to go on from"
+                "its process; only with RayFunction(function, resumes=True) does it go on from "
+                "the checkpoints that it reports"
             )
         self._run = waiting
 
