@@ -212,6 +212,8 @@ def test_a_hyperparameter_that_is_read_once_cannot_change(tmp_path):
         ({"trial": 0, "after": 0, "scale": {"lr": 0.5}}, "after 1 to 5"),
         ({"trial": 0, "after": 1.5, "scale": {"lr": 0.5}}, "after 1 to 5"),
         ({"trial": 0, "after": 2, "scale": {"rate": 0.5}}, "has no 'rate'; it has: lr, width"),
+        ({"trial": 0, "after": 2, "scale": 0.5}, "is a dict such as"),
+        ({"trial": 0, "after": 2, "change": "lr"}, "is a dict such as"),
         ({"trial": 0, "after": 2}, "nothing changes"),
         ({"trial": 0, "after": 2, "scale": {"lr": 1.0}}, "nothing changes"),
         ({"trial": 0, "after": 2, "change": {"lr": 0.1}}, "nothing changes"),
@@ -225,6 +227,12 @@ def test_branches_that_mean_nothing(tmp_path, options, told):
     study = grid(tmp_path).run(progress=False, executor=SOLO)
     with pytest.raises(UsageError, match=told):
         study.branch(options.pop("trial"), **options)
+
+
+@pytest.mark.parametrize("config", ["lr", None, 3, [("lr", 0.1)]])
+def test_what_is_enqueued_is_a_dict(tmp_path, config):
+    with pytest.raises(UsageError, match="is a dict such as"):
+        grid(tmp_path).enqueue_trial(config)
 
 
 def test_trials_of_a_ladder_do_not_branch(tmp_path):

@@ -516,8 +516,9 @@ def test_bytes_are_a_whole_number(log_bytes):
 
 def test_trials_that_are_not_there_have_no_lines(tmp_path):
     study = study_of(tmp_path).run(progress=False, executor=SOLO)
-    with pytest.raises(UsageError, match="has no trial 3; it has 3"):
-        study.log_lines(3)
+    for odd in (3, -1, "0", True, None):
+        with pytest.raises(UsageError, match=f"has no trial {odd!r}; it has 3"):
+            study.log_lines(odd)
     in_memory = study_of(tmp_path)
     in_memory.storage = th.Storage(url="sqlite://")
     in_memory.run(progress=False, executor=SOLO)

@@ -557,16 +557,19 @@ class StudyRepository:
         )
         return model_of(backend, average=average)
 
+    def _check_trial(self, ledger: Ledger, number: int) -> None:
+        if type(number) is not int or not 0 <= number < len(ledger.history):
+            raise UsageError(
+                f"study {self.name!r} has no trial {number!r}; it has {len(ledger.history)}"
+            )
+
     def log_lines(self, ledger: Ledger, number: int) -> Sequence[TrialLine]:
         """Return what a trial has logged.
 
         Raises:
             UsageError: There is no such trial.
         """
-        if not 0 <= number < len(ledger.history):
-            raise UsageError(
-                f"study {self.name!r} has no trial {number}; it has {len(ledger.history)}"
-            )
+        self._check_trial(ledger, number)
         with self.open(create=False) as store:
             return store.log_lines.of(store.studies.get(self.name), number)
 
@@ -577,10 +580,7 @@ class StudyRepository:
             UsageError: There is no such trial, or it has no such artefact.
             CheckpointError: The file was not stored, or is missing or damaged.
         """
-        if not 0 <= number < len(ledger.history):
-            raise UsageError(
-                f"study {self.name!r} has no trial {number}; it has {len(ledger.history)}"
-            )
+        self._check_trial(ledger, number)
         found = ledger.artifacts_of(number)
         if name not in found:
             names = ", ".join(map(repr, found)) or "none"

@@ -464,6 +464,9 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
                 f"the trials of a {type(self.space).__name__} end at horizons of their own, so "
                 "they cannot branch; give it another rate or shape"
             )
+        for part in (scale, change):
+            if part is not None:
+                _check_is_config(part)
         ledger = self._current_ledger()
         is_number = isinstance(trial, int) and not isinstance(trial, bool)
         if not is_number or trial not in range(len(ledger.history)):
@@ -497,8 +500,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
 
     def _whole(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a configuration with all hyper-parameters, and all its amounts in epochs."""
-        if not isinstance(config, Mapping):
-            raise UsageError(f'a configuration is a dict such as {{"lr": 0.1}}, got {config!r}')
+        _check_is_config(config)
         return whole_config(self.space, self._sizes.in_epochs(config))
 
     def _first_epochs(self, given: int | Amount | None) -> int:
@@ -542,6 +544,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         if isinstance(config, Branch):
             self._enqueued.append(config.config)
         else:
+            _check_is_config(config)
             given = self._sizes.in_epochs(config)
             self._enqueued.append(fill_config(self.space, given, rng=rng))
         repository = self._repository()
@@ -723,7 +726,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
             UsageError: There is no such trial, it has no such artefact, or the study is in memory.
             CheckpointError: The file was not stored, or is missing or damaged.
         """
-        number = trial if isinstance(trial, int) else trial.number
+        number = trial.number if isinstance(trial, TrialResult) else trial
         ledger, repository = self._current_ledger(), self._repository()
         if is_in_memory(repository):
             raise UsageError(
@@ -746,7 +749,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         Raises:
             UsageError: There is no such trial, or the study is in memory.
         """
-        number = trial if isinstance(trial, int) else trial.number
+        number = trial.number if isinstance(trial, TrialResult) else trial
         ledger, repository = self._current_ledger(), self._repository()
         if is_in_memory(repository):
             raise UsageError(
@@ -866,3 +869,9 @@ def _studies(given: object) -> tuple[str | Study, ...]:
             "these"
         )
     return tuple(studies)
+
+
+def _check_is_config(config: object) -> None:
+    """Raise a UsageError unless something is a dict of hyper-parameters."""
+    if not isinstance(config, Mapping):
+        raise UsageError(f'a configuration is a dict such as {{"lr": 0.1}}, got {config!r}')
