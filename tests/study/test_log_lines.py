@@ -19,7 +19,15 @@ from tests.cli.documents import check as check_document
 from tests.servers import needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
 from tests.study.processes import At, die, exit_code, started
 from thrifty.cli import _app
-from thrifty.core import LineBuffer, LineCapture, LogLine, StudyNotFoundError, UsageError, lines_of
+from thrifty.core import (
+    LineBuffer,
+    LineCapture,
+    LogLine,
+    StoreError,
+    StudyNotFoundError,
+    UsageError,
+    lines_of,
+)
 from thrifty.store import LinesLogged, Store
 from thrifty.testing import LineTask
 
@@ -542,6 +550,21 @@ def test_gc_removes_lines_that_no_study_has(tmp_path):
 def _count(study):
     with create_engine(study.storage.url).connect() as connection:
         return connection.execute(text_of("SELECT count(*) FROM log_lines")).scalar()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("DROP TABLE log_lines", "no such table"),
+        ("ALTER TABLE log_lines RENAME COLUMN lines TO texts", "no such column"),
+    ],
+)
+def test_a_database_that_somebody_has_changed_is_an_error_that_says_so(tmp_path, change, said):
+    study = study_of(tmp_path).run(progress=False, executor=SOLO)
+    with create_engine(study.storage.url).begin() as connection:
+        connection.execute(text_of(change))
+    with pytest.raises(StoreError, match=f"is damaged or not a thrifty database .*{said}"):
+        study.log_lines(0)
 
 
 # -- the command -------------------------------------------------------------------------

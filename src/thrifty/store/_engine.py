@@ -311,6 +311,10 @@ def consistent_read(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
+_DAMAGED = ("not a database", "malformed", "no such table", "no such column")
+"""What SQLite says of a file that is no database, or one that somebody has changed."""
+
+
 def _in_words(error: DatabaseError, *, said: str, safe: str, where: str) -> StoreError | None:
     """Return the error that users see for a database error; None to raise the original."""
     if _is_passing(error):
@@ -318,7 +322,7 @@ def _in_words(error: DatabaseError, *, said: str, safe: str, where: str) -> Stor
             f"{where} does not answer: {safe}; see that it runs and can be reached, then run "
             "again: a study goes on where it is"
         )
-    if "not a database" in said or "malformed" in said:
+    if any(each in said for each in _DAMAGED):
         return StoreError(
             f"{where} is damaged or not a thrifty database ({safe}); move it away, or "
             "restore a copy"
