@@ -139,10 +139,12 @@ def test_a_configuration_is_enqueued_and_then_trained(line):
     check(shown, "enqueue")
     assert shown["config"]["lr"]["fields"]["milestones"] == [2]
     assert shown["known_epochs"] == 4
-    assert (
-        "enqueued lr=Step(0.1, (2,)); 4 epochs known; train it with: thrifty resume line"
-        in thrifty(*given)
-    )
+    what = "lr=Step(0.1, (2,)); 4 epochs known; train it with: thrifty resume line"
+    assert f"enqueued before, and not again: {what}" in thrifty(*given)
+    assert "enqueued: lr=0.1; 4 epochs known" in thrifty(*given[:-1], '{"lr": 0.1}')
+    (first, second) = asked()
+    assert "enqueue: lr=Step(0.1, (2,))" in first
+    assert "enqueue: lr=0.1" in second
     thrifty("resume", "line", *DB, "--quiet", "--trust-file")
 
 

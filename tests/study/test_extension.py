@@ -591,7 +591,8 @@ def test_a_branch_that_depends_on_the_length_is_the_answer_to_a_request(tmp_path
     study.run(progress=False)
     request(study, 8)
     assert trained(study) == 0
-    (act,) = study.acts
+    branch, act = study.acts
+    assert branch.kind == "branch"
     assert act.answer == (
         "a schedule of trial 4 depends on max_epochs, so its first 4 epochs would have other values"
     )

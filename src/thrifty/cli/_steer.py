@@ -26,6 +26,7 @@ from thrifty.store import Store
 from thrifty.store._acts import Act, ActKind
 from thrifty.store._steering_requests import ask, this_user
 from thrifty.store._trash import KEPT_S, Deleted
+from thrifty.study import Study
 
 from ._options import (
     Pair,
@@ -206,13 +207,14 @@ def branch_command(  # noqa: PLR0913 (one argument for each option)
         say(branch)
         if not yes:
             click.confirm("enqueue it?", abort=True)
+    num_acts = len(study.acts)
     if yes or not as_json:
         study.enqueue_trial(branch)
     if as_json:
         print_document(branch_document(study, branch, enqueued=yes))
         return
     command = shlex.join(["thrifty", "resume", name, "--storage", storage])
-    say(f"enqueued; train it with: {plain_text(command)}")
+    say(f"{_enqueued(study, num_acts)}; train it with: {plain_text(command)}")
 
 
 @click.command("enqueue")
@@ -236,6 +238,7 @@ def enqueue_command(
     """
     config = read_config(parsed_json(given, "--config"))
     study = load_stored_study(name, storage=storage, trust_file=trust_file)
+    num_acts = len(study.acts)
     study.enqueue_trial(config)
     (whole,) = study.enqueued
     found = enqueued_document(study, whole)
@@ -244,10 +247,16 @@ def enqueue_command(
         return
     text = ", ".join(f"{key}={format_value(value)}" for key, value in whole.items())
     command = shlex.join(["thrifty", "resume", name, "--storage", storage])
+    known = study.unit.text(found["known_epochs"])
     say(
-        f"enqueued {plain_text(text)}; {study.unit.text(found['known_epochs'])} known; "
+        f"{_enqueued(study, num_acts)}: {plain_text(text)}; {known} known; "
         f"train it with: {plain_text(command)}"
     )
+
+
+def _enqueued(study: Study, num_acts: int) -> str:
+    """Return whether something was enqueued now, when the study has more acts than before."""
+    return "enqueued" if len(study.acts) > num_acts else "enqueued before, and not again"
 
 
 @click.command("extend")
