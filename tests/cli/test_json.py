@@ -186,6 +186,8 @@ def test_documents_of_configurations(folder, capsys):
     cost = checked(capsys, "cost", *words)
     assert (cost["trial_epochs"], cost["epochs_to_train"]) == (8, 6)
     found = checked(capsys, "try", *words, "--epochs", "3")
+    again = checked(capsys, "try", *words, "--epochs", "3", "--as", "again")
+    assert {each for trial in again["trials"] for each in trial["trained_by"]} == {found["study"]}
     assert [trial["reached"] for trial in found["trials"]] == [{"epochs": 3}] * 2
     assert found["trials"][0]["config"]["lr"]["fields"]["milestones"] == [2]
     cost = checked(capsys, "cost", *words)

@@ -562,6 +562,13 @@ class ActOfStudy(TypedDict):
     """The reason if it could not be done, else empty."""
 
 
+class TriedTrial(TrialDocument):
+    """A configuration that was tried, its results, and where they come from."""
+
+    trained_by: list[str]
+    """Studies that have trained its epochs; a repeated configuration has those of before."""
+
+
 class TriedDocument(Document):
     """Printed by ``thrifty try``."""
 
@@ -575,7 +582,7 @@ class TriedDocument(Document):
     """Whether nothing is left to train; if not, the same command goes on."""
     signal: int | None
     """The signal that stopped the run; null if none did."""
-    trials: list[TrialDocument]
+    trials: list[TriedTrial]
     """The configurations that have a trial, in the order in which they were given."""
     errors: list[FailureDocument]
     """Errors of these trials."""

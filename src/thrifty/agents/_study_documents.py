@@ -11,7 +11,7 @@ from thrifty.pack.trial._memory_forecast import MemoryForecast
 from thrifty.space import TimeUnit, config_to_json
 from thrifty.space._written_config import read_config, whole_config
 from thrifty.store import failure_groups
-from thrifty.study import Branch, Extension, Forecast, Savings, Study, TrialResult
+from thrifty.study import Branch, Extension, Forecast, KnownEpoch, Savings, Study, TrialResult
 from thrifty.study._importance import Level, Method
 
 from ._documents import (
@@ -176,14 +176,11 @@ def cost_document(
 
 def _config_cost(study: Study, config: Mapping[str, Any], *, epochs: int) -> ConfigCost:
     known = study.known(config, epochs=epochs)
-    names = dict.fromkeys(
-        name or "a study that was deleted" for each in known for name in each.studies
-    )
     return {
         "config": config_to_json(config),
         "known_epochs": len(known),
         "epochs": min(epochs, study.space.horizon_of(config) or epochs),
-        "trained_by": list(names),
+        "trained_by": _names(known),
         "metrics": dict(known[-1].metrics) if known else None,
     }
 
@@ -250,10 +247,23 @@ def tried_document(
         "mode": list(study.goals.modes),
         "done": done,
         "signal": signal,
-        "trials": [_trial_document(trial) for trial in found],
+        "trials": [
+            {**_trial_document(trial), "trained_by": _trained_by(study, trial)} for trial in found
+        ],
         "errors": failure_documents(failure_groups(errors), traceback=False),
         "savings": _savings_document(study.savings),
     }
+
+
+def _trained_by(study: Study, trial: TrialResult) -> list[str]:
+    """Return the studies that have trained the epochs of a trial, each once."""
+    return _names(study.known(trial.config)[: trial.epochs])
+
+
+def _names(known: Sequence[KnownEpoch]) -> list[str]:
+    """Return the studies that have trained some epochs, each once."""
+    names = (name or "a study that was deleted" for each in known for name in each.studies)
+    return list(dict.fromkeys(names))
 
 
 def importance_document(study: Study, *, method: Method, level: Level) -> ImportanceDocument:
