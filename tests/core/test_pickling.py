@@ -46,7 +46,7 @@ def test_a_recursive_one_goes_on_with_its_own_cache():
 
 def test_a_method_under_a_cache_and_one_of_a_class():
     class Table:
-        @functools.lru_cache
+        @functools.lru_cache  # noqa: B019
         def row(self, n):
             return [n] * n
 

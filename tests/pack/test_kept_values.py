@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import thrifty as th
-from thrifty.core import StateError
+from thrifty.core import StateError, replica_seed
 
 
 pytestmark = pytest.mark.slow
@@ -266,6 +266,45 @@ def test_what_depends_on_no_trial_may_be_kept(task):
         TABLE.clear()
         ramp.cache_clear()
         assert curves(task, widths=(width,))[width] == together[width]
+
+
+class DrawnData(Plain):
+    """A task that draws its data from the stream which thrifty seeds."""
+
+    def data(self, hp):
+        x = X + 0.5 * torch.randn(64, 8)
+        return th.ArrayData(train=(x, Y), valid=(x, Y))
+
+
+def study_of(task, **options):
+    study = th.Study(
+        task,
+        th.Space(width=th.Choice([8])),
+        name="seeds",
+        algorithm=th.GridSearch(max_epochs=2),
+        metric="loss",
+        mode="min",
+        storage=f"sqlite:///{tempfile.mkdtemp()}/seeds.db",
+        **options,
+    )
+    return study.run(progress=False, executor=th.Local(threads=1))
+
+
+@pytest.mark.parametrize("task", [Plain(), DrawnData()], ids=lambda t: type(t).__name__)
+def test_each_seed_has_the_data_that_a_study_of_that_seed_has(task):
+    alone = [study_of(task, seed=seed).trials[0].curve for seed in (0, replica_seed(0, 1))]
+    assert [*study_of(task, seeds=2).trials[0].curves] == alone
+
+
+class CacheInData(DrawnData):
+    def data(self, hp):
+        x = X * noise(8)
+        return th.ArrayData(train=(x, Y), valid=(x, Y))
+
+
+def test_data_that_only_the_first_load_draws_are_refused():
+    with pytest.raises(StateError, match=r"CacheInData\.data gives other training data each time"):
+        study_of(CacheInData())
 
 
 # -- values that code goes by later ---------------------------------------------------------------

@@ -67,7 +67,11 @@ def check_data(task: Task, live: TaskTrial) -> None:
         return
     hp = HyperParameters(live.readings.first)
     seed_everything(derive_seed(live.seed, "data"))
+    before = stream_positions(live.device)
     again = open_source(own_task(task).data(hp), device=live.device)
+    after = stream_positions(live.device)
+    if sources.drawn(live.source) != (None if after == before else after):
+        raise _differ(task, "training")
     size = live.source.num_train if arrays else live.task.eval_batch_size
     mine = _first(live.source, size=size, seed=live.seed)
     theirs = _first(again, size=size, seed=live.seed)
