@@ -214,13 +214,12 @@ DRAWN_ONCE = [
 ]
 
 
-@pytest.mark.parametrize("pack", ["solo", "auto"])
 @pytest.mark.parametrize(
     ("task", "what"), DRAWN_ONCE, ids=[getattr(t, "name", type(t).__name__) for t, _ in DRAWN_ONCE]
 )
-def test_random_numbers_kept_for_later_trials_are_refused(task, what, pack):
+def test_random_numbers_kept_for_later_trials_are_refused(task, what):
     with pytest.raises(StateError, match="keeps random numbers that it has drawn for one") as found:
-        curves(task, widths=(8, 16), pack=pack)
+        curves(task)
     assert what in str(found.value)
 
 
