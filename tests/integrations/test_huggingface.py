@@ -246,7 +246,7 @@ def test_no_trial_sees_how_often_another_one_has_read_its_data():
 
 
 @pytest.mark.parametrize("short_s", [0.0, 60.0])  # without and with an epoch for the comparison
-def test_a_given_data_set_that_changes_is_named(tmp_path, caplog, monkeypatch, short_s):
+def test_a_given_data_set_that_changes_is_refused(tmp_path, monkeypatch, short_s):
     monkeypatch.setattr("thrifty.pack.trial._state_check.SHORT_S", short_s)
     study = th.Study(
         task(train_dataset=Growing()),
@@ -257,8 +257,8 @@ def test_a_given_data_set_that_changes_is_named(tmp_path, caplog, monkeypatch, s
         storage=f"sqlite:///{tmp_path}/t.db",
         name="bert",
     )
-    study.run(progress=False, executor=th.Local(threads=1))
-    assert "not in the checkpoint: 'task._datasets[0].count'" in caplog.text
+    with pytest.raises(th.StateError, match=r"uses later: 'task\._datasets\[0\]\.count'"):
+        study.run(progress=False, executor=th.Local(threads=1))
 
 
 def test_a_task_may_go_to_another_process():

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import cloudpickle
 import torch
 
 from thrifty.core import HeteroError, TrainingError, WorkerLostError
 from thrifty.core._child import Child, ChildEndedError, wait_for
+from thrifty.core._pickling import pickled
 from thrifty.pack import TRAIN_LOSS, HyperParameters, Task, TaskIdentity, Trainable, task_identity
 from thrifty.pack.identity import identify
 
@@ -108,9 +108,9 @@ class HeteroTask(Trainable):
             "seed": seed,
             "devices": list(self.devices or [str(device)] * self.workers),
             "options": self.options,
-            "objective": cloudpickle.dumps((self.reduction, self.weight)),
+            "objective": pickled((self.reduction, self.weight)),
         }
-        self._crew.start(cloudpickle.dumps(self.task), begin, self.cores)
+        self._crew.start(pickled(self.task), begin, self.cores)
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """Train one epoch on all processes."""

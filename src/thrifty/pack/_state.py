@@ -341,6 +341,11 @@ def torch_streams(device: torch.device) -> list[torch.Tensor]:
     return [cpu, cuda_generator(device).get_state()] if device.type == "cuda" else [cpu]
 
 
+def stream_positions(device: torch.device) -> tuple[Any, ...]:
+    """Return the positions of all seeded streams, to be compared with ``==``."""
+    return (*(bytes(each.numpy()) for each in torch_streams(device)), *loose_streams())
+
+
 def loose_streams() -> tuple[Any, ...]:
     """Return the positions of Python's and NumPy's global streams, which steps do not seed."""
     # The state is only read, nothing is drawn.

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import cloudpickle
 import torch
 
 from thrifty.core import StoreWriteError, UsageError
 from thrifty.core._child import Child, ChildEndedError, wait_for
+from thrifty.core._pickling import pickled
 from thrifty.pack import ACTIVATION_DISK, Prefer, Task, Trainable
 from thrifty.store._bases import MAX_BASE_BYTES
 
@@ -103,7 +103,7 @@ class ProcessExecutor(Executor):
         epoch_timeout_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._task = cloudpickle.dumps(task)
+        self._task = pickled(task)
         limit = math.inf if epoch_timeout_s is None else epoch_timeout_s
         self._workers = [_Process(spec, limit_s=limit, clock=clock) for spec in specs]
 

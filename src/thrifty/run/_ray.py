@@ -14,9 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import cloudpickle
-
 from thrifty.core import UsageError, WorkerLostError, plain_logger, require
+from thrifty.core._pickling import pickled
 from thrifty.pack import Prefer, Task, Trainable
 from thrifty.store._address import redact_root
 from thrifty.store._bases import MAX_BASE_BYTES
@@ -118,7 +117,7 @@ class Ray(ExecutorConfig):
             MissingExtraError: Ray is not installed.
             UsageError: There is no cluster at the address.
         """
-        cluster = RayCluster(_import_ray(), self, cloudpickle.dumps(task))
+        cluster = RayCluster(_import_ray(), self, pickled(task))
         nodes = cluster.nodes()
         room = _room(nodes, _needs(self))
         _warn_about(checkpoints, nodes)

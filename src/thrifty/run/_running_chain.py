@@ -195,9 +195,13 @@ class Completeness:
         """Seconds spent on comparisons so far."""
         return self._check.budget.spent_s
 
-    def note(self, trial: Trial) -> None:
-        """Register a new trial before it is trained."""
-        self._check.note(trial)
+    def note(self, trial: Trial, member: Member) -> None:
+        """Register a new trial before it is trained.
+
+        Raises:
+            StateError: It shares what it trains, or keeps random numbers for other trials.
+        """
+        self._check.note(trial, member)
 
     def at_end(self, course: RunningChain, backend: AutoBackend, state: State) -> Exception | None:
         """Compare a trial that has ended a stage with a trial restored from its state.

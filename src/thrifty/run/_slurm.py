@@ -28,6 +28,7 @@ from typing import Any
 import cloudpickle
 
 from thrifty.core import UsageError, WorkerLostError, plain_logger, require
+from thrifty.core._pickling import pickled
 from thrifty.pack import Prefer, Task, Trainable
 from thrifty.store._bases import MAX_BASE_BYTES
 
@@ -163,7 +164,7 @@ class Slurm(ExecutorConfig):
             MissingExtraError: submitit is not installed.
             UsageError: There is no Slurm here.
         """
-        cluster = SlurmCluster(self, cloudpickle.dumps(task))
+        cluster = SlurmCluster(self, pickled(task))
         specs = [
             WorkerSpec(
                 name=f"{self.cluster}-{i}",
@@ -325,7 +326,7 @@ class SlurmCluster:
     def _send(self, one: _Job, message: tuple[Any, ...]) -> None:
         assert one.connection is not None
         try:
-            one.connection.send_bytes(cloudpickle.dumps(message))
+            one.connection.send_bytes(pickled(message))
         except OSError as error:
             self._end(one, f"its connection is broken ({error})", evicted=False)
 

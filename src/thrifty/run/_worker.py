@@ -213,7 +213,7 @@ class Worker:
                         self._complete.at_begin(course, member)
                     with self._noting_lines(course):
                         self._backend.stack(course.number, member)
-                    self._complete.note(self._backend.trial(course.number))
+                    self._complete.note(self._backend.trial(course.number), member)
             except CheckpointError as error:
                 self._backend.release(course.number)
                 self._cannot_use(course, error)

@@ -12,11 +12,11 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from thrifty.core import SpaceError, TaskError, UsageError, error_text, plain_logger
 from thrifty.core._child import Child, ChildEndedError, wait_for
+from thrifty.core._pickling import pickled
 from thrifty.pack import SelfDescribing
 from thrifty.space import Choice, Condition, Domain, Float, Int, Schedule, Space, Timeline
 
@@ -139,7 +139,7 @@ def _from_child(task: SelfDescribing) -> Found:
 
 def _packed(task: SelfDescribing) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(task))
+        return pickled(task)
     except Exception as error:
         raise TaskError(
             f"{task.name} cannot be sent to the process that looks for what it suggests "

@@ -14,7 +14,7 @@ import torch
 
 from thrifty.core import Artifacts, Attributes, TaskError, derive_seed
 from thrifty.pack import HyperParameters, Logged, SelfDescribing
-from thrifty.pack._state import seed_everything
+from thrifty.pack._state import seed_everything, stream_positions
 from thrifty.pack.task._metrics import as_number, check_metrics
 from thrifty.space import Space
 
@@ -158,6 +158,11 @@ class TrainableFunction(SelfDescribing):
         """Return the user attributes and artefacts of the last epoch; each only once."""
         return self._run.take_logged()
 
+    def drawn(self) -> tuple[Any, ...] | None:
+        """Return the positions of the seeded streams when the loop began; runs up to there."""
+        self._run.run_prologue()
+        return self._run.drawn
+
     @property
     def model(self) -> torch.nn.Module | None:
         """The network in the state of the trial; None if there is none, or more than one."""
@@ -175,7 +180,7 @@ class _Run:
         self, function: TrainingFunction, hp: HyperParameters, *, seed: int, device: torch.device
     ) -> None:
         self._name = _name_of(function)
-        self._seed = seed
+        self._seed, self._device = seed, device
         self._answers = TrialAnswers(hp, function=self._name)
         trial = LoopTrial(self._answers, self, seed=seed, device=device)
         self._generator: Any = function(trial)  # a generator, whose type has no ``gi_frame``
@@ -198,6 +203,8 @@ class _Run:
         self._attributes, self._artifacts = Attributes(), Artifacts()
         self._is_in_loop = False
         """Whether the function has begun its first epoch."""
+        self.drawn: tuple[Any, ...] | None = None
+        """The positions of the seeded streams when the loop began."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
@@ -219,14 +226,18 @@ class _Run:
         """The metrics of the last epoch, as the trial reports them."""
         return dict(self._last)
 
-    @property
-    def model(self) -> torch.nn.Module | None:
-        """The network in the state; the function runs up to its loop if it has not yet."""
+    def run_prologue(self) -> None:
+        """Run the function up to its loop if it has not come there yet; it cannot go on."""
         if self._kept is None:
             self._only_prologue = True
             seed_everything(derive_seed(self._seed, "model"))
             with suppress(PrologueEndedError, StopIteration):
                 next(self._generator)
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The network in the state; the function runs up to its loop if it has not yet."""
+        self.run_prologue()
         return None if self._kept is None else self._kept.model
 
     def epoch(self, epoch: int, hp: HyperParameters) -> Mapping[str, Any]:
@@ -380,6 +391,7 @@ class _Run:
         if self._restored is not None:
             kept.load(self._restored)
         self._kept, self._ignored = kept, ignore
+        self.drawn = stream_positions(self._device)
         if self._only_prologue:
             raise PrologueEndedError
 

@@ -142,13 +142,17 @@ def check_same(packed: Step, alone: Step, *, tolerance: float) -> None:
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
-    """Return whether two tensors agree, relative to the largest absolute value in ``wanted``."""
+    """Return whether two tensors agree, relative to the largest finite value in ``wanted``.
+
+    NaN agrees with NaN, and infinity with infinity of the same sign.
+    """
     if found.shape != wanted.shape and found.numel() != wanted.numel():
         return False
     wanted = wanted.reshape(found.shape)
     if not found.dtype.is_floating_point:
         return bool(torch.equal(found, wanted))
-    scale = float(wanted.abs().max()) if wanted.numel() else 0.0
+    finite = wanted[wanted.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
     return bool(
         torch.allclose(found, wanted, rtol=0, atol=tolerance * max(scale, 1e-3), equal_nan=True)
     )

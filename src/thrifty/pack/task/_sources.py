@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 
 from thrifty.core import StateError, TaskError, plain_logger
-from thrifty.pack._state import borrowed_streams
+from thrifty.pack._state import borrowed_streams, stream_positions
 from thrifty.pack.identity import is_own, vars_of
 from thrifty.pack.verify import Watch, outside_of_state
 
@@ -206,12 +206,18 @@ class _Loaded:
 
     given: HyperParameters
     watch: DataWatch | None
+    began: tuple[Any, ...]
+    """The positions of the seeded streams before the data were loaded."""
+    ended: tuple[Any, ...]
+    """Those after it: they are others if random numbers were drawn."""
     read_of_task: frozenset[str] = frozenset()
     users: WeakSet[Any] = field(default_factory=WeakSet)
 
 
 class Sources:
     """Data sets, shared by trials that agree on what ``Task.data`` reads.
+
+    If it draws random numbers, only trials of the same seed share them.
 
     Data that change while they are read are not shared: what one trial reads would depend on how
     often others have read before. Each trial then gets data of its own.
@@ -237,7 +243,10 @@ class Sources:
             hp: The hyper-parameters, which record what the data have read.
             user: The trial that will read them.
         """
+        began = stream_positions(self._device)
         for loaded, source in () if self._changing else self._known:
+            if loaded.began not in (began, loaded.ended):
+                continue  # they were drawn for another seed
             # data may keep the hyper-parameters they were given, and read more of them later
             names = loaded.given.names_read
             if values_of(hp, names) == values_of(loaded.given, names):
@@ -248,9 +257,9 @@ class Sources:
                 self._known.use(source)
                 _note(loaded, user)
                 return source
-        began = time.perf_counter()
+        seconds = time.perf_counter()
         loaded, source = self._load(task, hp)
-        self.load_s = time.perf_counter() - began
+        self.load_s = time.perf_counter() - seconds
         self._known.add(loaded, source)
         _note(loaded, user)
         hp.names_read |= loaded.given.names_read
@@ -311,6 +320,11 @@ class Sources:
         """Whether reading data of the task changes them, so that each trial has its own."""
         return bool(self._changing)
 
+    def drawn(self, source: Source) -> tuple[Any, ...] | None:
+        """Return the positions of the streams after loading a source; None if it drew nothing."""
+        loaded = next((key for key, each in self._known if each is source), None)
+        return None if loaded is None or loaded.ended == loaded.began else loaded.ended
+
     def number_of(self, source: Source) -> int:
         """Return a number unique to a source among all sources of this task, past ones included."""
         return self._known.number_of(source)
@@ -319,9 +333,17 @@ class Sources:
         """Load data; return them with their hyper-parameters, which record what was read."""
         if not self._changing:
             with borrowed_streams():
+                began = stream_positions(self._device)
                 given, source, has_kept = self._open(task, hp)
+                ended = stream_positions(self._device)
                 watch = _watch_of(source)
-                loaded = _Loaded(given=given, watch=watch, read_of_task=_read_of(task, watch))
+                loaded = _Loaded(
+                    given=given,
+                    watch=watch,
+                    began=began,
+                    ended=ended,
+                    read_of_task=_read_of(task, watch),
+                )
                 if has_kept and getattr(source, "has_workers", False):
                     # loader processes may read any hyper-parameter, which is not visible here
                     given.names_read.update(given)
@@ -334,7 +356,9 @@ class Sources:
                     # the first row may have filled caches, whose results count from now on
                     return replace(loaded, watch=_watch_of(source)), source
         # Data that remember what was read: the trial gets some that are unread.
+        began = stream_positions(self._device)
         given, source, _ = self._open(task, hp)
+        ended = stream_positions(self._device)
         given.names_read |= self._names
         watch = _watch_of(source)
         changed = self._changed_watch
@@ -346,7 +370,10 @@ class Sources:
                 "nothing, as of a cache"
             )
         # No other trial reads them, so nothing has to be watched.
-        return _Loaded(given=given, watch=None, read_of_task=_read_of(task, watch)), source
+        loaded = _Loaded(
+            given=given, watch=None, began=began, ended=ended, read_of_task=_read_of(task, watch)
+        )
+        return loaded, source
 
     def _open(self, task: Task, hp: HyperParameters) -> tuple[HyperParameters, Source, bool]:
         """Open data; also return their hyper-parameters, and whether the data have kept them."""

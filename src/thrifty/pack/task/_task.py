@@ -314,6 +314,13 @@ class SelfDescribing(Trainable):
         """Return the user attributes and artefacts of the last epoch; each only once."""
         return Logged()
 
+    def drawn(self) -> tuple[Any, ...] | None:
+        """Return the positions of the seeded streams when its preparation had ended.
+
+        It runs the preparation if it has not run yet. None if there is none of its own.
+        """
+        return None
+
 
 def _no_loss(task: Task, *_: Any) -> torch.Tensor:
     raise TaskError(

@@ -17,7 +17,7 @@ import torch
 
 from thrifty.core import StateError, TaskError, derive_seed
 from thrifty.pack._backend import EpochPlan
-from thrifty.pack._state import borrowed_streams, seed_everything, torch_streams
+from thrifty.pack._state import borrowed_streams, seed_everything, stream_positions, torch_streams
 from thrifty.pack.identity import places_of
 from thrifty.pack.identity._contents import Names
 from thrifty.pack.identity._values import Values
@@ -38,6 +38,7 @@ from thrifty.pack.task._task import (
 )
 from thrifty.pack.verify import Probe, as_it_was, same, stand_in
 
+from ._made_once import MadeOnce, drawn_once
 from ._trial import TaskTrial, TrainableTrial, batch_size_of, check_batches
 from ._update import Update
 
@@ -66,7 +67,11 @@ def check_data(task: Task, live: TaskTrial) -> None:
         return
     hp = HyperParameters(live.readings.first)
     seed_everything(derive_seed(live.seed, "data"))
+    before = stream_positions(live.device)
     again = open_source(own_task(task).data(hp), device=live.device)
+    after = stream_positions(live.device)
+    if sources.drawn(live.source) != (None if after == before else after):
+        raise _differ(task, "training")
     size = live.source.num_train if arrays else live.task.eval_batch_size
     mine = _first(live.source, size=size, seed=live.seed)
     theirs = _first(again, size=size, seed=live.seed)
@@ -359,15 +364,14 @@ def inspect_task(
         size = batch_size_of(task, values)
         check_stream(source, seed=seed, batch_size=size, num_steps=options.steps_per_epoch)
         _check_files(task, source)
-        seed_everything(derive_seed(seed, "model"))
-        model = own.model(readings.once("model")).to(where).eval()
+        model = _model_of(own, readings.once("model"), seed=seed, device=where).eval()
         followed = FollowedOptimizers(own.optimizer, model, values)
         readings.note_once("optimizer", followed.read_when_built)
-        adapted = HyperParameters(values)
-        own.adapt(model, adapted)
         batch, _ = next(iter(valid_batches(source, batch_size=task.eval_batch_size)))
         found: list[Any] = []
         with as_it_was({"task": own, "model": model}):
+            adapted = HyperParameters(values)
+            own.adapt(model, adapted)
             with torch.no_grad():
                 pure = changes_nothing(
                     lambda: found.append(own.metrics(model, batch)), task=own, model=model
@@ -387,3 +391,25 @@ def inspect_task(
         followed=frozenset(readings.followed),
         pure=pure,
     )
+
+
+def _model_of(
+    task: Task, hp: HyperParameters, *, seed: int, device: torch.device
+) -> torch.nn.Module:
+    """Make a model; if that fills tables or caches, make it again and compare what both draw.
+
+    Raises:
+        StateError: It keeps random numbers for later models.
+    """
+    kept = MadeOnce({"task": task})
+    seed_everything(derive_seed(seed, "model"))
+    model = task.model(hp).to(device)
+    changed, drawn = kept.take_changed(), stream_positions(device)
+    if changed:
+        seed_everything(derive_seed(seed, "model"))
+        again = task.model(HyperParameters(hp)).to(device)
+        # what trials share and train is refused with a message of its own
+        is_shared = not {*map(id, model.parameters())}.isdisjoint(map(id, again.parameters()))
+        if stream_positions(device) != drawn and not is_shared:
+            raise StateError(drawn_once(f"{type(task).__name__}.model", changed))
+    return model

@@ -36,6 +36,8 @@ from thrifty.pack.verify import (
     training_places,
 )
 
+from ._later_effects import act_later
+from ._made_once import MadeOnce, cached_name, drawn_once
 from ._probes import Trial, check_data, probe, probe_further
 from ._trial import TaskTrial, TrainableTrial
 
@@ -50,6 +52,8 @@ SHORT_S = 1.0
 A longer one is trained again if something outside of the state differs, or the budget allows it.
 Two trials compared over more than one step take about this long together, in seconds.
 """
+MAX_FREE_CHECKS = 3
+"""How often what is kept for later trials is checked before the budget has to allow it."""
 NOISE = 1e-3
 """The relative difference allowed between equal steps where a device adds in any order."""
 
@@ -124,8 +128,16 @@ class StateCheck:
         # What cannot be restored cannot be compared with a restored one, and shares nothing.
         self._is_off = isinstance(task, SelfDescribing) and not task.can_resume
         self._keepers = [] if self._is_off else [Keeper(training_places({"task": task}))]
+        self._made = None if self._is_off else MadeOnce({"task": task})
+        self._num_made = 0
+        """How many trials were made again because the first making has changed variables."""
+        self._made_s = 0.0
         self._num_calls = 0
         """How often cached functions have been called for a result that they did not have."""
+        self._checked_calls = 0
+        """That number at the last comparison."""
+        self._num_cache_checks = 0
+        """How many comparisons were made only because of new results."""
         self._results: list[Keeper] = []
         """Those keepers that save what cached functions keep."""
         self._empties_caches = False
@@ -139,12 +151,19 @@ class StateCheck:
         self._seconds = 0.0
         self._trained: dict[int, ReferenceType[torch.Tensor]] = {}
 
-    def note(self, trial: Trial) -> None:
+    def note(self, trial: Trial, member: Member) -> None:
         """Save the variables that the model of a new trial reads, as they are before training.
 
+        Args:
+            trial: The trial.
+            member: What it was made from.
+
         Raises:
-            StateError: Another trial has trained its parameters.
+            StateError: Another trial has trained its parameters, or it keeps random numbers for
+                others.
         """
+        if not isinstance(self._task, SelfDescribing):  # a function is prepared when it trains
+            self._check_made(trial, member)
         if not isinstance(trial, TaskTrial):
             return
         self._note_parameters(trial.model)
@@ -155,6 +174,31 @@ class StateCheck:
         own = {id(module) for module in trial.model.modules()}
         places = training_places({"model": trial.model})
         self._keep(place for place in places if id(place.holder) not in own)
+
+    def _check_made(self, trial: Trial, member: Member) -> None:
+        """Make a trial again if making it has changed variables, and compare what both draw."""
+        if not self._may_make():
+            return
+        kept = [] if self._made is None else self._made.take_changed()
+        if not kept:
+            return
+        self._num_made += 1
+        began = time.perf_counter()
+        again = self._new()
+        again.begin(replace(member, state=None))
+        if isinstance(trial, TaskTrial) and isinstance(again, TaskTrial):
+            self._check_shared(trial, again)
+        if again.drawn != trial.drawn:
+            method = "model" if isinstance(trial, TaskTrial) else "setup"
+            is_plain = not isinstance(self._task, SelfDescribing)
+            raise StateError(drawn_once(f"{self._name}.{method}" if is_plain else self._name, kept))
+        assert self._made is not None
+        self._made.take_changed()
+        self._made_s = time.perf_counter() - began
+        self.budget.spend(self._made_s)
+
+    def _may_make(self) -> bool:
+        return self._num_made < MAX_FREE_CHECKS or self.budget.allows(self._made_s)
 
     def _keep(self, places: Iterable[Place]) -> None:
         """Save the places that are not saved yet."""
@@ -187,6 +231,13 @@ class StateCheck:
             seconds = self._untrained.get(situation)
             return seconds is None or self._may_train(seconds)
         affordable = self.budget.allows(self._seconds)
+        if isinstance(self._task, SelfDescribing) and self._made and self._made.has_changed():
+            return self._may_make()
+        if self._num_calls != self._checked_calls and (
+            affordable or self._num_cache_checks < MAX_FREE_CHECKS
+        ):
+            self._num_cache_checks += 1
+            return True
         if situation.changed:
             return is_first or affordable
         return affordable and trial.adapts
@@ -218,6 +269,8 @@ class StateCheck:
         now = [keeper.now() for keeper in self._keepers]
         trains = isinstance(live, TaskTrial) or self._may_train(seconds)
         case = _Case(live=live, member=member, plan=plan, trains=trains)
+        if isinstance(self._task, SelfDescribing):
+            self._check_made(live, member)
         try:
             outside = self._compare(case)
             if outside and not trains and self._fits(seconds):
@@ -242,6 +295,8 @@ class StateCheck:
         finally:
             for keeper in now:
                 keeper.put_back()
+            self._changed()
+            self._checked_calls = self._num_calls
         self._seconds = time.perf_counter() - began
         self.budget.spend(self._seconds)
 
@@ -286,7 +341,38 @@ class StateCheck:
             self._judge(case, mine, theirs, meant=meant, outside=outside)
         elif outside and case.trains:
             self._go_on(case, restored, left, meant=meant, outside=outside)
+        if case.trains and not self._empties_caches:
+            self._check_cached(case, theirs)
         return outside
+
+    def _check_cached(self, case: _Case, theirs: Probe) -> None:
+        """Compare a restored trial with one whose cached functions have kept nothing yet.
+
+        Raises:
+            StateError: They differ: a cached function has drawn random numbers for an earlier
+                trial, or an earlier step.
+        """
+        kept = [each for each in self._caches() if each.cache_info().currsize]
+        if not kept:
+            return
+        self._empties_caches = True
+        try:
+            fresh = _attempted(case.probe, self._restored(case))
+        finally:
+            self._empties_caches = False
+        if isinstance(fresh, Probe) and not probes_differ(theirs, fresh):
+            return
+        again = _attempted(case.probe, self._restored(case))
+        if isinstance(again, Probe) and isinstance(fresh, Probe):
+            noise = how_far_apart(theirs, again)
+            if noise and how_far_apart(theirs, fresh) <= max(NOISE, 10 * noise):
+                return
+        raise StateError(drawn_once(self._name, sorted(map(cached_name, kept))))
+
+    def _caches(self) -> list[Any]:
+        """Return the cached functions that the code reads."""
+        caches = {id(c): c for keeper in self._keepers for c in keeper.caches}
+        return list(caches.values())
 
     def _moved_results(self, before: Sequence[Keeper]) -> frozenset[str]:
         """Return the names of cached results that a step has changed.
@@ -335,6 +421,7 @@ class StateCheck:
                     case, mine[0], theirs[0], meant=meant, outside=outside, num_steps=mine[1]
                 )
             self._followed.add(known)
+        self._refuse_used(case.live, outside)
         self._note_attributes(outside)
 
     def _judge(
@@ -477,7 +564,15 @@ class StateCheck:
 
     def _incomplete(self, difference: str, outside: Sequence[str]) -> str:
         places = _listed(outside) or "something that is not an attribute"
-        mend = (
+        return (
+            f"{self._name} keeps state outside of its checkpoint: restored from it, a trial goes "
+            f"on differently ({difference} differs). Not in the checkpoint: {places}; "
+            f"{self._mend(outside)}"
+        )
+
+    def _mend(self, outside: Sequence[str]) -> str:
+        """Return what to do with state that is not kept."""
+        return (
             self._task.mend
             if isinstance(self._task, SelfDescribing)
             else "keep it in state() and load_state()"
@@ -487,10 +582,6 @@ class StateCheck:
             if outside and all(name.startswith("optimizer.") for name in outside)
             else "keep it in a buffer of the model (register_buffer), or make it follow from the "
             "hyper-parameters and the epoch in adapt"
-        )
-        return (
-            f"{self._name} keeps state outside of its checkpoint: restored from it, a trial goes "
-            f"on differently ({difference} differs). Not in the checkpoint: {places}; {mend}"
         )
 
     def _not_repeatable(self, difference: str) -> str:
@@ -506,6 +597,21 @@ class StateCheck:
             f"({difference} differs); draw from torch's, NumPy's or Python's global stream, which "
             "thrifty seeds before each step, or from a generator that is seeded in each call"
         )
+
+    def _refuse_used(self, live: Trial, outside: Sequence[str]) -> None:
+        """Refuse values outside of the state that code goes by: their effect may come later.
+
+        Raises:
+            StateError: There is such a value.
+        """
+        found = act_later(live, outside, shared=[p for k in self._keepers for p in k.places])
+        if found:
+            raise StateError(
+                f"{self._name} keeps values outside of its checkpoint that it uses later: "
+                f"{_listed(found)}. A restored trial takes the same next steps, but may part from "
+                f"the live one afterwards; {self._mend(found)}; or, if no result depends on them, "
+                "name the attributes in not_state"
+            )
 
     def _note_attributes(self, outside: Sequence[str]) -> None:
         if outside:
@@ -524,7 +630,7 @@ class StateCheck:
 
         A result that a cached function has kept since is saved as it is now.
         """
-        caches = {id(c): c for keeper in self._keepers for c in keeper.caches}.values()
+        caches = self._caches()
         num_calls = sum(cache.cache_info().misses for cache in caches)
         if num_calls != self._num_calls:
             self._num_calls = num_calls

@@ -38,6 +38,7 @@ from thrifty.pack._state import (
     seed_everything,
     seed_step,
     step_counters,
+    stream_positions,
     unpack_state,
 )
 from thrifty.pack.task._data import Batch, Source, valid_batches
@@ -127,6 +128,8 @@ class TaskTrial:
             self.model = self.task.model(self.readings.once("model")).to(self.device)
             self._check_model()
             self._fresh = self.frozen = known.adopt(self.model)
+        self.drawn = stream_positions(self.device)
+        """How far the seeded streams have come after the model was made."""
         self._update = Update(self.task, self.step_options, self.device)
         self._update.prepare(self.model)
         self.optimizers = FollowedOptimizers(self.task.optimizer, self.model, first)
@@ -669,8 +672,14 @@ class TrainableTrial:
         self._readings = Readings(self._name, member.first_values, moving=member.moving)
         hp = self._readings.once(preparation)
         self.task.setup(hp, seed=member.seed, device=self._device)
+        self._drawn = stream_positions(self._device)
         if member.state is not None:
             self.task.load_state(unpack_state(member.state))
+
+    @property
+    def drawn(self) -> tuple[Any, ...] | None:
+        """How far the seeded streams had come after the preparation; None if that is unknown."""
+        return self.task.drawn() if isinstance(self.task, SelfDescribing) else self._drawn
 
     def num_steps(self, values: Mapping[str, Any]) -> int:
         """Return 1: thrifty does not see the steps within an epoch."""

@@ -36,6 +36,7 @@ from ._reference import (
     step_alone,
 )
 from ._restored import FIRST_BATCH, Probe, how_far_apart, outside_of_state, probes_differ, stand_in
+from ._used_names import used_names
 from ._watch import Change, Watch
 
 
@@ -77,5 +78,6 @@ __all__ = [
     "step_alone",
     "step_differences",
     "training_places",
+    "used_names",
     "worst",
 ]

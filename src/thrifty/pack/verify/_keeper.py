@@ -54,6 +54,11 @@ class Keeper:
     Containers, arrays, tensors, random generators and the tensors of modules are saved with their
     content. Of other objects only their own places are, if these are among those given.
 
+    Args:
+        places: The places.
+        containers_only: Whether the content of arrays, tensors and generators is left out, so that
+            a look costs little.
+
     >>> from thrifty.pack.identity import Place
     >>> counts = {"seen": [1]}
     >>> keeper = Keeper([
@@ -67,11 +72,18 @@ class Keeper:
     {'seen': [1]}
     """
 
-    def __init__(self, places: Iterable[Place]) -> None:
+    def __init__(self, places: Iterable[Place], *, containers_only: bool = False) -> None:
         self._places = [place for place in places if place.kind in KINDS]
         self._values = [place.get() for place in self._places]
-        self._contents = [list(_contents(value)) for value in self._values]
+        self._containers_only = containers_only
+        contents = _containers if containers_only else _contents
+        self._contents = [list(contents(value)) for value in self._values]
         self._spaces = [_Space.of(place) for place in _one_for_each_holder(self._places)]
+
+    @property
+    def places(self) -> list[Place]:
+        """The places that are saved."""
+        return self._places
 
     @property
     def keys(self) -> set[tuple[int, Any]]:
@@ -101,7 +113,7 @@ class Keeper:
 
     def now(self) -> Keeper:
         """Return a new keeper that saves the same places as they are now."""
-        return Keeper(self._places)
+        return Keeper(self._places, containers_only=self._containers_only)
 
     def changed(self) -> list[str]:
         """Return the names of the places whose values have changed."""
@@ -344,6 +356,16 @@ def _contents(value: Any, depth: int = 0) -> Iterator[_Held]:
             yield from _contents(each, depth + 1)
 
 
+def _containers(value: Any, depth: int = 0) -> Iterator[_Held]:
+    """Yield the containers in a value, which may have other elements later."""
+    handler = _container_handler(value)
+    if handler is not None:
+        yield _Held(value, handler.read(value), handler)
+        if depth < MAX_DEPTH:
+            for each in elements(value):
+                yield from _containers(each, depth + 1)
+
+
 def elements(value: Any) -> list[Any]:
     """Return what is inside a container of any class, without running the user's code."""
     own = type(value)
@@ -359,10 +381,14 @@ def elements(value: Any) -> list[Any]:
     return []
 
 
+def _container_handler(value: Any) -> _Handler | None:
+    return next((h for kind, h in _BY_CLASS.items() if issubclass(type(value), kind)), None)
+
+
 def _handler_of(value: Any) -> _Handler | None:
-    for kind, handler in _BY_CLASS.items():
-        if issubclass(type(value), kind):
-            return handler
+    container = _container_handler(value)
+    if container is not None:
+        return container
     if isinstance(value, torch.Tensor):
         return _TENSOR if not value.is_sparse and value.nbytes <= MAX_BYTES else None
     if isinstance(value, np.ndarray):

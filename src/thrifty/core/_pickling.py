@@ -1,0 +1,54 @@
+"""Bytes of a user's code and objects, for other processes of the same study."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import cloudpickle
+
+
+_CACHED = type(lru_cache(len))
+
+
+def pickled(value: Any) -> bytes:
+    """Return the bytes of an object; code that another process cannot import is among them.
+
+    Unlike ``cloudpickle.dumps``, it takes functions under ``functools.lru_cache`` that a script
+    itself defines. Their cache is empty in the other process.
+
+    Args:
+        value: An object, such as a task.
+
+    Example::
+
+        pickle.loads(pickled(lru_cache(lambda n: n + 1)))(1)  # 2
+    """
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is _CACHED and not _can_be_imported(obj):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        return super().reducer_override(obj)
+
+
+def _can_be_imported(function: Any) -> bool:
+    name = function.__module__
+    if name == "__main__" or name in cloudpickle.list_registry_pickle_by_value():
+        return False
+    found: Any = sys.modules.get(name)
+    for part in function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is function
+
+
+def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Callable[..., Any]:
+    made: Callable[..., Any] = lru_cache(**parameters)(function)
+    return made

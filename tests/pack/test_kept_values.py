@@ -1,0 +1,390 @@
+"""Values that code keeps for later trials or epochs, without a checkpoint that holds them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import tempfile
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import thrifty as th
+from thrifty.core import StateError, replica_seed
+
+
+pytestmark = pytest.mark.slow
+
+
+X = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+TABLE: dict[object, torch.Tensor] = {}
+SCALE: torch.Tensor | None = None
+
+
+@functools.cache
+def by_width(width):
+    return torch.randn(width, 2)
+
+
+@functools.lru_cache
+def noise(size):
+    return torch.randn(size)
+
+
+@functools.lru_cache
+def ramp(size):
+    return torch.linspace(0.5, 1.5, size)
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_new_process():
+    global SCALE
+    TABLE.clear()
+    for each in (by_width, noise, ramp):
+        each.cache_clear()
+    SCALE = ClassAttribute.scale = None
+
+
+class Plain(th.Task):
+    optimizer = th.SGD(lr=0.1)
+    batch_size = 32
+
+    def data(self, hp):
+        return th.ArrayData(train=(X, Y), valid=(X, Y))
+
+    def model(self, hp):
+        return torch.nn.Sequential(
+            torch.nn.Linear(8, hp.width), torch.nn.ReLU(), torch.nn.Linear(hp.width, 2)
+        )
+
+    def loss(self, model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def metrics(self, model, batch):
+        return {"loss": F.cross_entropy(model(batch[0]), batch[1])}
+
+
+class TableInModel(Plain):
+    def model(self, hp):
+        if "p" not in TABLE:
+            TABLE["p"] = torch.randn(8)
+        model = super().model(hp)
+        model[0].weight.data += TABLE["p"]
+        return model
+
+
+class CacheByWidth(Plain):
+    """A task whose first trial of each width draws what later ones of that width get."""
+
+    def model(self, hp):
+        model = super().model(hp)
+        if hp.width > 8:
+            model[2].weight.data += by_width(hp.width).T
+        return model
+
+
+class ClassAttribute(Plain):
+    scale: torch.Tensor | None = None
+
+    def model(self, hp):
+        if ClassAttribute.scale is None:
+            ClassAttribute.scale = torch.rand(8)
+        model = super().model(hp)
+        model[0].weight.data *= ClassAttribute.scale
+        return model
+
+
+class GlobalInLoss(Plain):
+    def loss(self, model, batch):
+        global SCALE
+        if SCALE is None:
+            SCALE = torch.rand(8)
+        return F.cross_entropy(model(batch[0] * SCALE), batch[1])
+
+
+class CacheInLoss(Plain):
+    def loss(self, model, batch):
+        return F.cross_entropy(model(batch[0] * noise(8)), batch[1])
+
+
+class CacheInMetrics(Plain):
+    def metrics(self, model, batch):
+        return {"loss": F.cross_entropy(model(batch[0] * noise(8)), batch[1])}
+
+
+class TableInAdapt(Plain):
+    def adapt(self, model, hp):
+        if "a" not in TABLE:
+            TABLE["a"] = torch.rand(8)
+        model.scale = TABLE["a"]
+
+    def loss(self, model, batch):
+        return F.cross_entropy(model(batch[0] * model.scale), batch[1])
+
+
+class Loop(th.Trainable):
+    """A loop of its own."""
+
+    def setup(self, hp, *, seed, device):
+        self.model = torch.nn.Linear(8, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01 * hp.width)
+
+    def inputs(self, epoch):
+        return X
+
+    def train(self, epoch, hp):
+        x = self.inputs(epoch)
+        for rows in torch.randperm(64).split(32):
+            self.optimizer.zero_grad()
+            F.cross_entropy(self.model(x[rows]), Y[rows]).backward()
+            self.optimizer.step()
+
+    def evaluate(self):
+        with torch.no_grad():
+            return {"loss": F.cross_entropy(self.model(X), Y).item()}
+
+    def state(self):
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state(self, state):
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+class CacheInSetup(Loop):
+    def setup(self, hp, *, seed, device):
+        self.noise = noise(8)
+        super().setup(hp, seed=seed, device=device)
+
+    def inputs(self, epoch):
+        return X * self.noise
+
+
+class CacheInTrain(Loop):
+    def inputs(self, epoch):
+        return X * noise(8)
+
+
+class CacheInALaterEpoch(Loop):
+    def inputs(self, epoch):
+        return X * noise(8) if epoch > 1 else X
+
+
+@th.trainable
+def cache_in_a_function(trial):
+    width = trial.suggest_categorical("width", [8, 16])
+    scale = noise(8)
+    model = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * width)
+    for _ in trial.epochs({"model": model, "optimizer": optimizer}):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(X * scale), Y)
+        loss.backward()
+        optimizer.step()
+        yield {"loss": loss.item()}
+
+
+def curves(task, widths=(8, 16), **options):
+    """Run a study, and return the curve of each width."""
+    study = th.Study(
+        task,
+        th.Space(width=th.Choice(list(widths))),
+        name="kept",
+        algorithm=th.GridSearch(max_epochs=4),
+        metric="loss",
+        mode="min",
+        storage=f"sqlite:///{tempfile.mkdtemp()}/kept.db",
+    )
+    study.run(progress=False, executor=th.Local(threads=1, **options))
+    return {trial.config["width"]: trial.curve for trial in study.trials}
+
+
+DRAWN_ONCE = [
+    (TableInModel(), "TABLE"),
+    (CacheByWidth(), "by_width"),
+    (ClassAttribute(), "ClassAttribute.scale"),
+    (CacheInLoss(), "noise"),
+    (CacheInMetrics(), "noise"),
+    (CacheInSetup(), "noise"),
+    (CacheInTrain(), "noise"),
+    (CacheInALaterEpoch(), "noise"),
+    (cache_in_a_function, "noise"),
+]
+
+
+@pytest.mark.parametrize(
+    ("task", "what"), DRAWN_ONCE, ids=[getattr(t, "name", type(t).__name__) for t, _ in DRAWN_ONCE]
+)
+def test_random_numbers_kept_for_later_trials_are_refused(task, what):
+    with pytest.raises(StateError, match="keeps random numbers that it has drawn for one") as found:
+        curves(task)
+    assert what in str(found.value)
+
+
+@pytest.mark.parametrize("task", [GlobalInLoss(), TableInAdapt()], ids=lambda t: type(t).__name__)
+def test_those_in_a_variable_of_training_code_are_state_outside_of_the_checkpoint(task):
+    with pytest.raises(StateError, match="keeps state outside of its checkpoint"):
+        curves(task)
+
+
+class Ramp(Plain):
+    """A task that keeps what follows from its arguments."""
+
+    def model(self, hp):
+        if hp.width not in TABLE:
+            TABLE[hp.width] = torch.ones(8)
+        model = super().model(hp)
+        model[0].weight.data *= TABLE[hp.width] * ramp(8)
+        return model
+
+    def loss(self, model, batch):
+        return F.cross_entropy(model(batch[0] * ramp(8)), batch[1])
+
+
+class OwnSeed(Plain):
+    """A task that draws what it keeps with a seed of its own."""
+
+    def loss(self, model, batch):
+        if "own" not in TABLE:
+            TABLE["own"] = torch.rand(8, generator=torch.Generator().manual_seed(1))
+        return F.cross_entropy(model(batch[0] * TABLE["own"]), batch[1])
+
+
+class RampLoop(Loop):
+    def inputs(self, epoch):
+        return X * ramp(8)
+
+
+@pytest.mark.parametrize("task", [Ramp(), OwnSeed(), RampLoop()], ids=lambda t: type(t).__name__)
+def test_what_depends_on_no_trial_may_be_kept(task):
+    together = curves(task, widths=(8, 16))
+    assert curves(task, widths=(16, 8)) == together
+    for width in (8, 16):
+        TABLE.clear()
+        ramp.cache_clear()
+        assert curves(task, widths=(width,))[width] == together[width]
+
+
+class DrawnData(Plain):
+    """A task that draws its data from the stream which thrifty seeds."""
+
+    def data(self, hp):
+        x = X + 0.5 * torch.randn(64, 8)
+        return th.ArrayData(train=(x, Y), valid=(x, Y))
+
+
+def study_of(task, **options):
+    study = th.Study(
+        task,
+        th.Space(width=th.Choice([8])),
+        name="seeds",
+        algorithm=th.GridSearch(max_epochs=2),
+        metric="loss",
+        mode="min",
+        storage=f"sqlite:///{tempfile.mkdtemp()}/seeds.db",
+        **options,
+    )
+    return study.run(progress=False, executor=th.Local(threads=1))
+
+
+@pytest.mark.parametrize("task", [Plain(), DrawnData()], ids=lambda t: type(t).__name__)
+def test_each_seed_has_the_data_that_a_study_of_that_seed_has(task):
+    alone = [study_of(task, seed=seed).trials[0].curve for seed in (0, replica_seed(0, 1))]
+    assert [*study_of(task, seeds=2).trials[0].curves] == alone
+
+
+class CacheInData(DrawnData):
+    def data(self, hp):
+        x = X * noise(8)
+        return th.ArrayData(train=(x, Y), valid=(x, Y))
+
+
+def test_data_that_only_the_first_load_draws_are_refused():
+    with pytest.raises(StateError, match=r"CacheInData\.data gives other training data each time"):
+        study_of(CacheInData())
+
+
+# -- values that code goes by later ---------------------------------------------------------------
+
+
+class Patient(Loop):
+    """A loop that ends early, with a counter that its state lacks."""
+
+    def setup(self, hp, *, seed, device):
+        super().setup(hp, seed=seed, device=device)
+        self.num_bad = 0
+
+    def train(self, epoch, hp):
+        if self.num_bad < 40:
+            super().train(epoch, hp)
+        self.num_bad += 1
+
+
+class Scheduled(Loop):
+    """A loop whose rate falls late, with a schedule that its state lacks."""
+
+    def setup(self, hp, *, seed, device):
+        super().setup(hp, seed=seed, device=device)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=30)
+
+    def train(self, epoch, hp):
+        super().train(epoch, hp)
+        self.schedule.step()
+
+
+class Counting(Loop):
+    """A loop that counts and notes, but goes by neither."""
+
+    def setup(self, hp, *, seed, device):
+        super().setup(hp, seed=seed, device=device)
+        self.num_epochs, self.notes = 0, []
+
+    def train(self, epoch, hp):
+        super().train(epoch, hp)
+        self.num_epochs += 1
+        self.notes.append(epoch)
+
+
+class Excused(Patient):
+    not_state = ("num_bad",)
+
+
+class WarmUp(torch.nn.Linear):
+    """A layer that changes after many steps, by a count that is no buffer."""
+
+    def __init__(self):
+        super().__init__(8, 2)
+        self.num_steps = 0
+
+    def forward(self, x):
+        self.num_steps += self.training
+        return super().forward(x) * (2 if self.num_steps > 10_000 else 1)
+
+
+class Warming(Plain):
+    def model(self, hp):
+        return WarmUp()
+
+
+@pytest.mark.parametrize(
+    ("task", "what"),
+    [
+        (Patient(), "'self.num_bad'"),
+        (Scheduled(), "'self.schedule."),
+        (Warming(), "'model.num_steps'"),
+    ],
+    ids=lambda t: type(t).__name__,
+)
+def test_values_whose_effect_comes_later_are_refused(task, what):
+    with pytest.raises(StateError, match="keeps values outside of its checkpoint") as found:
+        curves(task)
+    assert what in str(found.value)
+
+
+@pytest.mark.parametrize("task", [Counting(), Excused()], ids=lambda t: type(t).__name__)
+def test_values_that_decide_nothing_may_be_outside(task, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert len(curves(task)) == 2
+    assert ("num_epochs" in caplog.text) is (type(task) is Counting)
