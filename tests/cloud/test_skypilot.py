@@ -311,7 +311,6 @@ def sky(monkeypatch):
         from_yaml_config=lambda config: {name: config.pop(name) for name in list(config)}
     )
     modules["sky"].Task = from_config
-    modules["sky"].launch = note("cluster")
     modules["sky.jobs"].launch = note("job")
     modules["sky.catalog.common"].read_catalog = lambda name, **options: Listed(name, options)
     for name, module in modules.items():
@@ -319,19 +318,13 @@ def sky(monkeypatch):
     return calls
 
 
-def test_a_task_becomes_a_cluster_that_ends_with_it(sky):
-    text = to_skypilot(fleet(rented()), name="digits", run="train.py")
-    assert launch(text) == "cluster"
-    ((name, (asked,), options),) = sky
-    assert (name, options) == ("cluster", {"cluster_name": "digits", "down": True})
-    assert asked == yaml.safe_load(text)
-
-
-def test_a_task_on_spot_machines_becomes_a_managed_job(sky):
-    text = to_skypilot(fleet(rented(spot=True)), name="digits", run="train.py")
+@pytest.mark.parametrize("spot", [False, True])
+def test_a_task_becomes_a_managed_job(spot, sky):
+    text = to_skypilot(fleet(rented(spot=spot)), name="digits", run="train.py")
     assert launch(text) == "job"
     ((name, (asked,), options),) = sky
     assert (name, options) == ("job", {"name": "digits"})
+    assert asked == yaml.safe_load(text)
     assert asked["num_nodes"] == 2
 
 

@@ -162,6 +162,7 @@ def test_a_failed_job_is_a_failed_trial(folder):
         (["hydra.sweeper.direction=up"], "minimize"),
         (["hydra.sweeper.n_jobs=0"], "at least one job"),
         (["hydra.sweeper.metric=other"], "other"),
+        (["width=range(1,3),range(5,7)"], "chooses between sweeps; list the values"),
     ],
 )
 def test_bad_options_are_said(folder, arguments, message):

@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import (
     Override,
     QuotedString,
     RangeSweep,
+    Sweep as HydraSweep,
     Transformer,
 )
 from hydra.core.plugins import Plugins
@@ -238,7 +239,11 @@ def _parts(overrides: Sequence[Override]) -> tuple[dict[str, _Searched], dict[st
 
 
 def _searched(override: Override) -> _Searched:
-    """Return the domain of an override that sweeps."""
+    """Return the domain of an override that sweeps.
+
+    Raises:
+        UsageError: It chooses between sweeps.
+    """
     value = override.value()
     if isinstance(value, IntervalSweep):
         low, high, log_scale = value.start, value.end, "log" in value.tags
@@ -257,6 +262,10 @@ def _searched(override: Override) -> _Searched:
     options: list[Any] = []
     texts: dict[str, str] = {}
     for each in override.sweep_iterator(Transformer.identity):
+        if isinstance(each, HydraSweep):
+            raise UsageError(
+                f"{override.input_line} chooses between sweeps; list the values, such as n=1,2,5,6"
+            )
         if isinstance(each, bool | int | float) or each is None:
             options.append(each)
             continue

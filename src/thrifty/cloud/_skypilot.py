@@ -175,7 +175,8 @@ def time_estimator(
 def launch(task: str) -> str:
     """Let SkyPilot rent the machines of a task and start it; they are released when it ends.
 
-    A task on spot machines becomes a managed job, which SkyPilot restarts after an eviction.
+    The task becomes a managed job, which SkyPilot starts again after an eviction or when machines
+    fail. It goes on from the study's checkpoints.
 
     Args:
         task: task from ``to_skypilot``.
@@ -194,11 +195,9 @@ def launch(task: str) -> str:
         raise CloudError(f"the task is no YAML: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("resources"), dict):
         raise CloudError("the task has no resources; write it by to_skypilot")
-    name, spot = config.get("name"), bool(config["resources"].get("use_spot"))
-    asked = sky.Task.from_yaml_config(config)
-    if spot:
-        return str(require("sky.jobs", package="skypilot", extra="sky").launch(asked, name=name))
-    return str(sky.launch(asked, cluster_name=name, down=True))
+    name = config.get("name")
+    asked = sky.Task.from_yaml_config(config)  # it takes entries out of its argument
+    return str(require("sky.jobs", package="skypilot", extra="sky").launch(asked, name=name))
 
 
 def refresh_skypilot(clouds: Iterable[str] = ()) -> None:

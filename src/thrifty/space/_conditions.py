@@ -320,13 +320,14 @@ def _check_kinds(name: str, schedule: Branched, *, epoch: int, horizon: int) -> 
     Raises:
         ScheduleError: It is none.
     """
-    held = [each for each in schedule.segments(horizon) if isinstance(each.piece, Hold)]
-    odd = [(each.start, each.piece.value) for each in held if not _is_number(each.piece.value)]
-    if odd and odd[0][0] >= epoch:
-        wrong = odd[0][1]
+    for each in schedule.segments(horizon):
+        if not isinstance(each.piece, Hold) or _is_number(each.piece.value):
+            continue
+        if each.start < epoch:
+            return  # it was no number before
         raise ScheduleError(
-            f"{name!r} is a number until epoch {epoch}, and cannot become {wrong!r}; give a number "
-            "or a schedule of numbers"
+            f"{name!r} is a number until epoch {epoch}, and cannot become {each.piece.value!r}; "
+            "give a number or a schedule of numbers"
         )
 
 

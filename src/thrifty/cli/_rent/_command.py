@@ -352,7 +352,7 @@ def _hand_over(plan: FleetPlan, file: Path, asked: RentOptions) -> None:
     )
     if asked.export is not None:
         asked.export.write_text(task, encoding="utf-8")
-        say(f"wrote {asked.export}: start it with sky launch {asked.export}")
+        say(f"wrote {asked.export}: start it with sky jobs launch {asked.export}")
     if asked.launch:
         question = f"rent {plan.best} for about ${plan.best.cost_usd.median:,.2f}?"
         click.confirm(plain_text(question), abort=True, err=asked.as_json)
