@@ -11,7 +11,7 @@ import pytest
 
 from tests.web.conftest import opened
 from thrifty.core import StoreWriteError, UsageError
-from thrifty.space import Step
+from thrifty.space import Constant, Step
 from thrifty.store import Store
 from thrifty.store._steering_requests import MAX_EPOCHS
 from thrifty.web import create_app, serve
@@ -216,6 +216,24 @@ def test_a_branch_is_enqueued_with_its_cost_before(steering, database):
     assert (act.kind, act.trial, act.text) == ("branch", 1, "after epoch 2: lr times 0.3")
 
 
+SCHEDULE = {"schedule": "Step", "fields": {"value": 0.1, "milestones": [1]}}
+
+
+@pytest.mark.parametrize(
+    ("value", "after"), [("0.02", Constant(0.02)), (json.dumps(SCHEDULE), Step(0.1, [1]))]
+)
+def test_a_branch_may_have_another_value_or_schedule(steering, database, value, after):
+    change = {"factor": None, "value": value}
+    query = {"epoch": 2, "name": "lr", "value": value}
+    cost = steering.get("/api/studies/1/trials/1/branch", params=query)
+    assert repr(after) in cost.json()["config"]["lr"]
+    assert branch(steering, **change).status_code == 201
+    (config,) = enqueued(database)
+    assert config["lr"].after == after
+    (act,) = written(database)
+    assert act.text == f"after epoch 2: lr = {value}"
+
+
 @pytest.mark.parametrize("headers", ATTACKS.values(), ids=ATTACKS)
 def test_a_branch_from_elsewhere_is_refused(steering, database, headers):
     assert branch(steering, headers=headers).status_code in (400, 403, 422)
@@ -231,6 +249,15 @@ def test_a_branch_from_elsewhere_is_refused(steering, database, headers):
         ({"name": "nothing"}, 409),
         ({"factor": 1.0}, 409),
         ({"factor": "1"}, 422),
+        ({"factor": None}, 409),
+        ({"value": "0.5"}, 409),
+        ({"factor": None, "value": "{"}, 409),
+        ({"factor": None, "value": "NaN"}, 409),
+        ({"factor": None, "value": '"text"'}, 409),
+        ({"factor": None, "value": '{"schedule": "os.system", "fields": {}}'}, 409),
+        ({"factor": None, "value": "[" * 1000}, 409),
+        ({"factor": None, "value": "1" * 1001}, 422),
+        ({"factor": None, "value": 0.5}, 422),
         ({"code": "x"}, 403),
         ({"study": 99}, 404),
     ],

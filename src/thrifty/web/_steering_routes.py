@@ -6,6 +6,7 @@ besides the token, the origin of the dashboard itself and a code that only its o
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections import OrderedDict
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from thrifty.core import (
     ScheduleError,
+    SpaceError,
     StoreBusyError,
     StoreWriteError,
     StudyMismatchError,
@@ -120,7 +122,8 @@ class Steering:
             HTTPException: It is enqueued already, or cannot be written.
         """
         with self._store() as store:
-            text = f"after epoch {wanted.epoch}: {wanted.name} times {wanted.factor:g}"
+            how = f"= {wanted.value}" if wanted.factor is None else f"times {wanted.factor:g}"
+            text = plain_text(f"after epoch {wanted.epoch}: {wanted.name} {how}")
             return enqueue(store, view.name, config, kind="branch", trial=wanted.trial, text=text)
 
     def enqueue(self, view: StudyView, config: Config, *, trial: int, text: str) -> Act:
@@ -195,7 +198,11 @@ REFUSED: Responses = {
 }
 
 Epoch = Annotated[int, Field(ge=1, le=LARGEST, description="epochs that both have in common")]
-Factor = Annotated[float, Field(allow_inf_nan=False, description="what it is multiplied by")]
+Factor = Annotated[float | None, Field(allow_inf_nan=False, description="what it is multiplied by")]
+Value = Annotated[
+    str | None,
+    Field(max_length=1000, description="its new value or schedule as JSON, in place of a factor"),
+]
 Name = Annotated[str, Field(max_length=200, description="a hyper-parameter of the trial")]
 
 
@@ -207,7 +214,8 @@ class WantedBranch(BaseModel):
     trial: Annotated[int, Field(ge=0, le=LARGEST)]
     epoch: Epoch
     name: Name
-    factor: Factor
+    factor: Factor = None
+    value: Value = None
     code: Annotated[str, Field(max_length=100)]
 
 
@@ -226,7 +234,8 @@ class BranchQuery(BaseModel):
 
     epoch: Epoch
     name: Name
-    factor: Factor
+    factor: Factor = None
+    value: Value = None
 
 
 router = APIRouter(prefix="/api/studies/{study}", responses={**ALWAYS, **NONE})
@@ -277,7 +286,8 @@ def branch_cost(
         row, config = _branch(views, view, query, trial=number)
         return _branch_cost(views, view, row, config=config, epoch=query.epoch)
 
-    return asked.answer(("branch", number, query.epoch, query.name, query.factor), made)
+    about = ("branch", number, query.epoch, query.name, query.factor, query.value)
+    return asked.answer(about, made)
 
 
 @router.post("/branches", status_code=201, response_model=models.Act, responses=REFUSED)
@@ -330,10 +340,9 @@ def _branch(
     if row is None:
         raise HTTPException(404, f"study {view.name!r} has no trial {trial}")
     try:
-        scale = {wanted.name: wanted.factor}
-        return row, _branch_config(view, row, epoch=wanted.epoch, scale=scale)
-    except (UsageError, ScheduleError) as error:
-        raise HTTPException(409, str(error)) from None
+        return row, _branch_config(view, row, wanted)
+    except (UsageError, ScheduleError, SpaceError, RecursionError) as error:
+        raise HTTPException(409, plain_text(str(error), lines=True, limit=2000)) from None
 
 
 def _changed_config(views: Views, view: StudyView, wanted: WantedConfig) -> tuple[Config, str]:
@@ -390,21 +399,48 @@ def allowed(request: Request) -> Steering:
     return steering
 
 
-def _branch_config(
-    view: StudyView, row: Any, *, epoch: int, scale: Mapping[str, float]
-) -> dict[str, Any]:
+def _branch_config(view: StudyView, row: Any, wanted: WantedBranch | BranchQuery) -> dict[str, Any]:
     """Return the hyper-parameters of a branch.
 
     Raises:
-        UsageError: The trial cannot branch there, or has no such hyper-parameter.
-        ScheduleError: A factor does not fit.
+        UsageError: The trial cannot branch there, has no such hyper-parameter, or neither a factor
+            nor a value is given.
+        ScheduleError: A factor or a value does not fit.
+        SpaceError: A value is no schedule.
     """
     if row.horizon is not None:
         raise UsageError(
             "the trials of a ladder end at horizons of their own, so they cannot branch"
         )
-    config = config_from_json(row.config)
-    return branched(config, epoch=epoch, horizon=_horizon(view), scale=scale, change={})
+    if (wanted.factor is None) == (wanted.value is None):
+        raise UsageError("give a factor, or a new value")
+    scale = {} if wanted.factor is None else {wanted.name: wanted.factor}
+    change = {} if wanted.value is None else {wanted.name: _read_value(wanted.value)}
+    return branched(
+        config_from_json(row.config),
+        epoch=wanted.epoch,
+        horizon=_horizon(view),
+        scale=scale,
+        change=read_config(change),
+    )
+
+
+def _read_value(text: str) -> Any:
+    """Return a value that a page has sent as JSON; NaN and infinity are none.
+
+    Raises:
+        UsageError: It is no JSON.
+    """
+    try:
+        return json.loads(text, parse_constant=_refused)
+    except ValueError:
+        raise UsageError(
+            f'the new value is {text!r}; write it as JSON, such as 0.01 or "adam"'
+        ) from None
+
+
+def _refused(text: str) -> None:
+    raise ValueError(text)
 
 
 def _branch_cost(

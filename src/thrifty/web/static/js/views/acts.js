@@ -248,10 +248,25 @@ export class Acts {
   #branchForm(names, horizon) {
     const name = h("select", { "aria-label": "hyper-parameter" }, names.map((each) => h("option", {}, each)));
     const number = (label, props) => h("input", { type: "number", "aria-label": label, required: true, ...props });
+    const how = h("select", { "aria-label": "how it changes" }, [
+      h("option", { value: "factor" }, "times"),
+      h("option", { value: "value" }, "becomes"),
+    ]);
     const factor = number("factor", { step: "any", value: "0.3" });
+    const value = h("input", { "aria-label": "new value, as JSON", placeholder: '0.01 or "adam"', maxlength: 1000, hidden: true });
+    const show = () => {
+      const scales = how.value === "factor";
+      [factor.hidden, value.hidden] = [!scales, scales];
+      [factor.required, value.required] = [scales, !scales];
+    };
+    how.addEventListener("change", show);
     const epoch = number("epoch", { min: 1, max: horizon - 1, value: String(Math.ceil(horizon / 2)) });
     const cost = h("p", { class: "note", role: "status" });
-    const wanted = () => ({ name: name.value, factor: Number(factor.value), epoch: Number(epoch.value) });
+    const wanted = () => ({
+      name: name.value,
+      ...(how.value === "factor" ? { factor: Number(factor.value) } : { value: value.value }),
+      epoch: Number(epoch.value),
+    });
     const form = h(
       "form",
       {
@@ -268,8 +283,11 @@ export class Acts {
       },
       "Branch: ",
       name,
-      " times ",
+      " ",
+      how,
+      " ",
       factor,
+      value,
       " after epoch ",
       epoch,
       h("button", { type: "submit" }, "What would it cost?"),
