@@ -6,11 +6,11 @@ in one of them. A comparison of a few steps does not show that a restored trial 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from thrifty.pack.identity import Place, reach, vars_of
-from thrifty.pack.verify import used_names
+from thrifty.pack.verify import contents_of, used_names
 
 from ._trial import TaskTrial, TrainableTrial
 
@@ -23,28 +23,43 @@ PLAIN = (bool, int, float, str)
 
 
 def act_later(
-    live: TaskTrial | TrainableTrial, names: Sequence[str], *, shared: Iterable[Place]
+    live: TaskTrial | TrainableTrial,
+    names: Sequence[str],
+    *,
+    shared: Iterable[Place],
+    first: Mapping[str, Any],
 ) -> list[str]:
     """Return those values that code uses, so that a trial which has lost them may part later.
 
-    A value that is only counted, noted or shown is not used. A table that trials share may be a
-    memo, which a restored trial has filled anew with the same results.
+    A value that is only counted, noted or shown is not used, and one that is as it was when the
+    trial began is no state (the name of a file, the time of a start). A table that trials share may
+    be a memo, which a restored trial has filled anew with the same results.
 
     Args:
         live: A trial that has them.
         names: Names of values outside of its checkpoint.
         shared: The variables that trials share.
+        first: What ``attributes`` returned when the trial began.
     """
     held = [name for name in names if identifier(name) not in live.task.not_state]
     if not held:
         return []
-    used = _used_in(live)
+    used, now = _used_in(live), attributes(live)
+    held = [name for name in held if name not in first or first[name] != now.get(name)]
     tables = {place.name for place in shared if not isinstance(place.get(), PLAIN)}
     return [
         name
         for name in held
         if (name not in tables and identifier(name) in used) or _is_of_torch(live, name)
     ]
+
+
+def attributes(trial: TaskTrial | TrainableTrial) -> dict[str, Any]:
+    """Return stand-ins for the values of a trial's attributes, by name."""
+    objects: dict[str, Any] = {"self": trial.task}
+    if isinstance(trial, TaskTrial):
+        objects |= {"model": trial.model, **trial.optimizers.torch}
+    return contents_of(objects)
 
 
 def identifier(name: str) -> str:

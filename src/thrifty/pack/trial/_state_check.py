@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
-from weakref import ReferenceType
+from weakref import ReferenceType, WeakKeyDictionary
 
 import torch
 
@@ -36,7 +36,7 @@ from thrifty.pack.verify import (
     training_places,
 )
 
-from ._later_effects import act_later
+from ._later_effects import act_later, attributes
 from ._made_once import MadeOnce, cached_name, drawn_once
 from ._probes import Trial, check_data, probe, probe_further
 from ._trial import TaskTrial, TrainableTrial
@@ -149,6 +149,8 @@ class StateCheck:
         self._followed: set[tuple[frozenset[type], frozenset[str]]] = set()
         self._warned: set[str] = set()
         self._seconds = 0.0
+        self._first: WeakKeyDictionary[Trial, dict[str, Any]] = WeakKeyDictionary()
+        """The attributes of trials when they began."""
         self._trained: dict[int, ReferenceType[torch.Tensor]] = {}
 
     def note(self, trial: Trial, member: Member) -> None:
@@ -164,10 +166,12 @@ class StateCheck:
         """
         if not isinstance(self._task, SelfDescribing):  # a function is prepared when it trains
             self._check_made(trial, member)
+        kind = _kind(trial)
+        if not any(situation.kind == kind for situation in self._passed):
+            self._first[trial] = attributes(trial)
         if not isinstance(trial, TaskTrial):
             return
         self._note_parameters(trial.model)
-        kind = _kind(trial)
         if kind in self._kinds:
             return
         self._kinds.add(kind)
@@ -604,7 +608,9 @@ class StateCheck:
         Raises:
             StateError: There is such a value.
         """
-        found = act_later(live, outside, shared=[p for k in self._keepers for p in k.places])
+        shared = [place for keeper in self._keepers for place in keeper.places]
+        first = self._first.get(live, {})
+        found = act_later(live, outside, shared=shared, first=first)
         if found:
             raise StateError(
                 f"{self._name} keeps values outside of its checkpoint that it uses later: "

@@ -35,7 +35,15 @@ from ._reference import (
     own_tensors,
     step_alone,
 )
-from ._restored import FIRST_BATCH, Probe, how_far_apart, outside_of_state, probes_differ, stand_in
+from ._restored import (
+    FIRST_BATCH,
+    Probe,
+    contents_of,
+    how_far_apart,
+    outside_of_state,
+    probes_differ,
+    stand_in,
+)
 from ._used_names import used_names
 from ._watch import Change, Watch
 
@@ -60,6 +68,7 @@ __all__ = [
     "cached_places",
     "compare_metrics",
     "compare_step",
+    "contents_of",
     "differences",
     "exchanged",
     "gradients_alone",

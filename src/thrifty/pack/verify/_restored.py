@@ -91,6 +91,37 @@ def outside_of_state(
     return found
 
 
+def contents_of(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stand-ins for the attributes of objects, by the names of ``outside_of_state``.
+
+    Args:
+        objects: Tasks, modules and the like, by name.
+    """
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name, one, _ in _pairs(objects, objects):
+        _note_contents(name, one, found=found, seen=seen)
+    return found
+
+
+def _note_contents(
+    name: str, one: Any, *, found: dict[str, Any], seen: set[int], depth: int = 0
+) -> None:
+    if id(one) in seen:
+        return
+    seen.add(id(one))
+    left_out = _kept_by_torch() if isinstance(one, torch.optim.Optimizer) else _NOT_STATE
+    for key, value in vars_of(one).items():
+        if key in left_out or str(key).endswith("_hooks"):
+            continue
+        path = f"{name}.{key}" if name else str(key)
+        found[path] = _content(value)
+        if depth < _MAX_DEPTH and len(seen) < _MAX_OBJECTS:
+            for number, (inside, _) in enumerate(_objects(value, value)):
+                inner = path if inside is value else f"{path}[{number}]"
+                _note_contents(inner, inside, found=found, seen=seen, depth=depth + 1)
+
+
 def how_far_apart(one: Probe, other: Probe) -> float:
     """Return the largest relative difference of two probes; infinite if they cannot be compared.
 
