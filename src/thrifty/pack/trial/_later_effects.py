@@ -10,13 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from thrifty.pack.identity import Place, reach, vars_of
-from thrifty.pack.verify import contents_of, used_names
+from thrifty.pack.verify import UsedNames, contents_of, same, used_names
 
 from ._trial import TaskTrial, TrainableTrial
 
 
-PREPARING = ("data", "model", "optimizer", "setup", "state", "load_state", "__init__")
-"""Methods of a task that run before training, or only carry its state."""
+OF_TASK = ("data", "model", "optimizer", "__init__")
+"""Methods of a ``Task`` that run before training."""
+OF_TRAINABLE = ("setup", "state", "load_state", "__init__")
+"""Methods of a ``Trainable`` that run before training, or only carry its state."""
 
 PLAIN = (bool, int, float, str)
 """Types of variables that no code keeps as a table of what it has computed before."""
@@ -26,6 +28,7 @@ def act_later(
     live: TaskTrial | TrainableTrial,
     names: Sequence[str],
     *,
+    restored: TaskTrial | TrainableTrial,
     shared: Iterable[Place],
     first: Mapping[str, Any],
 ) -> list[str]:
@@ -38,19 +41,25 @@ def act_later(
     Args:
         live: A trial that has them.
         names: Names of values outside of its checkpoint.
+        restored: A trial that has lost them, or had to make them anew.
         shared: The variables that trials share.
         first: What ``attributes`` returned when the trial began.
     """
     held = [name for name in names if identifier(name) not in live.task.not_state]
     if not held:
         return []
-    used, now = _used_in(live), attributes(live)
-    held = [name for name in held if name not in first or first[name] != now.get(name)]
+    used, now, anew = _used_in(live), attributes(live), attributes(restored)
+    held = [
+        name
+        for name in held
+        if (name not in first or first[name] != now.get(name))
+        and not _is_memo(now.get(name), anew.get(name))
+    ]
     tables = {place.name for place in shared if not isinstance(place.get(), PLAIN)}
     return [
         name
         for name in held
-        if (name not in tables and identifier(name) in used) or _is_of_torch(live, name)
+        if (name not in tables and _is_used(name, used)) or _is_of_torch(name, live, restored)
     ]
 
 
@@ -72,21 +81,51 @@ def identifier(name: str) -> str:
     return plain.rpartition(".")[2].partition("[")[0]
 
 
-def _used_in(live: TaskTrial | TrainableTrial) -> frozenset[str]:
+def _is_memo(now: Any, anew: Any) -> bool:
+    """Return whether a mapping has all that another one has, and more.
+
+    Both are stand-ins: a length, followed by pairs of a key and a value.
+    """
+    if not isinstance(now, list) or not isinstance(anew, list) or len(anew) < 2:
+        return False
+    pairs = [*now[1:], *anew[1:]]
+    return all(isinstance(each, tuple) for each in pairs) and all(p in now[1:] for p in anew[1:])
+
+
+def _is_used(name: str, used: UsedNames) -> bool:
+    own = name.startswith(("self.", "model.", "optimizer.", "task."))
+    names = used.attributes if own else used.attributes | used.variables
+    return identifier(name) in names
+
+
+def _used_in(live: TaskTrial | TrainableTrial) -> UsedNames:
     """Return the names that the code of training and evaluation uses."""
-    found = [*reach({"self": live.task}, without=PREPARING).functions]
+    preparing = OF_TASK if isinstance(live, TaskTrial) else OF_TRAINABLE
+    found = [*reach({"self": live.task}, without=preparing).functions]
     if isinstance(live, TaskTrial):
         found += reach({"model": live.model, **live.optimizers.torch}).functions
+    bases = type(live.task).__mro__
+    left_out = [vars(kind).get(name) for kind in bases for name in preparing]
     functions = (each.value for each in found)
-    return used_names(each for each in functions if each.__name__ not in PREPARING)
+    return used_names(f for f in functions if f not in left_out and f.__name__ != "__init__")
 
 
-def _is_of_torch(live: TaskTrial | TrainableTrial, name: str) -> bool:
-    """Return whether a value belongs to an object of torch such as a schedule or a scaler."""
-    root, *path = name.partition(" ")[0].split(".")
-    if root != "self" or len(path) < 2:
+def _is_of_torch(
+    name: str, live: TaskTrial | TrainableTrial, restored: TaskTrial | TrainableTrial
+) -> bool:
+    """Return whether a value belongs to a schedule or a scaler of torch in another state."""
+    owner, other = _owner_of(name, live.task), _owner_of(name, restored.task)
+    if not type(owner).__module__.startswith(("torch.optim.", "torch.amp.", "torch.cuda.amp.")):
         return False
-    owner: Any = live.task
+    if hasattr(owner, "state_dict") and type(owner) is type(other):
+        return not same(owner.state_dict(), other.state_dict())
+    return True
+
+
+def _owner_of(name: str, task: Any) -> Any:
+    """Return the object that has an attribute such as ``self.schedule.last_epoch``."""
+    root, *path = name.partition(" ")[0].split(".")
+    owner: Any = task if root == "self" else None
     for part in path[:-1]:
         owner = vars_of(owner).get(part)
-    return type(owner).__module__.startswith(("torch.optim.", "torch.amp.", "torch.cuda.amp."))
+    return None if owner is task else owner

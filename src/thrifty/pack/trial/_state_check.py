@@ -54,6 +54,8 @@ Two trials compared over more than one step take about this long together, in se
 """
 MAX_FREE_CHECKS = 3
 """How often what is kept for later trials is checked before the budget has to allow it."""
+MAX_CARRYING_CHECKS = 12
+"""How often trials that carry values are compared, if that is quick, before it has to pay."""
 NOISE = 1e-3
 """The relative difference allowed between equal steps where a device adds in any order."""
 
@@ -146,6 +148,13 @@ class StateCheck:
         self._passed: set[_Situation] = set()
         self._untrained: dict[_Situation, float] = {}
         """Seconds of an epoch in situations in which no epoch was trained again."""
+        self._carrying: set[frozenset[type]] = set()
+        """Kinds of trials that carry values from epoch to epoch which were equal after a probe.
+
+        A counter of epochs without progress, for example, is 0 as long as there is progress.
+        """
+        self._num_carrying = 0
+        """How many comparisons were made only because of such values."""
         self._followed: set[tuple[frozenset[type], frozenset[str]]] = set()
         self._warned: set[str] = set()
         self._seconds = 0.0
@@ -242,6 +251,11 @@ class StateCheck:
         ):
             self._num_cache_checks += 1
             return True
+        if situation.kind in self._carrying and (
+            affordable or (self._num_carrying < MAX_CARRYING_CHECKS and self._seconds < 3 * SHORT_S)
+        ):
+            self._num_carrying += 1
+            return True
         if situation.changed:
             return is_first or affordable
         return affordable and trial.adapts
@@ -322,6 +336,9 @@ class StateCheck:
         changed = self._changed()
         now = [keeper.now() for keeper in self._keepers]
         restored = self._restored(case)
+        carried = _outside(case.live, restored, meant=self._task.not_state)
+        if case.trains and carried and self._acting_later(case.live, carried, restored=restored):
+            self._carrying.add(_kind(case.live))
         theirs = _attempted(case.probe, restored)
         moved = self._moved_results(now)
         if moved:
@@ -425,7 +442,7 @@ class StateCheck:
                     case, mine[0], theirs[0], meant=meant, outside=outside, num_steps=mine[1]
                 )
             self._followed.add(known)
-        self._refuse_used(case.live, outside)
+        self._refuse_used(case.live, outside, restored=restored)
         self._note_attributes(outside)
 
     def _judge(
@@ -602,15 +619,18 @@ class StateCheck:
             "thrifty seeds before each step, or from a generator that is seeded in each call"
         )
 
-    def _refuse_used(self, live: Trial, outside: Sequence[str]) -> None:
+    def _acting_later(self, live: Trial, names: Sequence[str], *, restored: Trial) -> list[str]:
+        shared = [place for keeper in self._keepers for place in keeper.places]
+        first = self._first.get(live, {})
+        return act_later(live, names, restored=restored, shared=shared, first=first)
+
+    def _refuse_used(self, live: Trial, outside: Sequence[str], *, restored: Trial) -> None:
         """Refuse values outside of the state that code goes by: their effect may come later.
 
         Raises:
             StateError: There is such a value.
         """
-        shared = [place for keeper in self._keepers for place in keeper.places]
-        first = self._first.get(live, {})
-        found = act_later(live, outside, shared=shared, first=first)
+        found = self._acting_later(live, outside, restored=restored)
         if found:
             raise StateError(
                 f"{self._name} keeps values outside of its checkpoint that it uses later: "

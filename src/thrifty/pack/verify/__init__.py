@@ -44,7 +44,7 @@ from ._restored import (
     probes_differ,
     stand_in,
 )
-from ._used_names import used_names
+from ._used_names import UsedNames, used_names
 from ._watch import Change, Watch
 
 
@@ -62,6 +62,7 @@ __all__ = [
     "SoloTimes",
     "StepAlone",
     "StepTaken",
+    "UsedNames",
     "Watch",
     "are_metrics_rounding",
     "as_it_was",
