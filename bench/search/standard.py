@@ -21,7 +21,7 @@ from bench.search.report import SHARES, WORKERS, interval
 
 
 AUTO = "Auto"
-REPEATS = 5
+REPEATS = 4
 CLOSE = 0.02
 """How far ``Auto`` may be behind the best of a family of tasks."""
 MEASURES = ("epochs", "seconds")
@@ -49,9 +49,9 @@ EFFORTS: dict[str, tuple[Effort, Effort, Effort]] = {
     "random search": (FULL, FULL, FULL),
     "Syne Tune ASHA": (FULL, FULL, FULL),
     "Syne Tune Hyperband": (FULL, FULL, FULL),
-    "Optuna TPE + Hyperband": (Effort(3), Effort(3), once()),
-    "freeze-thaw": (once(), once(), once(8)),
-    "Optuna GP": (Effort(2), Effort(2), once(3)),
+    "Optuna TPE + Hyperband": (Effort(2), Effort(2), once()),
+    "freeze-thaw": (once(), once(), once(4)),
+    "Optuna GP": (once(12), once(), once(3)),
     "SMAC3 Hyperband": (once(7), once(7), once(3)),
     "Syne Tune MOBSTER": (once(4), once(4), once(0)),
     "Syne Tune DyHPO": (once(3), once(3), once(0)),
