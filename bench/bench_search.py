@@ -3,11 +3,12 @@
     python -m bench.bench_search --standard [--quick] [--kept FILE]
     python -m bench.bench_search [--quick] [--repeats 50] [--kept FILE]
 
-``--standard`` takes twenty minutes: ``Auto``, other algorithms of ours and peers on the judged
-tasks, at equal epochs and at equal time with 1, 8 and 32 workers (see ``bench.search.standard``).
-With ``--half tuning`` it runs the tasks on which options may be chosen, with ``--methods`` some of
-the methods. Without ``--standard``, the bench compares more of our methods on all tasks, for a
-night. Both keep what they measure in a file, if ``--kept`` names one, and go on from it.
+``--standard`` takes half an hour of processor time in two processes, with all peers installed.
+It compares ``Auto``, other algorithms of ours and peers on the judged tasks, at equal epochs and at
+equal time with 1, 8 and 32 workers (see ``bench.search.standard``). With ``--half tuning`` it runs
+the tasks on which options may be chosen, with ``--methods`` some of the methods. Without
+``--standard``, the bench compares more of our methods on all tasks, for a night. Both keep what
+they measure in a file, if ``--kept`` names one, and go on from it.
 
 There are 61 tasks (TaskSet 9, DeepOBS 18, LCBench's surrogate 34), with 27 epochs at most and 1, 8
 and 32 workers. The time is simulated. The budget is one pass of Hyperband (357 epochs) with one
