@@ -49,8 +49,15 @@ from bench.search.curve_forecasts import NUMS, calibration, decision_times
 from bench.search.curves import Task, load
 from bench.search.made_up_curves import made_up
 from bench.search.measuring import Kept, MeasureAll, Measurement, Unit, measuring
-from bench.search.methods import Method, boss_variants, methods, pass_epochs, quicken_optuna
-from bench.search.peers import peers
+from bench.search.methods import (
+    Method,
+    auto_variants,
+    boss_variants,
+    methods,
+    pass_epochs,
+    quicken_optuna,
+)
+from bench.search.peers import Peer, peers
 from bench.search.report import SETTINGS, WORKERS, Measured, halves, rank_rows, setting_rows
 from bench.search.rung_orders import rung_orders
 
@@ -126,9 +133,7 @@ def run_standard(args: argparse.Namespace) -> None:
     tasks = [task for task, is_first in zip(real, first, strict=True) if is_first != is_judged]
     extra = made_up(judged=is_judged)
     theirs, missing = peers()
-    names = [m.name for m in [*methods(), *boss_variants()]] + [peer.name for peer in theirs]
-    if args.methods:
-        names = [name for name in names if name in args.methods.split(";")]
+    names = named(args.methods, theirs)
     most = None
     if args.quick:
         tasks, extra, most = [tasks[0], tasks[-1]], extra[:1], 1
@@ -162,6 +167,20 @@ def run_standard(args: argparse.Namespace) -> None:
         at_most("seconds of the standard run", figures["seconds"], MOST_SECONDS_OF_STANDARD)
     )
     finish("search", figures, goals)
+
+
+def named(wanted: str | None, theirs: Sequence[Peer]) -> list[str]:
+    """Return those methods that are asked for and installed; None asks for the standard ones.
+
+    Raises:
+        SystemExit: ``Auto`` is not among them.
+    """
+    ours = [*methods(), *boss_variants(), *auto_variants()]
+    installed = [method.name for method in ours] + [peer.name for peer in theirs]
+    asked = list(standard.EFFORTS) if wanted is None else wanted.split(";")
+    if standard.AUTO not in asked:
+        raise SystemExit("--methods must name Auto, as the others are compared with it")
+    return [name for name in installed if name in asked]
 
 
 def show_standard(

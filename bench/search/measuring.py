@@ -20,7 +20,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from bench.search.curves import Task
-from bench.search.methods import Method, boss_variants, methods, pass_epochs
+from bench.search.methods import Method, auto_variants, boss_variants, methods, pass_epochs
 from bench.search.peers import peers
 from bench.search.report import SHARES
 from bench.search.simulator import Limit, OurSearch, Outcome, Searcher, simulate, study_seed
@@ -85,7 +85,8 @@ def makers(num_workers: int) -> dict[str, Callable[[Task, int], Searcher]]:
         return OurSearch(algorithm, task, seed=seed)
 
     out: dict[str, Callable[[Task, int], Searcher]] = {
-        method.name: partial(ours, method) for method in [*methods(), *boss_variants()]
+        method.name: partial(ours, method)
+        for method in [*methods(), *boss_variants(), *auto_variants()]
     }
     return out | {peer.name: peer.make for peer in peers()[0]}
 

@@ -92,17 +92,19 @@ def units(names: Iterable[str], tasks: Sequence[Task], *, most: int | None = Non
         tasks: The tasks.
         most: Most repetitions of any method.
     """
-    known = set(names)
-    out = []
-    for method, efforts in reversed(EFFORTS.items()):
-        if method not in known:
-            continue
+    known, out = list(names), []
+    for method in sorted(known, key=_slowness, reverse=True):
+        efforts = EFFORTS.get(method, (FULL, FULL, FULL))
         for num_workers, effort in reversed(list(zip(WORKERS, efforts, strict=True))):
             repeats = effort.repeats if most is None else min(effort.repeats, most)
             if repeats:
                 picked = spread(len(tasks), effort.num_tasks)
                 out += [Unit(method, num_workers, t, repeats, in_epochs=True) for t in picked]
     return out
+
+
+def _slowness(method: str) -> int:
+    return list(EFFORTS).index(method) if method in EFFORTS else 0
 
 
 def spread(total: int, num: int | None) -> list[int]:
@@ -125,7 +127,7 @@ def by_setting(found: Sequence[Measurement]) -> dict[str, ByMethod]:
     for num_workers, measure in product(WORKERS, MEASURES):
         plural = "worker" if num_workers == 1 else "workers"
         here = out.setdefault(f"{num_workers} {plural}, {measure}", {})
-        for method in EFFORTS:
+        for method in dict.fromkeys([*EFFORTS, *(method for method, _ in groups)]):
             group = groups.get((method, num_workers))
             if group:
                 arrays = [m.by_epochs if measure == "epochs" else m.by_time for m in group]
