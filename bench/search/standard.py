@@ -1,4 +1,4 @@
-"""The standard run of ``bench_search``: what one would ask about ``Auto``, in twenty minutes.
+"""The standard run of ``bench_search``: what one would ask about ``Auto``.
 
 ``Auto``, other algorithms of ours and peers search the judged tasks, with 1, 8 and 32 workers. Each
 figure is given at equal epochs and at equal seconds of the simulated cluster. Slow methods get
