@@ -107,7 +107,7 @@ def collect(
 def main() -> None:
     options = parser(__doc__)
     options.set_defaults(repeats=50)
-    options.add_argument("--standard", action="store_true", help="Auto and peers on the judged tasks")
+    options.add_argument("--standard", action="store_true", help="Auto beside peers, on one half")
     options.add_argument("--half", choices=("judged", "tuning"), default="judged")
     options.add_argument("--methods", help="with --standard: only these, separated by semicolons")
     options.add_argument("--kept", type=Path, help="file that keeps what is measured, to go on")
