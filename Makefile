@@ -56,7 +56,7 @@ bench: .venv/ready-bench
 	$(BIN)/python -m bench.bench_pack
 	$(BIN)/python -m bench.bench_pack_hyperband
 	$(BIN)/python -m bench.bench_bandits
-	$(BIN)/python -m bench.bench_search
+	$(BIN)/python -m bench.bench_search --standard
 	$(BIN)/python -m bench.bench_rex
 	$(BIN)/python -m bench.bench_ladder
 	$(BIN)/python -m bench.bench_finetune

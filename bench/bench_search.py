@@ -1,6 +1,14 @@
 """Search algorithms on tables of real learning curves: regret at equal epochs and at equal time.
 
-    python -m bench.bench_search [--quick] [--repeats 50]
+    python -m bench.bench_search --standard [--quick] [--kept FILE]
+    python -m bench.bench_search [--quick] [--repeats 50] [--kept FILE]
+
+``--standard`` takes half an hour of processor time in two processes, with all peers installed.
+It compares ``Auto``, other algorithms of ours and peers on the judged tasks, at equal epochs and at
+equal time with 1, 8 and 32 workers (see ``bench.search.standard``). With ``--half tuning`` it runs
+the tasks on which options may be chosen, with ``--methods`` some of the methods. Without
+``--standard``, the bench compares more of our methods on all tasks, for a night. Both keep what
+they measure in a file, if ``--kept`` names one, and go on from it.
 
 There are 61 tasks (TaskSet 9, DeepOBS 18, LCBench's surrogate 34), with 27 epochs at most and 1, 8
 and 32 workers. The time is simulated. The budget is one pass of Hyperband (357 epochs) with one
@@ -25,33 +33,41 @@ time of a decision after 100 to 100,000 trials.
 
 from __future__ import annotations
 
-import gc
+import argparse
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bench.common.harness import Goal, at_least, at_most, finish, parser, table
+from bench.search import standard
 from bench.search.curve_forecasts import NUMS, calibration, decision_times
 from bench.search.curves import Task, load
 from bench.search.made_up_curves import made_up
-from bench.search.methods import Method, boss_variants, methods, pass_epochs, quicken_optuna
-from bench.search.peers import peers
-from bench.search.report import SETTINGS, SHARES, WORKERS, Measured, halves, rank_rows, setting_rows
-from bench.search.simulator import Limit, OurSearch, Outcome, Searcher, simulate, study_seed
-from thrifty.search import Auto
+from bench.search.measuring import Kept, MeasureAll, Measurement, Unit, measuring
+from bench.search.methods import (
+    Method,
+    auto_variants,
+    boss_variants,
+    methods,
+    pass_epochs,
+    quicken_optuna,
+)
+from bench.search.peers import Peer, peers
+from bench.search.report import SETTINGS, WORKERS, Measured, halves, rank_rows, setting_rows
+from bench.search.rung_orders import rung_orders
 
 
 SLOW_REPEATS = 50
 PEER_REPEATS, PEER_EVERY = 2, 5
 RACE_REPEATS, RACE_WORKERS = 5, 8
-MOST_SECONDS = 1200
+MOST_SECONDS = 8 * 3600
+"""For the whole bench: a night."""
+MOST_SECONDS_OF_STANDARD = 1200
 FORECAST_REPEATS = 4
 MOST_SECONDS_OF_A_DECISION = {1_000: 0.2, 100_000: 1.0}
 
@@ -61,95 +77,6 @@ class Effort(NamedTuple):
 
     repeats: int
     every: int
-
-
-class Unit(NamedTuple):
-    """All repetitions of one method (one of ours, or a peer) on one task."""
-
-    method: str
-    num_workers: int
-    task: int
-    repeats: int
-
-
-class Measurement(NamedTuple):
-    """Results by repetition.
-
-    They are regrets at the shares of the time and of the epochs, utilisation, and milliseconds of
-    processor time.
-    """
-
-    unit: Unit
-    by_time: np.ndarray
-    by_epochs: np.ndarray
-    utilisation: np.ndarray
-    ms: np.ndarray
-
-
-def limit(num_workers: int) -> Limit:
-    """Return the time in which that many workers (8 at most) would train one pass.
-
-    The mean epoch takes 1 s.
-    """
-    budget = pass_epochs()
-    return Limit(seconds=budget / min(num_workers, 8), epochs=budget if num_workers == 1 else 0)
-
-
-def passes(num_workers: int) -> int:
-    """Return how many passes of Hyperband that many busy workers train within their limit."""
-    return max(num_workers // 8, 1)
-
-
-def _makers(num_workers: int) -> dict[str, Callable[[Task, int], Searcher]]:
-    def ours(method: Method, task: Task, seed: int) -> Searcher:
-        algorithm = method.make(passes(num_workers))
-        if isinstance(algorithm, Auto):
-            algorithm = algorithm.chosen(task.space, workers=num_workers).algorithm
-        return OurSearch(algorithm, task, seed=seed)
-
-    out: dict[str, Callable[[Task, int], Searcher]] = {
-        method.name: partial(ours, method) for method in [*methods(), *boss_variants()]
-    }
-    return out | {peer.name: peer.make for peer in peers()[0]}
-
-
-_tasks: list[Task] = []
-"""The tasks, which the worker processes inherit."""
-
-
-def measure(unit: Unit) -> Measurement:
-    make, task, ends = (
-        _makers(unit.num_workers)[unit.method],
-        _tasks[unit.task],
-        limit(unit.num_workers),
-    )
-    outcomes: list[Outcome] = []
-    ms: list[float] = []
-    for repeat in range(unit.repeats):
-        began = time.process_time()
-        searcher = make(task, study_seed(task, repeat))
-        outcomes.append(simulate(searcher, task, num_workers=unit.num_workers, limit=ends))
-        ms.append((time.process_time() - began) * 1e3)
-    return Measurement(
-        unit,
-        np.array([[o.regret_at(seconds=s * ends.seconds) for s in SHARES] for o in outcomes]),
-        np.array([[o.regret_at(epochs=s * ends.epochs) for s in SHARES] for o in outcomes]),
-        np.array([o.busy_seconds for o in outcomes]) / (ends.seconds * unit.num_workers),
-        np.array(ms),
-    )
-
-
-MeasureAll = Callable[[Sequence[Unit]], list[Measurement]]
-
-
-@contextmanager
-def measuring(num_processes: int) -> Iterator[MeasureAll]:
-    """Yield a function that measures units in a few processes, in the given order."""
-    for task in _tasks:
-        task.prepare()
-    gc.freeze()
-    with get_context("fork").Pool(num_processes) as pool:
-        yield lambda units: list(pool.imap_unordered(measure, units))
 
 
 def collect(
@@ -180,60 +107,168 @@ def collect(
 def main() -> None:
     options = parser(__doc__)
     options.set_defaults(repeats=50)
+    options.add_argument("--standard", action="store_true", help="Auto beside peers, on one half")
+    options.add_argument("--half", choices=("judged", "tuning"), default="judged")
+    options.add_argument("--methods", help="with --standard: only these, separated by semicolons")
+    options.add_argument("--kept", type=Path, help="file that keeps what is measured, to go on")
     options.add_argument(
         "--slow-repeats", type=int, default=SLOW_REPEATS, help="runs of methods with a slow sampler"
     )
     options.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     args = options.parse_args()
     warnings.filterwarnings("ignore")  # peers announce experimental features thousands of times
-    began = time.perf_counter()
     quicken_optuna()
-    _tasks.extend(load())
-    extra = made_up(judged=True)
+    if args.standard:
+        run_standard(args)
+    else:
+        run_whole(args)
+
+
+def run_standard(args: argparse.Namespace) -> None:
+    """Run ``Auto``, other algorithms of ours and peers on one half of the tasks."""
+    began = time.perf_counter()
+    is_judged = args.half == "judged"
+    real = load()
+    first = halves(real)
+    tasks = [task for task, is_first in zip(real, first, strict=True) if is_first != is_judged]
+    extra = made_up(judged=is_judged)
+    theirs, missing = peers()
+    names = named(args.methods, theirs)
+    most = None
+    if args.quick:
+        tasks, extra, most = [tasks[0], tasks[-1]], extra[:1], 1
+        slow = [peer.name for peer in theirs if peer.slow]
+        names = [name for name in names if name not in slow]
+    num = len(tasks)
+    tasks += extra
+    kept = None if args.kept is None else Kept(args.kept)
+    print(f"{len(tasks)} {args.half} tasks", flush=True)
+    for library, reason in missing.items():
+        print(f"{library} does not run: {reason}", flush=True)
+    with measuring(tasks, args.processes, kept=kept) as measure_all:
+        found = measure_all(standard.units(names, tasks, most=most))
+    settings = standard.by_setting(found)
+    figures = {"missing peers": missing, **show_standard(settings, tasks)}
+    if not args.methods:
+        figures |= show_forecasts(tasks[:num], extra, repeats=1, quick=args.quick)
+        development = [task for task, is_first in zip(real, first, strict=True) if is_first]
+        development += made_up(judged=False)
+        figures["orders"] = rung_orders(development, repeats=1 if args.quick else 3)
+        _say(
+            "Kendall's tau between epochs 1 and 9 in runs of ASHA, tuning tasks", figures["orders"]
+        )
+    figures["seconds"] = time.perf_counter() - began + (kept.earlier_seconds() if kept else 0)
+    figures["processor seconds of studies"] = sum(float(m.ms.sum()) for m in found) / 1e3
+    print(f"\n{figures['processor seconds of studies'] / 60:.1f} minutes of processor time")
+    goals = standard.goals(settings, tasks)
+    if not args.methods:
+        goals += decision_goals(figures)
+    goals.append(
+        at_most("seconds of the standard run", figures["seconds"], MOST_SECONDS_OF_STANDARD)
+    )
+    finish("search", figures, goals)
+
+
+def named(wanted: str | None, theirs: Sequence[Peer]) -> list[str]:
+    """Return those methods that are asked for and installed; None asks for the standard ones.
+
+    Raises:
+        SystemExit: ``Auto`` is not among them.
+    """
+    ours = [*methods(), *boss_variants(), *auto_variants()]
+    installed = [method.name for method in ours] + [peer.name for peer in theirs]
+    asked = list(standard.EFFORTS) if wanted is None else wanted.split(";")
+    if standard.AUTO not in asked:
+        raise SystemExit("--methods must name Auto, as the others are compared with it")
+    return [name for name in installed if name in asked]
+
+
+def show_standard(
+    settings: Mapping[str, standard.ByMethod], tasks: Sequence[Task]
+) -> dict[str, Any]:
+    """Print the tables of the standard run."""
+    figures: dict[str, Any] = {"settings": {}}
+    for setting, here in settings.items():
+        everywhere = standard.on_all_tasks(here)
+        figures["settings"][setting] = standard.rows(everywhere, tasks)
+        _say(f"{setting}: regrets on all {len(tasks)} tasks", figures["settings"][setting])
+    slow = [
+        row
+        for setting, here in settings.items()
+        for row in standard.slow_rows(standard.on_few_tasks(here), setting)
+    ]
+    figures["slow methods"] = slow
+    if slow:
+        _say("Slow methods on a few tasks, beside Auto on the same tasks", slow)
+    gaps = {s: standard.gaps(standard.on_all_tasks(here), tasks) for s, here in settings.items()}
+    figures["gaps"] = standard.gap_rows(gaps)
+    _say("Auto behind the best of each family, at the end", figures["gaps"])
+    return figures
+
+
+def run_whole(args: argparse.Namespace) -> None:
+    """Run all of our methods on all tasks, and peers on some."""
+    began = time.perf_counter()
+    tasks, extra = load(), made_up(judged=True)
     race, peer = Effort(RACE_REPEATS, 1), Effort(PEER_REPEATS, PEER_EVERY)
+    theirs, missing = peers()
     if args.quick:
         args.repeats = 3
         args.slow_repeats = 1
-        _tasks[:] = [_tasks[0], _tasks[9], _tasks[27]]
+        tasks = [tasks[0], tasks[9], tasks[27]]
         extra = extra[:1]
         race = peer = Effort(1, 1)
-    theirs, missing = peers()
-    num = len(_tasks)
-    _tasks.extend(extra)
-    with measuring(args.processes) as measure_all:
-        raced, winner = hold_race(measure_all, race.repeats, num_tasks=num)
+        theirs = [peer for peer in theirs if not peer.slow]
+    num = len(tasks)
+    kept = None if args.kept is None else Kept(args.kept)
+    with measuring([*tasks, *extra], args.processes, kept=kept) as measure_all:
+        raced, winner = hold_race(measure_all, race.repeats, tasks=tasks)
         ours = [*methods(), winner]
-        found = run_all(measure_all, ours, repeats=args.repeats, slow_repeats=args.slow_repeats)
+        found = run_all(
+            measure_all,
+            ours,
+            repeats=args.repeats,
+            slow_repeats=args.slow_repeats,
+            num_tasks=num + len(extra),
+        )
         real = [m for m in found if m.unit.task < num]
-        figures = {"race": raced, **show(ours, real, _tasks[:num])}
+        figures = {"race": raced, **show(ours, real, tasks)}
         found_peers = run_peers(measure_all, [p.name for p in theirs], peer, num_tasks=num)
-    figures["made up"] = show_made_up(ours, [m for m in found if m.unit.task >= num], extra)
+    made = [m for m in found if m.unit.task >= num]
+    figures["made up"] = show_made_up(ours, made, extra)
     figures["peers"] = show_peers(ours, real, found_peers, peer, num_tasks=num)
-    figures |= show_forecasts(_tasks[:num], extra, quick=args.quick)
+    judged = [task for task, is_first in zip(tasks, halves(tasks), strict=True) if not is_first]
+    repeats = 1 if args.quick else FORECAST_REPEATS
+    figures |= show_forecasts(judged, extra, repeats=repeats, quick=args.quick)
     figures["missing peers"] = missing
     for library, reason in missing.items():
         print(f"{library} did not run: {reason}")
     figures |= {"winner of the race": winner.name, "budget epochs": pass_epochs()}
-    figures["seconds"] = time.perf_counter() - began
+    figures["seconds"] = time.perf_counter() - began + (kept.earlier_seconds() if kept else 0)
     finish("search", figures, goals(figures))
 
 
 def hold_race(
-    measure_all: MeasureAll, repeats: int, *, num_tasks: int
+    measure_all: MeasureAll, repeats: int, *, tasks: Sequence[Task]
 ) -> tuple[list[dict[str, Any]], Method]:
     """Compare the variants of BOSS on the first half of the tasks, with 8 workers."""
     variants, setting = boss_variants(), SETTINGS[2]
-    first = np.flatnonzero(halves(_tasks[:num_tasks])).tolist()
+    first = np.flatnonzero(halves(tasks)).tolist()
     found = measure_all([Unit(v.name, RACE_WORKERS, t, repeats) for v in variants for t in first])
     names = [v.name for v in variants]
     measured = collect(names, found, workers=(RACE_WORKERS,))
-    rows = setting_rows(names, measured, [_tasks[t] for t in first], setting)
+    rows = setting_rows(names, measured, [tasks[t] for t in first], setting)
     _say(f"Variants of BOSS on the first half of the tasks, {setting}", rows)
     return rows, next(v for v in variants if v.name == rows[0]["method"])
 
 
 def run_all(
-    measure_all: MeasureAll, ours: Sequence[Method], *, repeats: int, slow_repeats: int
+    measure_all: MeasureAll,
+    ours: Sequence[Method],
+    *,
+    repeats: int,
+    slow_repeats: int,
+    num_tasks: int,
 ) -> list[Measurement]:
     """Measure all of our methods on all tasks.
 
@@ -248,7 +283,7 @@ def run_all(
         Unit(m.name, w, t, repeats_of(m))
         for m in sorted(ours, key=lambda m: not m.slow)
         for w in reversed(WORKERS)
-        for t in range(len(_tasks))
+        for t in range(num_tasks)
     ])
 
 
@@ -285,10 +320,10 @@ def show_made_up(
     return figures
 
 
-def show_forecasts(tasks: Sequence[Task], extra: Sequence[Task], *, quick: bool) -> dict[str, Any]:
-    """Print the calibration of the curve model on the judged tasks, and times of decisions."""
-    judged = [task for task, is_first in zip(tasks, halves(tasks), strict=True) if not is_first]
-    repeats = 1 if quick else FORECAST_REPEATS
+def show_forecasts(
+    judged: Sequence[Task], extra: Sequence[Task], *, repeats: int, quick: bool
+) -> dict[str, Any]:
+    """Print the calibration of the curve model, and times of decisions."""
     figures = {
         "calibration": calibration(judged, repeats=repeats),
         "calibration, made up": calibration(extra, repeats=repeats),
@@ -348,13 +383,22 @@ def goals(figures: dict[str, Any]) -> list[Goal]:
     for row in boss:
         name = f"{row['method']}: mean rank behind the best other ({others[0]['method']})"
         out.append(at_most(name, row["mean rank"] - others[0]["mean rank"], 0))
-    for row in figures["decision times"]:
-        most = MOST_SECONDS_OF_A_DECISION.get(row["trials"])
-        if most is not None:
-            name = f"seconds of a freeze-thaw decision, {row['trials']:,} trials"
-            out.append(at_most(name, row["later decisions [s], longest"], most))
+    out += decision_goals(figures)
     print(f"Best mean rank on the judged tasks: {judged[0]['method']}")
     return [*out, at_most("seconds of the whole bench", figures["seconds"], MOST_SECONDS)]
+
+
+def decision_goals(figures: dict[str, Any]) -> list[Goal]:
+    """Return the goals for the time of a decision of freeze-thaw."""
+    return [
+        at_most(
+            f"seconds of a freeze-thaw decision, {row['trials']:,} trials",
+            row["later decisions [s], longest"],
+            MOST_SECONDS_OF_A_DECISION[row["trials"]],
+        )
+        for row in figures["decision times"]
+        if row["trials"] in MOST_SECONDS_OF_A_DECISION
+    ]
 
 
 def _say(title: str, rows: list[dict[str, Any]]) -> None:

@@ -66,6 +66,10 @@ class Task:
     scores: np.ndarray
     seconds: np.ndarray
 
+    @property
+    def is_made_up(self) -> bool:
+        return self.family.startswith("made up")
+
     @cached_property
     def space(self) -> Space:
         return Space(**{axis.name: axis.domain() for axis in self.axes})

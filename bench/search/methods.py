@@ -34,6 +34,7 @@ from thrifty.search import (
     RandomSearch,
     Sampler,
     Stop,
+    StoppingASHA,
     SubSampling,
     SuccessiveHalving,
     TPESampler,
@@ -157,6 +158,30 @@ def methods() -> list[Method]:
         Method("SS", lambda n: SubSampling(max_epochs=R, num_trials=K * n)),
         Method("SS literal", lambda n: LiteralSubSampling(max_epochs=R, num_trials=K * n)),
         Method("SS asynchronous", lambda n: AsyncSubSampling(max_epochs=R, num_trials=3 * K * n)),
+    ]
+
+
+def auto_variants() -> list[Method]:
+    """Return experiments for ``Auto``, which run only where ``--methods`` names them.
+
+    They were tried on the tuning half; see docs/design/search.md.
+    """
+    R, K = MAX_EPOCHS, WIDEST
+
+    def checked(name: str, sampler: Sampler) -> Method:
+        def make(n: int) -> Algorithm:
+            return CheckedASHA(max_epochs=R, num_trials=AUTO_TRIALS * n, sampler=sampler)
+
+        return Method(name, make)
+
+    return [
+        checked("Auto, random draws", RandomSampler()),
+        checked("Auto, half random", KDESampler(random_share=0.5)),
+        Method("stopping ASHA", lambda _: StoppingASHA(max_epochs=R, num_trials=ENDLESS)),
+        Method(
+            "SS asynchronous, KDE",
+            lambda n: AsyncSubSampling(max_epochs=R, num_trials=3 * K * n, sampler=KDESampler()),
+        ),
     ]
 
 

@@ -1,81 +1,64 @@
-"""Optuna and Syne Tune, driven through their own ask-and-tell in the same simulator.
+"""Optuna, Syne Tune and SMAC3, driven through their own ask-and-tell in the same simulator.
 
-Both stop trials, and neither resumes any. Syne Tune is not among the bench's requirements, because
-it would bring hundreds of megabytes that its ASHA does not need: ``pip install --no-deps
-syne-tune==0.16.0 dill``.
+Each has the options that its documentation shows, and one job's epochs cost what they cost ours.
+Syne Tune and SMAC3 are not among the bench's requirements, because they bring hundreds of megabytes
+that the peers here do not need: see ``syne_tune_peers`` and ``smac_peer`` for how to install them.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from bench.search.curves import MAX_EPOCHS, Task
 from bench.search.simulator import Job, Searcher
+from bench.search.smac_peer import Smac
+from bench.search.syne_tune_peers import SyneTune
 
 
 class Peer(NamedTuple):
-    """A row of the table; ``make(task, seed)`` returns its searcher."""
+    """A row of the table; ``make(task, seed)`` returns its searcher.
+
+    ``slow``: a study takes ten seconds or more, so that it gets fewer tasks.
+    """
 
     name: str
     make: Callable[[Task, int], Searcher]
+    slow: bool = False
 
 
-class _EpochByEpoch(ABC):
-    """Searcher that trains each trial epoch by epoch until the library says stop."""
+class _Optuna:
+    """Searcher that trains each trial epoch by epoch until Optuna prunes it."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, sampler: Any, pruner: Any) -> None:
+        import optuna  # noqa: PLC0415 - an optional peer
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._task = task
         self._rows: list[int] = []
         self._going_on: deque[Job] = deque()
+        self._states = optuna.trial.TrialState
+        self._study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
+        self._trials: list[Any] = []
 
     def ask(self, num: int) -> Sequence[Job]:
         jobs = [self._going_on.popleft() for _ in range(min(num, len(self._going_on)))]
         while len(jobs) < num:
             number = len(self._rows)
-            config = self._start(number)
-            self._rows += self._task.nearest([config])
+            self._rows += self._task.nearest([self._start()])
             jobs.append(Job(number, self._rows[number], 0, 1))
         return jobs
 
     def tell(self, job: Job) -> None:
         score = self._task.curves[job.row][job.stop - 1]
         if score == -math.inf:
-            self._fail(job.trial)
+            self._study.tell(self._trials[job.trial], state=self._states.FAIL)
         elif self._goes_on(job.trial, score, job.stop):
             self._going_on.append(Job(job.trial, job.row, job.stop, job.stop + 1))
 
-    @abstractmethod
-    def _start(self, number: int) -> Mapping[str, Any]:
-        """Return the configuration of the next trial."""
-
-    @abstractmethod
-    def _goes_on(self, number: int, score: float, epoch: int) -> bool:
-        """Return whether to train the trial on after this epoch."""
-
-    @abstractmethod
-    def _fail(self, number: int) -> None: ...
-
-
-class _Optuna(_EpochByEpoch):
-    def __init__(self, task: Task, *, seed: int, pruner: Any) -> None:
-        import optuna  # noqa: PLC0415 - an optional peer
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        super().__init__(task)
-        self._states = optuna.trial.TrialState
-        sampler = optuna.samplers.TPESampler(seed=seed % 2**32)
-        self._study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
-        self._trials: list[Any] = []
-
-    def _start(self, number: int) -> Mapping[str, Any]:
+    def _start(self) -> Mapping[str, Any]:
         trial = self._study.ask()
         self._trials.append(trial)
         return {
@@ -96,74 +79,13 @@ class _Optuna(_EpochByEpoch):
             return True
         return False
 
-    def _fail(self, number: int) -> None:
-        self._study.tell(self._trials[number], state=self._states.FAIL)
-
-
-class _SyneTune(_EpochByEpoch):
-    def __init__(self, task: Task, *, seed: int, brackets: int) -> None:
-        from syne_tune.backend.trial_status import Trial  # noqa: PLC0415 - an optional peer
-        from syne_tune.optimizer.baselines import ASHA  # noqa: PLC0415
-
-        logging.getLogger("syne_tune").setLevel(logging.ERROR)
-        super().__init__(task)
-        np.random.seed(seed % 2**32)  # noqa: NPY002 - numpy's global stream draws its brackets
-        self._make_trial = Trial
-        self._scheduler = ASHA(
-            _syne_tune_space(task),
-            metric="score",
-            time_attr="epoch",
-            max_t=MAX_EPOCHS,
-            do_minimize=False,
-            random_seed=seed % 2**31,
-            brackets=brackets,
-        )
-        self._trials: list[Any] = []
-
-    def _start(self, number: int) -> Mapping[str, Any]:
-        config = self._scheduler.suggest().config
-        trial = self._make_trial(number, config, datetime(2026, 1, 1))
-        self._trials.append(trial)
-        self._scheduler.on_trial_add(trial)
-        return config
-
-    def _goes_on(self, number: int, score: float, epoch: int) -> bool:
-        trial, result = self._trials[number], {"score": score, "epoch": epoch}
-        if epoch == MAX_EPOCHS:
-            self._scheduler.on_trial_complete(trial, result)
-            return False
-        decision = self._scheduler.on_trial_result(trial, result)
-        if decision != "CONTINUE":
-            self._scheduler.on_trial_remove(trial)
-        return decision == "CONTINUE"
-
-    def _fail(self, number: int) -> None:
-        self._scheduler.on_trial_error(self._trials[number])
-
-
-def _syne_tune_space(task: Task) -> dict[str, Any]:
-    from syne_tune import config_space as cs  # noqa: PLC0415
-
-    makers = {
-        (False, False): cs.uniform,
-        (False, True): cs.loguniform,
-        (True, False): cs.randint,
-        (True, True): cs.lograndint,
-    }
-    kinds = {True: int, False: float}
-    return {
-        axis.name: makers[axis.whole, axis.log](
-            kinds[axis.whole](axis.low), kinds[axis.whole](axis.high)
-        )
-        for axis in task.axes
-    }
-
 
 def peers() -> tuple[list[Peer], dict[str, str]]:
     """Return the peers that are installed, and why the others are missing."""
     found: list[Peer] = []
     missing: dict[str, str] = {}
-    for library, make in (("Optuna", _optuna_peers), ("Syne Tune", _syne_tune_peers)):
+    makers = {"Optuna": _optuna_peers, "Syne Tune": _syne_tune_peers, "SMAC3": _smac_peers}
+    for library, make in makers.items():
         try:
             found += make()
         except ImportError as error:
@@ -172,23 +94,51 @@ def peers() -> tuple[list[Peer], dict[str, str]]:
 
 
 def _optuna_peers() -> list[Peer]:
-    from optuna.pruners import HyperbandPruner, SuccessiveHalvingPruner  # noqa: PLC0415
+    from optuna import pruners, samplers  # noqa: PLC0415
 
     def hyperband(task: Task, seed: int) -> Searcher:
-        pruner = HyperbandPruner(min_resource=1, max_resource=MAX_EPOCHS, reduction_factor=3)
-        return _Optuna(task, seed=seed, pruner=pruner)
+        pruner = pruners.HyperbandPruner(
+            min_resource=1, max_resource=MAX_EPOCHS, reduction_factor=3
+        )
+        return _Optuna(task, samplers.TPESampler(seed=seed % 2**32), pruner)
 
     def halving(task: Task, seed: int) -> Searcher:
-        pruner = SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
-        return _Optuna(task, seed=seed, pruner=pruner)
+        pruner = pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+        return _Optuna(task, samplers.TPESampler(seed=seed % 2**32), pruner)
 
-    return [Peer("Optuna TPE + Hyperband", hyperband), Peer("Optuna TPE + halving", halving)]
+    def process(task: Task, seed: int) -> Searcher:
+        # The median is the pruner of a study that names none.
+        return _Optuna(
+            task, sampler=samplers.GPSampler(seed=seed % 2**32), pruner=pruners.MedianPruner()
+        )
+
+    return [
+        Peer("Optuna TPE + Hyperband", hyperband),
+        Peer("Optuna TPE + halving", halving),
+        Peer("Optuna GP", process, slow=True),
+    ]
 
 
 def _syne_tune_peers() -> list[Peer]:
-    import syne_tune.optimizer.baselines  # noqa: F401, PLC0415 - checks that it is installed
+    import syne_tune.optimizer.baselines as names  # noqa: PLC0415 - checks that it is installed
 
+    def peer(name: str, method: str, *, slow: bool = False, **options: Any) -> Peer:
+        def make(task: Task, seed: int) -> Searcher:
+            return SyneTune(task, method=method, seed=seed, **options)
+
+        return Peer(f"Syne Tune {name}", make, slow)
+
+    if not hasattr(names, "DyHPO"):
+        raise ImportError("this version of Syne Tune has no DyHPO and no MOBSTER; 0.13.0 has them")
     return [
-        Peer("Syne Tune ASHA", lambda task, seed: _SyneTune(task, seed=seed, brackets=1)),
-        Peer("Syne Tune Hyperband", lambda task, seed: _SyneTune(task, seed=seed, brackets=4)),
+        peer("ASHA", "ASHA"),
+        peer("Hyperband", "ASHA", brackets=4),
+        peer("MOBSTER", "MOBSTER", slow=True),
+        peer("DyHPO", "DyHPO", slow=True),
     ]
+
+
+def _smac_peers() -> list[Peer]:
+    import smac.intensifier.hyperband  # noqa: F401, PLC0415 - checks that it is installed
+
+    return [Peer("SMAC3 Hyperband", lambda task, seed: Smac(task, seed=seed), slow=True)]

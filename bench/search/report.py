@@ -14,7 +14,7 @@ import numpy as np
 from bench.search.curves import Task
 
 
-SHARES = (0.25, 0.5, 1.0)
+SHARES = (0.1, 0.25, 0.5, 1.0)
 """Shares of the budget at which regrets are read."""
 WORKERS = (1, 8, 32)
 SETTINGS = (

@@ -42,13 +42,19 @@ def test_halves_split_every_family():
 def test_peers_search(peer):
     task = toy_task(diverging=5)
     log = []
+    seconds = 15 if peer.slow else 100
     outcome = simulate(
         peer.make(task, 7),
         task,
         num_workers=4,
-        limit=Limit(seconds=100),
+        limit=Limit(seconds=seconds),
         on_job=lambda job, *_: log.append(job),
     )
-    assert outcome.regret_at(seconds=100) < 1
-    assert outcome.busy_seconds == pytest.approx(400)
-    assert all(job.stop == job.start + 1 for job in log)
+    assert outcome.found
+    assert peer.slow or outcome.regret_at(seconds=seconds) < 1
+    assert outcome.busy_seconds == pytest.approx(4 * seconds)
+    assert all(job.stop > job.start for job in log)
+    reached = {}
+    for job in log:  # no epoch is trained twice, and none is left out
+        assert job.start == reached.get(job.trial, 0)
+        reached[job.trial] = job.stop
