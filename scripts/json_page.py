@@ -48,7 +48,20 @@ def schema(document: type) -> dict[str, Any]:
     for kind in vars(_documents).values():
         if isinstance(kind, type) and hasattr(kind, "__total__"):
             with_config(config)(kind)
-    return TypeAdapter(document).json_schema(mode="serialization")
+    found = TypeAdapter(document).json_schema(mode="serialization")
+    for name, part in found.get("$defs", {}).items():
+        _describe_inherited(part, getattr(_documents, name))
+    return found
+
+
+def _describe_inherited(part: dict[str, Any], kind: Any) -> None:
+    """Describe the fields that a document has from another one, as they are described there."""
+    for base in getattr(kind, "__orig_bases__", ()):
+        if hasattr(base, "__total__"):
+            own = TypeAdapter(base).json_schema(mode="serialization")["properties"]
+            for name, field in part["properties"].items():
+                if "description" not in field and "description" in own.get(name, {}):
+                    field["description"] = own[name]["description"]
 
 
 def page() -> str:
