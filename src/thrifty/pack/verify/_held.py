@@ -6,6 +6,7 @@ None of this runs the user's code, and no iterator is advanced.
 from __future__ import annotations
 
 import functools
+import gc
 import operator
 import warnings
 from collections import OrderedDict, deque
@@ -93,6 +94,8 @@ def _of_function(function: FunctionType) -> Mapping[Any, Any]:
         return {}
     code = inner.__code__
     found: dict[Any, Any] = {**vars(function), **vars(inner)}
+    if inner is not function:
+        found.pop("__wrapped__", None)
     for name, cell in zip(code.co_freevars, inner.__closure__ or (), strict=False):
         if _is_filled(cell):
             found[Part(name, "closure")] = cell.cell_contents
@@ -183,7 +186,10 @@ def _is_of_own_file(file: str) -> bool:
 
 
 def _reduced(value: Any) -> Iterator[Any]:
-    """Yield what an iterator would be pickled as, without its class."""
+    """Yield what an iterator would be pickled as, without its class, or else what it refers to."""
+    if "__reduce__" not in vars(type(value)):
+        yield from gc.get_referents(value)
+        return
     try:
         with warnings.catch_warnings():  # itertools plans to drop this
             warnings.simplefilter("ignore")
