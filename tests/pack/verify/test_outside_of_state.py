@@ -97,7 +97,7 @@ def with_keyword():
 
 def wrapped():
     """Return a function that one of torch wraps."""
-    return torch.no_grad()(with_attribute())
+    return torch.no_grad()(closing_over(0))
 
 
 def closing_over_an_object():
@@ -162,7 +162,7 @@ CASES = {
     "closed-over list": (closing_over_a_list, calls, ["self.f.found (closure)"]),
     "closed-over object": (closing_over_an_object, calls, ["self.f.one.n"]),
     "attribute of a function": (with_attribute, calls, ["self.f.n"]),
-    "wrapped function": (wrapped, calls, ["self.f.n"]),
+    "wrapped function": (wrapped, calls, ["self.f.value (closure)"]),
     "default": (with_default, lambda v: v(1), ["self.f.c (default)"]),
     "keyword default": (with_keyword, calls, ["self.f.c (default)"]),
     "partial": (lambda: functools.partial(bump, {"n": 0}), calls, ["self.f.counts (argument)"]),
