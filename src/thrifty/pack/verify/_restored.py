@@ -329,11 +329,12 @@ def _of_container(value: Any, depth: int) -> Any:
     if issubclass(kind, dict):
         items = items_of(value, _MAX_ITEMS)
         return [size, *[(_key(k, depth), _content(v, depth + 1)) for k, v in items]]
+    # tuples, as only stand-ins of mappings are lists: these may be memos
     if is_listed(kind):
-        return [size, *[_content(each, depth + 1) for each in elements_of(value, _MAX_ITEMS)]]
+        return (size, *[_content(each, depth + 1) for each in elements_of(value, _MAX_ITEMS)])
     # a set has no order
     few = size if size <= _MAX_SIZE else 0
-    return [size, *sorted(repr(_key(each, depth)) for each in elements_of(value, few))]
+    return (size, *sorted(repr(_key(each, depth)) for each in elements_of(value, few)))
 
 
 def _key(value: Any, depth: int) -> Any:
