@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import random
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import pytest
 import torch
@@ -983,6 +983,83 @@ def test_a_trainable_that_cannot_be_loaded():
         StateError, match=r"cannot be loaded into a new trial \(ValueError: not again"
     ):
         run_check(Strict())
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+    def __init__(self):
+        self.n = 0
+
+    def __call__(self):
+        self.n += 1
+        return self.n > 50
+
+
+def counting():
+    n = 0
+
+    def late():
+        nonlocal n
+        n += 1
+        return n > 50
+
+    return late
+
+
+def counting_in_a_default():
+    def late(c=[0]):  # noqa: B006
+        c[0] += 1
+        return c[0] > 50
+
+    return late
+
+
+def counting_in(counts):
+    counts["n"] += 1
+    return counts["n"] > 50
+
+
+class Late(Owner):
+    """A trainable that trains nothing from a late call of a function on."""
+
+    make = staticmethod(counting)
+
+    def setup(self, hp, **others):
+        super().setup(hp, **others)
+        self.late = self.make()
+
+    def train(self, epoch, hp):
+        if not self.late():
+            super().train(epoch, hp)
+
+
+class LateFlag(Late):
+    make = staticmethod(lambda: itertools.cycle([False] * 50 + [True]))
+
+    def train(self, epoch, hp):
+        if not next(self.late):
+            Owner.train(self, epoch, hp)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (Slotted, r"self\.late\.n"),
+        (counting, r"self\.late\.n \(closure\)"),
+        (counting_in_a_default, r"self\.late\.c \(default\)"),
+        (lambda: partial(counting_in, {"n": 0}), r"self\.late\.counts \(argument\)"),
+    ],
+)
+def test_a_late_effect_of_what_an_attribute_holds(monkeypatch, make, name):
+    monkeypatch.setattr(Late, "make", staticmethod(make))
+    with pytest.raises(StateError, match=f"uses later: '{name}'"):
+        run_check(Late())
+
+
+def test_a_late_effect_of_the_position_of_an_iterator():
+    with pytest.raises(StateError, match=r"uses later: 'self\.late'"):
+        run_check(LateFlag())
 
 
 LONG_S = 2 * SHORT_S

@@ -8,18 +8,32 @@ import functools
 import logging
 import math
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
 
-from thrifty.pack.identity import parts_of, vars_of
+from thrifty.pack.identity import parts_of
 
 from ._compare import same
+from ._held import (
+    Part,
+    are_containers,
+    elements_of,
+    holds,
+    is_listed,
+    items_of,
+    note_of,
+    parts_held,
+    path_of,
+    position_of,
+    size_of,
+)
 
 
 FIRST_BATCH = "the first batch of the epoch"
@@ -73,6 +87,10 @@ def outside_of_state(
 ) -> list[str]:
     """Return the names of the attributes that differ between a live trial and a restored one.
 
+    Slots count as attributes. Of the user's own functions that attributes hold, closures, defaults
+    and attributes are compared (``"self.f.n (closure)"``); of iterators and the user's own
+    generators the positions.
+
     Args:
         live: Tasks, modules and the like of the live trial, by name.
         restored: The same objects of the restored trial.
@@ -111,15 +129,14 @@ def _note_contents(
         return
     seen.add(id(one))
     left_out = _kept_by_torch() if isinstance(one, torch.optim.Optimizer) else _NOT_STATE
-    for key, value in vars_of(one).items():
+    for key, value in parts_held(one).items():
         if key in left_out or str(key).endswith("_hooks"):
             continue
-        path = f"{name}.{key}" if name else str(key)
-        found[path] = _content(value)
+        path = path_of(name, key)
+        found[path + note_of(key)] = _content(value)
         if depth < _MAX_DEPTH and len(seen) < _MAX_OBJECTS:
-            for number, (inside, _) in enumerate(_objects(value, value)):
-                inner = path if inside is value else f"{path}[{number}]"
-                _note_contents(inner, inside, found=found, seen=seen, depth=depth + 1)
+            for where, inside, _ in _objects(value, value):
+                _note_contents(f"{path}{where}", inside, found=found, seen=seen, depth=depth + 1)
 
 
 def how_far_apart(one: Probe, other: Probe) -> float:
@@ -194,42 +211,65 @@ def _attributes_apart(
     if mine is theirs or id(mine) in seen:
         return []
     seen.add(id(mine))
-    inside, other = vars_of(mine), vars_of(theirs)
+    inside, other = parts_held(mine), parts_held(theirs)
     left_out = _kept_by_torch() if isinstance(mine, torch.optim.Optimizer) else _NOT_STATE
     found: list[str] = []
     for key in dict.fromkeys((*inside, *other)):
-        if key in left_out or key in meant or str(key).endswith("_hooks"):
+        if key in left_out or _plain_name(key) in meant or str(key).endswith("_hooks"):
             continue
         value, its = inside.get(key), other.get(key)
-        path = f"{name}.{key}" if name else str(key)
+        path = path_of(name, key)
         if _content(value) != _content(its):
-            found.append(path)
+            found.append(path + note_of(key))
         elif depth < _MAX_DEPTH and len(seen) < _MAX_OBJECTS:
-            for number, (one, two) in enumerate(_objects(value, its)):
-                inner = path if one is value else f"{path}[{number}]"
-                found += _attributes_apart(inner, one, two, meant=meant, seen=seen, depth=depth + 1)
+            for where, one, two in _objects(value, its):
+                found += _attributes_apart(
+                    f"{path}{where}", one, two, meant=meant, seen=seen, depth=depth + 1
+                )
     return found
 
 
-def _objects(one: Any, other: Any) -> list[tuple[Any, Any]]:
-    """Return objects with attributes within two equal attributes: the values or their elements."""
-    if type(one) is not type(other):
+def _plain_name(key: Any) -> Any:
+    return key.name if type(key) is Part else key
+
+
+def _objects(one: Any, other: Any) -> list[tuple[str, Any, Any]]:
+    """Return objects with parts within two equal attributes: the values or their elements.
+
+    Each comes after what its name adds to the attribute's.
+    """
+    kind = type(one)
+    if kind is not type(other) or kind in _PLAIN:
         return []
-    if isinstance(one, list | tuple):
-        pairs = list(zip(one, other, strict=False))
-    elif isinstance(one, dict):
-        pairs = list(zip(one.values(), other.values(), strict=False))
-    else:
-        pairs = [(one, other)]
+    pairs: list[tuple[str, Any, Any]] = []
+    if is_listed(kind):
+        both = zip(elements_of(one, _MAX_OBJECTS), elements_of(other, _MAX_OBJECTS), strict=False)
+        pairs = [(f"[{number}]", *pair) for number, pair in enumerate(both)]
+    if kind not in (list, tuple, dict):
+        pairs.append(("", one, other))
     return [
-        (a, b)
-        for a, b in pairs[:_MAX_OBJECTS]
-        if type(a) is type(b) and not isinstance(a, _LOOKED_AT_ELSEWHERE) and vars_of(a)
+        (where, *_owners(a, b))
+        for where, a, b in pairs
+        if type(a) is type(b) and type(a) not in _PLAIN and _is_walked(*_owners(a, b))
     ]
+
+
+def _owners(one: Any, other: Any) -> tuple[Any, Any]:
+    """Return the objects that two bound methods belong to; other objects as they are."""
+    if type(one) is MethodType:
+        return one.__self__, other.__self__
+    return one, other
+
+
+def _is_walked(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and not isinstance(one, _LOOKED_AT_ELSEWHERE) and holds(one)
 
 
 def _content(value: Any, depth: int = 0) -> Any:
     """Return a stand-in for the content of a value; equal for all that cannot be compared."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return (kind.__name__, repr(value))
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
         return (
@@ -239,18 +279,37 @@ def _content(value: Any, depth: int = 0) -> Any:
         )
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return (value.shape, str(value.dtype), value.reshape(-1)[:1024].tobytes())
-    make = _CONTAINERS.get(type(value))
-    if make is not None and depth < 4:
-        return make(value, depth)
-    if isinstance(value, bool | int | float | complex | str | bytes | type(None)):
-        return (type(value).__name__, repr(value))
+    if are_containers(kind):
+        return _of_container(value, depth) if depth < _MAX_NESTED else None
+    if isinstance(value, bool | int | float | complex | str | bytes | bytearray | range):
+        return (kind.__name__, repr(value))
     if isinstance(value, np.ndarray):
         return (value.shape, str(value.dtype), value.reshape(-1)[:1024].tolist())
     if isinstance(value, np.generic):
         return (str(value.dtype), repr(value))
     state = _generator_state(value)
+    if state is not None:
+        return repr(state)
     # other objects differ only in identity: their own attributes are compared separately
-    return None if state is None else repr(state)
+    return _of_code(value, depth) if depth < _MAX_NESTED else None
+
+
+def _of_code(value: Any, depth: int) -> Any:
+    """Return a stand-in for a function or an iterator; None for any other object."""
+    kind = type(value)
+    if kind is FunctionType:
+        return (value.__code__.co_qualname, value.__code__.co_firstlineno)
+    if kind is MethodType:
+        return _content(value.__func__, depth + 1)
+    if kind is BuiltinMethodType or kind is MethodWrapperType:
+        owner = None if isinstance(value.__self__, ModuleType) else value.__self__
+        return (value.__qualname__, _content(owner, depth + 1))
+    if isinstance(value, partial):
+        return _content(value.func, depth + 1)
+    position = position_of(value)
+    if position is None:
+        return None
+    return (kind.__name__, [_content(each, depth + 1) for each in position])
 
 
 def _generator_state(value: Any) -> Any:
@@ -264,13 +323,18 @@ def _generator_state(value: Any) -> Any:
     return value.getstate() if isinstance(value, random.Random) else None
 
 
-def _of_sequence(value: Any, depth: int) -> Any:
-    return [len(value), *[_content(each, depth + 1) for each in list(value)[:256]]]
-
-
-def _of_mapping(value: Any, depth: int) -> Any:
-    items = list(value.items())[:256]
-    return [len(value), *[(_key(k, depth), _content(v, depth + 1)) for k, v in items]]
+def _of_container(value: Any, depth: int) -> Any:
+    kind = type(value)
+    size = size_of(value)
+    if issubclass(kind, dict):
+        items = items_of(value, _MAX_ITEMS)
+        return [size, *[(_key(k, depth), _content(v, depth + 1)) for k, v in items]]
+    # tuples, as only stand-ins of mappings are lists: these may be memos
+    if is_listed(kind):
+        return (size, *[_content(each, depth + 1) for each in elements_of(value, _MAX_ITEMS)])
+    # a set has no order
+    few = size if size <= _MAX_SIZE else 0
+    return (size, *sorted(repr(_key(each, depth)) for each in elements_of(value, few)))
 
 
 def _key(value: Any, depth: int) -> Any:
@@ -280,15 +344,13 @@ def _key(value: Any, depth: int) -> Any:
     return _content(value, depth + 1)
 
 
-_CONTAINERS: Mapping[type, Callable[[Any, int], Any]] = {
-    list: _of_sequence,
-    tuple: _of_sequence,
-    dict: _of_mapping,
-}
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+"""Types of values that have no parts."""
 
 _NOT_STATE = frozenset({
     "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training",
-    "_backward_hooks", "_forward_hooks", "_is_full_backward_hook",
+    "_backward_hooks", "_forward_hooks", "_is_full_backward_hook", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
 })  # fmt: skip
 """Attributes that every module has, and those that are state anyway."""
 
@@ -300,13 +362,19 @@ def _kept_by_torch() -> frozenset[str]:
 
 
 _LOOKED_AT_ELSEWHERE = (
-    torch.Tensor, torch.nn.Module, type, ModuleType, FunctionType, MethodType, partial,
-    logging.Logger,
+    torch.Tensor, torch.nn.Module, type, ModuleType, logging.Logger, WeakSet,
 )  # fmt: skip
-"""Types that are compared elsewhere.
+"""Types that are compared elsewhere, or not at all.
 
-Modules are compared in pairs of their own, tensors by their content, variables of code by keepers.
+Modules are compared in pairs of their own, tensors by their content.
 """
+
+_MAX_NESTED = 4
+"""How deep containers and iterators within one attribute are compared."""
+
+_MAX_ITEMS = 256
+_MAX_SIZE = 4096
+"""How many elements of a container are compared; how large a set may be for that."""
 
 _MAX_DEPTH = 3
 _MAX_OBJECTS = 1000

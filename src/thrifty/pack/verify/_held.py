@@ -1,0 +1,277 @@
+"""What an object holds: attributes, slots, variables of functions, positions of iterators.
+
+None of this runs the user's code, and no iterator is advanced.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import operator
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from types import CellType, FunctionType, GeneratorType, MemberDescriptorType
+from typing import Any, NamedTuple
+
+from thrifty.pack.identity import is_own, vars_of
+from thrifty.pack.identity._own import is_own_file
+
+
+class Part(NamedTuple):
+    """A value that an object holds other than as an attribute.
+
+    Attributes:
+        name: The name of a variable or an argument.
+        note: What it is, such as ``"closure"``.
+    """
+
+    name: str
+    note: str
+
+
+def parts_held(one: Any) -> Mapping[Any, Any]:
+    """Return the values that an object holds, by attribute or ``Part``.
+
+    Slots of the user's own classes are attributes. Of functions and generators only the user's own
+    are looked into; a function that wraps one of the user's own counts as that one.
+    """
+    if isinstance(one, FunctionType):
+        return _of_function(one)
+    if isinstance(one, partial):
+        return _of_partial(one)
+    if type(one) is GeneratorType:
+        return {Part(name, "local"): value for name, value in _locals_of(one).items()}
+    kind: Any = type(one)
+    slots = _slots_of(kind)
+    if not slots:
+        return vars_of(one)
+    found = dict(vars_of(one))
+    for name, member in slots:
+        try:
+            found[name] = member.__get__(one)
+        except AttributeError:  # not set
+            continue
+    return found
+
+
+def holds(one: Any) -> bool:
+    """Return whether ``parts_held`` may return anything."""
+    kind: Any = type(one)
+    if kind in _OF_CODE or isinstance(one, partial):
+        return bool(parts_held(one))
+    return bool(vars_of(one) or _slots_of(kind))
+
+
+def path_of(name: str, key: Any) -> str:
+    """Return where a value is that ``parts_held`` returns for an object of a name.
+
+    >>> path_of("self", "f"), path_of("", "f"), path_of("self.f", Part("n", "closure"))
+    ('self.f', 'f', 'self.f.n')
+    """
+    plain = key.name if type(key) is Part else key
+    return f"{name}.{plain}" if name else str(plain)
+
+
+def note_of(key: Any) -> str:
+    """Return what follows the path of a value in a message.
+
+    >>> note_of("f"), note_of(Part("n", "closure"))
+    ('', ' (closure)')
+    """
+    return f" ({key.note})" if type(key) is Part else ""
+
+
+def _of_function(function: FunctionType) -> Mapping[Any, Any]:
+    inner = function
+    for _ in range(_MAX_WRAPPERS):
+        if is_own(inner) or not isinstance(vars(inner).get("__wrapped__"), FunctionType):
+            break
+        inner = vars(inner)["__wrapped__"]
+    if not is_own(inner):
+        return {}
+    code = inner.__code__
+    found: dict[Any, Any] = {**vars(function), **vars(inner)}
+    if inner is not function:
+        found.pop("__wrapped__", None)
+    for name, cell in zip(code.co_freevars, inner.__closure__ or (), strict=False):
+        if _is_filled(cell):
+            found[Part(name, "closure")] = cell.cell_contents
+    defaults = inner.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
+    for name, value in (*zip(names, defaults, strict=False), *(inner.__kwdefaults__ or {}).items()):
+        found[Part(name, "default")] = value
+    return found
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _of_partial(one: partial[Any]) -> Mapping[Any, Any]:
+    found: dict[Any, Any] = dict(vars_of(one))
+    names: tuple[str, ...] = ()
+    if isinstance(one.func, FunctionType):
+        found |= _of_function(one.func)
+        code = one.func.__code__
+        names = code.co_varnames[: code.co_argcount]
+    else:
+        found["func"] = one.func
+    for number, value in enumerate(one.args):
+        name = names[number] if number < len(names) else f"args[{number}]"
+        found[Part(name, "argument")] = value
+    for name, value in one.keywords.items():
+        found[Part(name, "argument")] = value
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots_of(kind: Any) -> tuple[tuple[str, MemberDescriptorType], ...]:
+    """Return the slots of the user's own classes; those of others hold caches of their own."""
+    return tuple(
+        (name, member)
+        for base in reversed(kind.__mro__)
+        if "__slots__" in vars(base) and is_own(base)
+        for name, member in vars(base).items()
+        if isinstance(member, MemberDescriptorType)
+    )
+
+
+# -- iterators ------------------------------------------------------------------------------
+
+
+def position_of(value: Any) -> tuple[Any, ...] | None:
+    """Return values that tell an iterator's position; None for anything else.
+
+    It works for the iterators of Python, for those of ``itertools``, and for the user's own
+    generators.
+
+    >>> position_of(iter({"a": 1, "b": 2})), position_of(iter(["a", "b"]))
+    ((2,), (['a', 'b'], 0))
+    """
+    kind = type(value)
+    if kind is GeneratorType:
+        return _position_of_generator(value)
+    if kind in _SIZED:
+        return (operator.length_hint(value, -1),)
+    if kind in _REDUCED or kind.__module__ == "itertools":
+        return tuple(_reduced(value))
+    return None
+
+
+def _position_of_generator(generator: GeneratorType[Any, Any, Any]) -> tuple[Any, ...] | None:
+    if not _is_of_own_file(generator.gi_code.co_filename):
+        return None
+    frame = generator.gi_frame
+    if frame is None:
+        return ("ended",)
+    return (frame.f_lasti, _locals_of(generator), generator.gi_yieldfrom)
+
+
+def _locals_of(generator: GeneratorType[Any, Any, Any]) -> dict[str, Any]:
+    frame = generator.gi_frame
+    if frame is None or not _is_of_own_file(generator.gi_code.co_filename):
+        return {}
+    return dict(frame.f_locals)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_of_own_file(file: str) -> bool:
+    return is_own_file(file)
+
+
+def _reduced(value: Any) -> Iterator[Any]:
+    """Yield what an iterator would be pickled as, without its class, or else what it refers to."""
+    if "__reduce__" not in vars(type(value)):
+        yield from gc.get_referents(value)
+        return
+    try:
+        with warnings.catch_warnings():  # itertools plans to drop this
+            warnings.simplefilter("ignore")
+            _, *parts = value.__reduce__()
+    except TypeError:
+        return
+    for part in parts:
+        if type(part) is tuple:
+            yield from part
+        else:
+            yield part
+
+
+_OF_CODE = frozenset({FunctionType, GeneratorType})
+
+_EMPTY: Any = {}
+
+_SIZED = frozenset(
+    map(
+        type,
+        (
+            iter(_EMPTY), iter(_EMPTY.values()), iter(_EMPTY.items()), reversed(_EMPTY),
+            reversed(_EMPTY.values()), reversed(_EMPTY.items()), iter(OrderedDict()),
+            iter(set()), iter(deque()), reversed(deque()),
+        ),
+    )
+)  # fmt: skip
+"""Iterators whose position is the number of values that are left."""
+
+_REDUCED = frozenset(
+    map(
+        type,
+        (
+            iter([]), iter(()), iter(range(0)), iter(range(1 << 70)), iter(""), iter("é"),
+            iter(b""), iter(bytearray()), reversed([]), reversed(()), enumerate(()), zip(),
+            map(len, ()), filter(None, ()),
+        ),
+    )
+)  # fmt: skip
+"""Iterators that are pickled as a container and a position in it, or as other iterators."""
+
+_MAX_WRAPPERS = 8
+"""How many wrappers of a function are looked through."""
+
+
+# -- containers -----------------------------------------------------------------------------
+
+
+def are_containers(kind: type) -> bool:
+    """Return whether instances of a class are containers of Python, or of subclasses of these."""
+    return issubclass(kind, _CONTAINERS)
+
+
+def is_listed(kind: type) -> bool:
+    """Return whether instances of a class are containers whose elements have an order."""
+    return issubclass(kind, _LISTED)
+
+
+def size_of(container: Any) -> int:
+    """Return how many elements a container has."""
+    size: int = _base_of(container).__len__(container)
+    return size
+
+
+def _base_of(container: Any) -> Any:
+    """Return the class of Python that a container is of, to bypass what a subclass overrides."""
+    return next(base for base in _CONTAINERS if issubclass(type(container), base))
+
+
+def elements_of(container: Any, limit: int) -> Iterator[Any]:
+    """Yield the first elements of a container; the values of a mapping."""
+    if issubclass(type(container), dict):
+        return (value for _, value in items_of(container, limit))
+    return islice(_base_of(container).__iter__(container), limit)
+
+
+def items_of(mapping: dict[Any, Any], limit: int) -> Iterable[tuple[Any, Any]]:
+    """Yield the first items of a mapping."""
+    base: type[dict[Any, Any]] = OrderedDict if isinstance(mapping, OrderedDict) else dict
+    return islice(base.items(mapping), limit)
+
+
+_LISTED = (list, tuple, dict, deque)
+
+_CONTAINERS: tuple[Any, ...] = (*_LISTED, set, frozenset)
