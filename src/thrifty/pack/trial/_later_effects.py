@@ -24,6 +24,10 @@ PLAIN = (bool, int, float, str)
 """Types of variables that no code keeps as a table of what it has computed before."""
 
 
+_OF_CODE = (" (closure)", " (default)", " (argument)", " (local)")
+"""Notes on variables of functions and generators that attributes hold."""
+
+
 def act_later(
     live: TaskTrial | TrainableTrial,
     names: Sequence[str],
@@ -93,6 +97,8 @@ def _is_memo(now: Any, anew: Any) -> bool:
 
 
 def _is_used(name: str, used: UsedNames) -> bool:
+    if name.endswith(_OF_CODE):  # what calls the function does not name its variables
+        return True
     own = name.startswith(("self.", "model.", "optimizer.", "task."))
     names = used.attributes if own else used.attributes | used.variables
     return identifier(name) in names
