@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +17,7 @@ import torch
 from thrifty.core import StateError, TaskError, plain_logger
 from thrifty.pack._state import borrowed_streams, stream_positions
 from thrifty.pack.identity import is_own, vars_of
-from thrifty.pack.verify import Watch, outside_of_state
+from thrifty.pack.verify import MadeOnce, Watch, outside_of_state
 
 from ._data import Source, datasets_of, open_source
 from ._task import HyperParameters, Task, count_text_as_read, share, unread, values_of
@@ -234,6 +235,10 @@ class Sources:
         """Hyper-parameters that data which change have read."""
         self.load_s = 0.0
         """How many seconds the last load of data took."""
+        self.first_load_s = math.nan
+        """How many seconds the first one took."""
+        self.made: MadeOnce | None = None
+        """What the first load has kept for later ones, if it left the random streams elsewhere."""
 
     def get(self, task: Task, hp: HyperParameters, *, user: object = None) -> Source:
         """Return the data for these hyper-parameters, and load them if necessary.
@@ -257,9 +262,14 @@ class Sources:
                 self._known.use(source)
                 _note(loaded, user)
                 return source
+        made = MadeOnce({"task": task}) if math.isnan(self.first_load_s) else None
         seconds = time.perf_counter()
         loaded, source = self._load(task, hp)
         self.load_s = time.perf_counter() - seconds
+        if made is not None:
+            self.first_load_s = self.load_s
+            # it holds the task, so it is kept only where it is needed
+            self.made = made if loaded.ended != loaded.began else None
         self._known.add(loaded, source)
         _note(loaded, user)
         hp.names_read |= loaded.given.names_read
