@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -235,10 +234,12 @@ class Sources:
         """Hyper-parameters that data which change have read."""
         self.load_s = 0.0
         """How many seconds the last load of data took."""
-        self.first_load_s = math.nan
-        """How many seconds the first one took."""
+        self.longest_load_s = 0.0
+        """How many seconds the longest one took."""
         self.made: MadeOnce | None = None
-        """What the first load has kept for later ones, if it left the random streams elsewhere."""
+        """What loads have kept since the first that left the random streams elsewhere."""
+        self.is_checked = False
+        """Whether it was checked that what loads keep does not depend on the seed, if possible."""
 
     def get(self, task: Task, hp: HyperParameters, *, user: object = None) -> Source:
         """Return the data for these hyper-parameters, and load them if necessary.
@@ -262,14 +263,14 @@ class Sources:
                 self._known.use(source)
                 _note(loaded, user)
                 return source
-        made = MadeOnce({"task": task}) if math.isnan(self.first_load_s) else None
+        is_watched = self.made is not None or self.is_checked
+        made = None if is_watched else MadeOnce({"task": task})
         seconds = time.perf_counter()
         loaded, source = self._load(task, hp)
         self.load_s = time.perf_counter() - seconds
-        if made is not None:
-            self.first_load_s = self.load_s
-            # it holds the task, so it is kept only where it is needed
-            self.made = made if loaded.ended != loaded.began else None
+        self.longest_load_s = max(self.load_s, self.longest_load_s)
+        if made is not None and loaded.ended != loaded.began:
+            self.made = made  # it holds the task, so it is kept only where it is needed
         self._known.add(loaded, source)
         _note(loaded, user)
         hp.names_read |= loaded.given.names_read

@@ -26,8 +26,8 @@ def shifted(name: str, kept: Sequence[str], *, what: str) -> str:
     return (
         f"{name} makes another {what!r} if {_listed(kept)} was filled before: the code that fills "
         "it draws from or seeds the global random streams, so what comes after it depends on the "
-        "trials before it in the same process; fill it before the study, when the script is "
-        "imported, wrap the code in torch.random.fork_rng(), or use a generator of its own"
+        "trials before it in the same process; wrap that code in torch.random.fork_rng(), give it "
+        "a generator of its own, or fill it before the study, when its module is imported"
     )
 
 

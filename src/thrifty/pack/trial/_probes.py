@@ -47,7 +47,7 @@ from ._update import Update
 QUICK_S = 1.0
 """The longest loading time in seconds for which data are loaded again for a comparison."""
 MAX_FIRST_S = 10 * QUICK_S
-"""The longest time in seconds of a first load that is repeated, with empty caches, if needed."""
+"""The longest loading time in seconds for which data are loaded with empty caches, if needed."""
 MAX_BYTES = 2**28
 """The most memory in bytes for which arrays are loaded twice."""
 
@@ -63,6 +63,9 @@ def check_data(task: Task, live: TaskTrial) -> None:
         StateError: The data differ, so other processes would also train on different data.
     """
     sources = sources_of(task, live.device)
+    made, sources.made = sources.made, None  # it holds the task
+    is_due = not sources.is_checked and sources.longest_load_s <= MAX_FIRST_S
+    sources.is_checked = True
     if sources.change_while_read:
         return  # a live trial has read them; the comparison of a step names what has changed
     arrays = live.source.arrays or ()
@@ -75,9 +78,8 @@ def check_data(task: Task, live: TaskTrial) -> None:
     after = stream_positions(live.device)
     size = live.source.num_train if arrays else live.task.eval_batch_size
     drawn = sources.drawn(live.source)
-    if drawn != (None if after == before else after) and sources.first_load_s <= MAX_FIRST_S:
-        _check_kept_data(task, live, sources.made, drawn=drawn, size=size)
-    sources.made = None
+    if is_due and drawn != (None if after == before else after):
+        _check_kept_data(task, live, made, drawn=drawn, size=size)
     mine = _first(live.source, size=size, seed=live.seed)
     theirs = _first(again, size=size, seed=live.seed)
     for which in range(2):
@@ -97,7 +99,7 @@ def _check_kept_data(
     Args:
         task: The task as the user gave it.
         live: A trial with data.
-        made: What the first load has kept; None if it has drawn nothing.
+        made: What loads have kept; None if none has drawn anything.
         drawn: The positions of the streams after that load.
         size: The size of batches to compare.
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from thrifty.pack.identity import MISSING, Place, Reach, held_by, is_own, reach, vars_of
-from thrifty.pack.identity._place import SETTINGS
+from thrifty.pack.identity._place import SETTINGS, PlaceKind
 
 from ._compare import same
 
@@ -167,7 +167,7 @@ class _Space:
 
     def places_added(self) -> list[Place]:
         """Return the places of the names that were added."""
-        kind = "class attribute" if isinstance(self.holder, type) else "attribute"
+        kind: PlaceKind = "class attribute" if isinstance(self.holder, type) else "attribute"
         return [
             Place(name=f"{self.owner}.{name}", kind=kind, holder=self.holder, key=name)
             for name in _names_of(self.holder).keys() - self.before.keys()
