@@ -294,6 +294,10 @@ def curves(task, widths=(8, 16), **options):
     return {trial.config["width"]: trial.curve for trial in study.trials}
 
 
+def name_of(task):
+    return getattr(task, "name", type(task).__name__)
+
+
 DRAWN_ONCE = [
     (TableInModel(), "TABLE"),
     (CacheByWidth(), "by_width"),
@@ -311,13 +315,18 @@ DRAWN_ONCE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("task", "what"), DRAWN_ONCE, ids=[getattr(t, "name", type(t).__name__) for t, _ in DRAWN_ONCE]
-)
+@pytest.mark.parametrize(("task", "what"), DRAWN_ONCE, ids=[name_of(t) for t, _ in DRAWN_ONCE])
 def test_random_numbers_kept_for_later_trials_are_refused(task, what):
     with pytest.raises(StateError, match="keeps random numbers that it has drawn for one") as found:
         curves(task)
     assert what in str(found.value)
+
+
+@pytest.mark.parametrize("task", [TableInModel(), CacheInSetup()], ids=name_of)
+def test_they_are_refused_again_in_the_same_process(task):
+    for _ in range(2):
+        with pytest.raises(StateError, match="keeps random numbers that it has drawn for one"):
+            curves(task)
 
 
 @pytest.mark.parametrize("task", [GlobalInLoss(), TableInAdapt()], ids=lambda t: type(t).__name__)
@@ -448,10 +457,6 @@ NOT_DRAWN = [
 ]
 
 
-def name_of(task):
-    return getattr(task, "name", type(task).__name__)
-
-
 @pytest.mark.parametrize("task", NOT_DRAWN, ids=name_of)
 def test_what_depends_on_no_trial_may_be_kept(task):
     together = curves(task, widths=(8, 16))
@@ -545,8 +550,9 @@ class CacheInData(DrawnData):
 
 @pytest.mark.parametrize("task", [CacheInData(), SeededThenDrawnData()], ids=name_of)
 def test_data_that_only_the_first_load_draws_are_refused(task):
-    with pytest.raises(StateError, match=r"Data\.data gives other training data each time"):
-        study_of(task)
+    for each in (task, type(task)()):
+        with pytest.raises(StateError, match=r"Data\.data gives other training data each time"):
+            study_of(each)
 
 
 # -- values that code goes by later ---------------------------------------------------------------

@@ -336,6 +336,13 @@ class Sources:
         loaded = next((key for key, each in self._known if each is source), None)
         return None if loaded is None or loaded.ended == loaded.began else loaded.ended
 
+    def forget(self) -> None:
+        """Forget all data, and undo what loading them has kept."""
+        if self.made is not None:
+            self.made.take_changed()
+            self.made.undo()
+        self._known, self.made = AliveSources[_Loaded](), None
+
     def number_of(self, source: Source) -> int:
         """Return a number unique to a source among all sources of this task, past ones included."""
         return self._known.number_of(source)

@@ -25,7 +25,7 @@ from thrifty.pack.identity._values import Values
 from thrifty.pack.task._data import Batch, Source, open_source, steps_of, valid_batches
 from thrifty.pack.task._followed_optimizer import FollowedOptimizers
 from thrifty.pack.task._metrics import check_metrics
-from thrifty.pack.task._sources import sources_of
+from thrifty.pack.task._sources import Sources, sources_of
 from thrifty.pack.task._step_options import names_with_averages
 from thrifty.pack.task._streams import check_stream, token_files
 from thrifty.pack.task._task import (
@@ -63,9 +63,16 @@ def check_data(task: Task, live: TaskTrial) -> None:
         StateError: The data differ, so other processes would also train on different data.
     """
     sources = sources_of(task, live.device)
-    made, sources.made = sources.made, None  # it holds the task
-    is_due = not sources.is_checked and sources.longest_load_s <= MAX_FIRST_S
-    sources.is_checked = True
+    try:
+        _check_data(task, live, sources)
+    except StateError:
+        # otherwise the next study would find full caches, and nothing to refuse
+        sources.forget()
+        raise
+    sources.is_checked, sources.made = True, None  # it holds the task
+
+
+def _check_data(task: Task, live: TaskTrial, sources: Sources) -> None:
     if sources.change_while_read:
         return  # a live trial has read them; the comparison of a step names what has changed
     arrays = live.source.arrays or ()
@@ -78,8 +85,9 @@ def check_data(task: Task, live: TaskTrial) -> None:
     after = stream_positions(live.device)
     size = live.source.num_train if arrays else live.task.eval_batch_size
     drawn = sources.drawn(live.source)
+    is_due = not sources.is_checked and sources.longest_load_s <= MAX_FIRST_S
     if is_due and drawn != (None if after == before else after):
-        _check_kept_data(task, live, made, drawn=drawn, size=size)
+        _check_kept_data(task, live, sources.made, drawn=drawn, size=size)
     mine = _first(live.source, size=size, seed=live.seed)
     theirs = _first(again, size=size, seed=live.seed)
     for which in range(2):
@@ -494,6 +502,21 @@ def check_kept(
     Raises:
         StateError: It does.
     """
+    try:
+        _check_first_made(kept, make, values_of, drawn=drawn, name=name)
+    except StateError:
+        kept.undo()  # otherwise the next study would find full caches, and nothing to refuse
+        raise
+
+
+def _check_first_made(
+    kept: MadeOnce,
+    make: Callable[[], tuple[Made, Any]],
+    values_of: Callable[[Made], Mapping[str, Any]],
+    *,
+    drawn: Any,
+    name: str,
+) -> None:
     found = kept.first_made(make)
     first, positions = found.made
     if found.drawn or positions != drawn:

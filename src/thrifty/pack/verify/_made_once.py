@@ -53,6 +53,12 @@ class MadeOnce:
             self._num_calls = self._count_calls()
         return changed
 
+    def undo(self) -> None:
+        """Undo the changes that ``take_changed`` found last; caches are emptied."""
+        self._before.put_back()
+        for cache in self._filled:
+            cache.cache_clear()
+
     def has_changed(self) -> bool:
         """Return whether anything has been made since the last call of ``take_changed``."""
         return bool(self._changed())
