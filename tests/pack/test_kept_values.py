@@ -382,6 +382,16 @@ class SeededTable(Plain):
         return th.ArrayData(train=(X[ROWS], Y[ROWS]), valid=(X, Y))
 
 
+class SeededAttribute(Plain):
+    """One that keeps them in an attribute that it did not have before."""
+
+    def data(self, hp):
+        if not hasattr(self, "rows"):
+            np.random.seed(1)  # noqa: NPY002
+            self.rows = np.random.permutation(64)  # noqa: NPY002
+        return th.ArrayData(train=(X[self.rows], Y[self.rows]), valid=(X, Y))
+
+
 class PretrainedData(Plain):
     def data(self, hp):
         x = pretrained()(X)
@@ -448,6 +458,7 @@ NOT_DRAWN = [
     RampLoop(),
     SeededData(),
     SeededTable(),
+    SeededAttribute(),
     PretrainedData(),
     PretrainedModel(),
     SeededLoop(),

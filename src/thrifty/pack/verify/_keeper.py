@@ -229,16 +229,16 @@ def kept_places(roots: Mapping[str, Any]) -> list[Place]:
         roots: Code and objects by name, such as a task.
     """
     found = reach(roots)
-    return [*found.places, *_empty_places([found]), *_places_of_objects(found.places)]
+    objects = [*roots.items(), *((place.name, place.get()) for place in found.places)]
+    return [*found.places, *_empty_places([found]), *_places_of_objects(objects)]
 
 
-def _places_of_objects(places: Iterable[Place]) -> Iterator[Place]:
+def _places_of_objects(objects: Iterable[tuple[str, Any]]) -> Iterator[Place]:
     """Yield an empty place of each object, to detect which attributes it is given later."""
-    for place in places:
-        value = place.get()
+    for name, value in objects:
         kind = type(value)
         if (is_own(kind) and not issubclass(kind, type)) or kind in (SimpleNamespace, _CACHED):
-            yield Place(name=f"{place.name}.", kind="attribute", holder=value, key="")
+            yield Place(name=f"{name}.", kind="attribute", holder=value, key="")
 
 
 def _empty_places(found: Iterable[Reach]) -> Iterator[Place]:
