@@ -54,6 +54,33 @@ def test_a_method_under_a_cache_and_one_of_a_class():
     assert kind().row(2) == [2, 2]
 
 
+def test_a_cached_function_keeps_its_attributes():
+    @functools.lru_cache
+    def scaled(x):
+        return x * scaled.scale
+
+    scaled.scale = 3
+    sent = pickle.loads(pickled(scaled))
+    assert sent(2) == 6
+    assert sent.__wrapped__.__qualname__ == scaled.__qualname__
+
+
+def test_a_cached_property_is_sent_without_its_lock():
+    class Table:
+        calls = 0
+
+        @functools.cached_property
+        def rows(self):
+            """Rows."""
+            self.calls += 1
+            return [1, 2]
+
+    kind = pickle.loads(pickled(Table))
+    table = kind()
+    assert (table.rows, table.rows, table.calls) == ([1, 2], [1, 2], 1)
+    assert kind.rows.__doc__ == "Rows."
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_script_with_a_cached_function(workers, tmp_path):

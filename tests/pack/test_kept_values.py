@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import random
 import tempfile
 import time
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,6 +24,7 @@ X = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 TABLE: dict[object, torch.Tensor] = {}
 SCALE: torch.Tensor | None = None
+ROWS: list[int] | None = None
 
 
 @functools.cache
@@ -39,13 +42,70 @@ def ramp(size):
     return torch.linspace(0.5, 1.5, size)
 
 
+@functools.cache
+def shuffled(seed=0):
+    """Shuffle rows as user code does that seeds the global stream."""
+    np.random.seed(seed)  # noqa: NPY002
+    rows = np.random.permutation(64)  # noqa: NPY002
+    return X[rows], Y[rows]
+
+
+WEIGHTS = {"weight": torch.eye(8), "bias": torch.zeros(8)}
+
+
+@functools.cache
+def pretrained():
+    """Return a network that is drawn, and then loaded."""
+    network = torch.nn.Linear(8, 8)
+    network.load_state_dict(WEIGHTS)
+    return network.requires_grad_(requires_grad=False)
+
+
+@functools.cache
+def random_backbone():
+    return torch.nn.Linear(8, 8).requires_grad_(requires_grad=False)
+
+
+class Holder:
+    """An object without attributes."""
+
+
+class Drawn:
+    """An object that draws."""
+
+    def __init__(self):
+        self.scale = torch.rand(8)
+
+
+HOLDER = Holder()
+
+
+@functools.cache
+def drawn_object():
+    return Drawn()
+
+
+def held():
+    if not hasattr(held, "scale"):
+        held.scale = torch.rand(8)
+    return held.scale
+
+
 @pytest.fixture(autouse=True)
 def as_in_a_new_process():
-    global SCALE
+    forget()
+
+
+def forget():
+    """Empty tables and caches."""
+    global SCALE, ROWS
     TABLE.clear()
-    for each in (by_width, noise, ramp):
+    caches = (by_width, noise, ramp, shuffled, pretrained, random_backbone, drawn_object)
+    for each in caches:
         each.cache_clear()
-    SCALE = ClassAttribute.scale = None
+    SCALE = ROWS = ClassAttribute.scale = None
+    for each in (HOLDER, held):
+        vars(each).clear()
 
 
 class Plain(th.Task):
@@ -95,6 +155,38 @@ class ClassAttribute(Plain):
         model = super().model(hp)
         model[0].weight.data *= ClassAttribute.scale
         return model
+
+
+class NewAttribute(Plain):
+    """A task that keeps what it draws in an attribute that did not exist before."""
+
+    def scale(self):
+        if not hasattr(HOLDER, "scale"):
+            HOLDER.scale = torch.rand(8)
+        return HOLDER.scale
+
+    def model(self, hp):
+        model = super().model(hp)
+        model[0].weight.data *= self.scale()
+        return model
+
+
+class AttributeOfAFunction(NewAttribute):
+    def scale(self):
+        return held()
+
+
+class ObjectInCache(NewAttribute):
+    def scale(self):
+        return drawn_object().scale
+
+
+class RandomBackbone(Plain):
+    """A task whose frozen layer is drawn for the first trial."""
+
+    def model(self, hp):
+        first = torch.nn.Linear(8, hp.width)
+        return torch.nn.Sequential(random_backbone(), first, torch.nn.Linear(hp.width, 2))
 
 
 class GlobalInLoss(Plain):
@@ -202,10 +294,18 @@ def curves(task, widths=(8, 16), **options):
     return {trial.config["width"]: trial.curve for trial in study.trials}
 
 
+def name_of(task):
+    return getattr(task, "name", type(task).__name__)
+
+
 DRAWN_ONCE = [
     (TableInModel(), "TABLE"),
     (CacheByWidth(), "by_width"),
     (ClassAttribute(), "ClassAttribute.scale"),
+    (NewAttribute(), "HOLDER.scale"),
+    (AttributeOfAFunction(), "held.scale"),
+    (ObjectInCache(), "drawn_object"),
+    (RandomBackbone(), "random_backbone"),
     (CacheInLoss(), "noise"),
     (CacheInMetrics(), "noise"),
     (CacheInSetup(), "noise"),
@@ -215,13 +315,18 @@ DRAWN_ONCE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("task", "what"), DRAWN_ONCE, ids=[getattr(t, "name", type(t).__name__) for t, _ in DRAWN_ONCE]
-)
+@pytest.mark.parametrize(("task", "what"), DRAWN_ONCE, ids=[name_of(t) for t, _ in DRAWN_ONCE])
 def test_random_numbers_kept_for_later_trials_are_refused(task, what):
     with pytest.raises(StateError, match="keeps random numbers that it has drawn for one") as found:
         curves(task)
     assert what in str(found.value)
+
+
+@pytest.mark.parametrize("task", [TableInModel(), CacheInSetup()], ids=name_of)
+def test_they_are_refused_again_in_the_same_process(task):
+    for _ in range(2):
+        with pytest.raises(StateError, match="keeps random numbers that it has drawn for one"):
+            curves(task)
 
 
 @pytest.mark.parametrize("task", [GlobalInLoss(), TableInAdapt()], ids=lambda t: type(t).__name__)
@@ -258,14 +363,157 @@ class RampLoop(Loop):
         return X * ramp(8)
 
 
-@pytest.mark.parametrize("task", [Ramp(), OwnSeed(), RampLoop()], ids=lambda t: type(t).__name__)
+class SeededData(Plain):
+    """A task that seeds the global stream in a cached loader."""
+
+    def data(self, hp):
+        x, y = shuffled()
+        return th.ArrayData(train=(x, y), valid=(x, y))
+
+
+class SeededTable(Plain):
+    """One that keeps its rows in a global variable."""
+
+    def data(self, hp):
+        global ROWS
+        if ROWS is None:
+            random.seed(1)
+            ROWS = random.sample(range(64), 64)
+        return th.ArrayData(train=(X[ROWS], Y[ROWS]), valid=(X, Y))
+
+
+class SeededAttribute(Plain):
+    """One that keeps them in an attribute that it did not have before."""
+
+    def data(self, hp):
+        if not hasattr(self, "rows"):
+            np.random.seed(1)  # noqa: NPY002
+            self.rows = np.random.permutation(64)  # noqa: NPY002
+        return th.ArrayData(train=(X[self.rows], Y[self.rows]), valid=(X, Y))
+
+
+class PretrainedData(Plain):
+    def data(self, hp):
+        x = pretrained()(X)
+        return th.ArrayData(train=(x, Y), valid=(x, Y))
+
+
+class PretrainedModel(Plain):
+    """A task whose cached layer is drawn and loaded after the others are drawn."""
+
+    def model(self, hp):
+        head = super().model(hp)
+        return torch.nn.Sequential(pretrained(), head)
+
+
+class SeededLoop(Loop):
+    """A loop that seeds NumPy's stream in a cached loader, by the seed of the trial."""
+
+    def setup(self, hp, *, seed, device):
+        self.x, _ = shuffled(seed % 100)
+        super().setup(hp, seed=seed, device=device)
+
+
+class PretrainedLoop(Loop):
+    def setup(self, hp, *, seed, device):
+        super().setup(hp, seed=seed, device=device)
+        self.back = pretrained()
+
+    def inputs(self, epoch):
+        return self.back(X)
+
+
+def descended(model, optimizer, x):
+    """Take a step, and return the metrics."""
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), Y)
+    loss.backward()
+    optimizer.step()
+    return {"loss": loss.item()}
+
+
+@th.trainable
+def seeded_function(trial):
+    width = trial.suggest_categorical("width", [8, 16])
+    x, _ = shuffled()
+    model = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * width)
+    for _ in trial.epochs({"model": model, "optimizer": optimizer}):
+        yield descended(model, optimizer, x)
+
+
+@th.trainable
+def pretrained_function(trial):
+    width = trial.suggest_categorical("width", [8, 16])
+    model = torch.nn.Linear(8, 2)
+    x = pretrained()(X)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * width)
+    for _ in trial.epochs({"model": model, "optimizer": optimizer}):
+        yield descended(model, optimizer, x)
+
+
+NOT_DRAWN = [
+    Ramp(),
+    OwnSeed(),
+    RampLoop(),
+    SeededData(),
+    SeededTable(),
+    SeededAttribute(),
+    PretrainedData(),
+    PretrainedModel(),
+    SeededLoop(),
+    PretrainedLoop(),
+    seeded_function,
+    pretrained_function,
+]
+
+
+@pytest.mark.parametrize("task", NOT_DRAWN, ids=name_of)
 def test_what_depends_on_no_trial_may_be_kept(task):
     together = curves(task, widths=(8, 16))
     assert curves(task, widths=(16, 8)) == together
     for width in (8, 16):
-        TABLE.clear()
-        ramp.cache_clear()
+        forget()
         assert curves(task, widths=(width,))[width] == together[width]
+
+
+class PretrainedFirst(Plain):
+    """A task that draws its head after a cached layer was drawn and loaded."""
+
+    def model(self, hp):
+        return torch.nn.Sequential(pretrained(), torch.nn.Linear(8, 2))
+
+
+class PretrainedFirstLoop(Loop):
+    def setup(self, hp, *, seed, device):
+        self.back = pretrained()
+        self.began = time.time()
+        super().setup(hp, seed=seed, device=device)
+
+
+@th.trainable
+def pretrained_first_function(trial):
+    width = trial.suggest_categorical("width", [8, 16])
+    x = pretrained()(X)
+    model = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * width)
+    for _ in trial.epochs({"model": model, "optimizer": optimizer}):
+        yield descended(model, optimizer, x)
+
+
+@pytest.mark.parametrize(
+    ("task", "what"),
+    [
+        (PretrainedFirst(), "'1.weight'"),
+        (PretrainedFirstLoop(), "'self.model'"),
+        (pretrained_first_function, "weight'"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else name_of(each),
+)
+def test_what_is_drawn_after_a_cache_was_filled_must_not_depend_on_it(task, what):
+    with pytest.raises(StateError, match=r"if 'pretrained\(...\)' was filled before") as found:
+        curves(task)
+    assert what in str(found.value)
 
 
 class DrawnData(Plain):
@@ -296,15 +544,26 @@ def test_each_seed_has_the_data_that_a_study_of_that_seed_has(task):
     assert [*study_of(task, seeds=2).trials[0].curves] == alone
 
 
+class SeededThenDrawnData(Plain):
+    """A task whose data are drawn from where a cached loader has left the stream."""
+
+    def data(self, hp):
+        x, y = shuffled()
+        x = x + torch.from_numpy(np.random.rand(64, 8).astype(np.float32))  # noqa: NPY002
+        return th.ArrayData(train=(x, y), valid=(x, y))
+
+
 class CacheInData(DrawnData):
     def data(self, hp):
         x = X * noise(8)
         return th.ArrayData(train=(x, Y), valid=(x, Y))
 
 
-def test_data_that_only_the_first_load_draws_are_refused():
-    with pytest.raises(StateError, match=r"CacheInData\.data gives other training data each time"):
-        study_of(CacheInData())
+@pytest.mark.parametrize("task", [CacheInData(), SeededThenDrawnData()], ids=name_of)
+def test_data_that_only_the_first_load_draws_are_refused(task):
+    for each in (task, type(task)()):
+        with pytest.raises(StateError, match=r"Data\.data gives other training data each time"):
+            study_of(each)
 
 
 # -- values that code goes by later ---------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import cloudpickle
@@ -18,7 +18,8 @@ def pickled(value: Any) -> bytes:
     """Return the bytes of an object; code that another process cannot import is among them.
 
     Unlike ``cloudpickle.dumps``, it takes functions under ``functools.lru_cache`` that a script
-    itself defines. Their cache is empty in the other process.
+    itself defines, and properties under ``functools.cached_property``. The cache of such a function
+    is empty in the other process.
 
     Args:
         value: An object, such as a task.
@@ -35,7 +36,12 @@ def pickled(value: Any) -> bytes:
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is _CACHED and not _can_be_imported(obj):
-            return _cached, (obj.__wrapped__, obj.cache_parameters())
+            # attributes travel as state, which may refer to the function itself
+            own = {name: value for name, value in vars(obj).items() if name != "__wrapped__"}
+            args = (obj.__wrapped__, obj.cache_parameters())
+            return _cached, args, own or None, None, None, _set_attributes
+        if type(obj) is cached_property:  # Python 3.11 gives it a lock, which cannot be pickled
+            return _property, (obj.func, obj.attrname, obj.__doc__)
         return super().reducer_override(obj)
 
 
@@ -51,4 +57,16 @@ def _can_be_imported(function: Any) -> bool:
 
 def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Callable[..., Any]:
     made: Callable[..., Any] = lru_cache(**parameters)(function)
+    return made
+
+
+def _set_attributes(function: Callable[..., Any], attributes: Mapping[str, Any]) -> None:
+    vars(function).update(attributes)
+
+
+def _property(
+    function: Callable[[Any], Any], name: str | None, doc: str | None
+) -> cached_property[Any]:
+    made = cached_property(function)
+    made.attrname, made.__doc__ = name, doc
     return made

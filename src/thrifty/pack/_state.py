@@ -11,13 +11,14 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from thrifty.core import CheckpointError, StateError, TaskError
+from thrifty.core import CheckpointError, StateError, TaskError, derive_seed
 
 from ._frozen import Base
 from .identity import parts_of
@@ -303,8 +304,23 @@ def borrowed_streams() -> Iterator[None]:
         before.restore()
 
 
+_OTHER = ContextVar("_OTHER", default=False)
+
+
+@contextmanager
+def seeded_otherwise() -> Iterator[None]:
+    """Let ``seed_everything`` seed with other numbers, to see what depends on the seed."""
+    token = _OTHER.set(True)
+    try:
+        yield
+    finally:
+        _OTHER.reset(token)
+
+
 def seed_everything(seed: int) -> None:
     """Seed the three global streams."""
+    if _OTHER.get():
+        seed = derive_seed(seed, "other")
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (user code may draw from it)
     seed_torch(seed)

@@ -16,7 +16,7 @@ import torch
 from thrifty.core import StateError, TaskError, plain_logger
 from thrifty.pack._state import borrowed_streams, stream_positions
 from thrifty.pack.identity import is_own, vars_of
-from thrifty.pack.verify import Watch, outside_of_state
+from thrifty.pack.verify import MadeOnce, Watch, outside_of_state
 
 from ._data import Source, datasets_of, open_source
 from ._task import HyperParameters, Task, count_text_as_read, share, unread, values_of
@@ -234,6 +234,12 @@ class Sources:
         """Hyper-parameters that data which change have read."""
         self.load_s = 0.0
         """How many seconds the last load of data took."""
+        self.longest_load_s = 0.0
+        """How many seconds the longest one took."""
+        self.made: MadeOnce | None = None
+        """What loads have kept since the first that left the random streams elsewhere."""
+        self.is_checked = False
+        """Whether it was checked that what loads keep does not depend on the seed, if possible."""
 
     def get(self, task: Task, hp: HyperParameters, *, user: object = None) -> Source:
         """Return the data for these hyper-parameters, and load them if necessary.
@@ -257,9 +263,14 @@ class Sources:
                 self._known.use(source)
                 _note(loaded, user)
                 return source
+        is_watched = self.made is not None or self.is_checked
+        made = None if is_watched else MadeOnce({"task": task})
         seconds = time.perf_counter()
         loaded, source = self._load(task, hp)
         self.load_s = time.perf_counter() - seconds
+        self.longest_load_s = max(self.load_s, self.longest_load_s)
+        if made is not None and loaded.ended != loaded.began:
+            self.made = made  # it holds the task, so it is kept only where it is needed
         self._known.add(loaded, source)
         _note(loaded, user)
         hp.names_read |= loaded.given.names_read
@@ -324,6 +335,13 @@ class Sources:
         """Return the positions of the streams after loading a source; None if it drew nothing."""
         loaded = next((key for key, each in self._known if each is source), None)
         return None if loaded is None or loaded.ended == loaded.began else loaded.ended
+
+    def forget(self) -> None:
+        """Forget all data, and undo what loading them has kept."""
+        if self.made is not None:
+            self.made.take_changed()
+            self.made.undo()
+        self._known, self.made = AliveSources[_Loaded](), None
 
     def number_of(self, source: Source) -> int:
         """Return a number unique to a source among all sources of this task, past ones included."""

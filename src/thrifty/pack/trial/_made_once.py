@@ -1,67 +1,35 @@
-"""What trials keep for those that begin after them, and a check that it depends on none of them."""
+"""Messages about values that are made once for several trials."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from thrifty.pack.identity import reach
-from thrifty.pack.verify import Keeper
-
-
-class MadeOnce:
-    """What code keeps when it runs first: in variables, and under ``functools.cache``.
-
-    A value that is drawn from a seeded stream, and kept, depends on the trial that made it. It
-    shows in the stream: if a trial is made a second time with the same seed, nothing is drawn for
-    the value that was kept, so the stream ends elsewhere.
-
-    Example::
-
-        kept = MadeOnce({"task": task})
-        task.model(hp)
-        kept.take_changed()  # ["CACHE", "projection(...)"]
-
-    Args:
-        roots: Code and objects by name, such as a task.
-    """
-
-    def __init__(self, roots: Mapping[str, Any]) -> None:
-        self._keeper = Keeper(reach(roots).places, containers_only=True)
-        self._num_calls = self._count_calls()
-
-    def take_changed(self) -> list[str]:
-        """Return the names of what has been made since the last call."""
-        changed = self._changed()
-        if changed:
-            self._keeper, self._num_calls = self._keeper.now(), self._count_calls()
-        return changed
-
-    def has_changed(self) -> bool:
-        """Return whether anything has been made since the last call of ``take_changed``."""
-        return bool(self._changed())
-
-    def _changed(self) -> list[str]:
-        now = self._count_calls().items()
-        filled = [name for name, number in now if number != self._num_calls.get(name, 0)]
-        return self._keeper.changed() + filled
-
-    def _count_calls(self) -> dict[str, int]:
-        """Return how often each cached function has had to compute its result."""
-        return {cached_name(each): each.cache_info().misses for each in self._keeper.caches}
-
-
-def cached_name(cache: Any) -> str:
-    """Return the name of a function under ``functools.lru_cache``, for messages."""
-    return f"{cache.__wrapped__.__qualname__}(...)"
+from collections.abc import Sequence
 
 
 def drawn_once(name: str, kept: Sequence[str]) -> str:
     """Return a message about random numbers that are drawn for one trial and kept for others."""
-    places = ", ".join(map(repr, kept[:5]))
     return (
-        f"{name} keeps random numbers that it has drawn for one trial (in {places}), so the "
+        f"{name} keeps random numbers that it has drawn for one trial (in {_listed(kept)}), so the "
         "results of a trial would depend on the trials before it in the same process; draw what "
         "is made only once from a generator with a seed of its own, such as "
         "torch.Generator().manual_seed(0), or make it anew for each trial"
     )
+
+
+def shifted(name: str, kept: Sequence[str], *, what: str) -> str:
+    """Return a message about values that depend on whether something was kept before.
+
+    Args:
+        name: The code that makes them.
+        kept: The names of what it keeps.
+        what: The name of a value that depends on it.
+    """
+    return (
+        f"{name} makes another {what!r} if {_listed(kept)} was filled before: the code that fills "
+        "it draws from or seeds the global random streams, so what comes after it depends on the "
+        "trials before it in the same process; wrap that code in torch.random.fork_rng(), give it "
+        "a generator of its own, or fill it before the study, when its module is imported"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:5]))

@@ -10,7 +10,8 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from thrifty.pack.identity._values import Values
 from thrifty.pack.task._data import Batch, Source, open_source, steps_of, valid_batches
 from thrifty.pack.task._followed_optimizer import FollowedOptimizers
 from thrifty.pack.task._metrics import check_metrics
-from thrifty.pack.task._sources import sources_of
+from thrifty.pack.task._sources import Sources, sources_of
 from thrifty.pack.task._step_options import names_with_averages
 from thrifty.pack.task._streams import check_stream, token_files
 from thrifty.pack.task._task import (
@@ -36,15 +37,17 @@ from thrifty.pack.task._task import (
     own_task,
     task_identity,
 )
-from thrifty.pack.verify import Probe, as_it_was, same, stand_in
+from thrifty.pack.verify import MadeOnce, Probe, as_it_was, own_tensors, same, stand_in
 
-from ._made_once import MadeOnce, drawn_once
+from ._made_once import drawn_once, shifted
 from ._trial import TaskTrial, TrainableTrial, batch_size_of, check_batches
 from ._update import Update
 
 
 QUICK_S = 1.0
 """The longest loading time in seconds for which data are loaded again for a comparison."""
+MAX_FIRST_S = 10 * QUICK_S
+"""The longest loading time in seconds for which data are loaded with empty caches, if needed."""
 MAX_BYTES = 2**28
 """The most memory in bytes for which arrays are loaded twice."""
 
@@ -60,6 +63,16 @@ def check_data(task: Task, live: TaskTrial) -> None:
         StateError: The data differ, so other processes would also train on different data.
     """
     sources = sources_of(task, live.device)
+    try:
+        _check_data(task, live, sources)
+    except StateError:
+        # otherwise the next study would find full caches, and nothing to refuse
+        sources.forget()
+        raise
+    sources.is_checked, sources.made = True, None  # it holds the task
+
+
+def _check_data(task: Task, live: TaskTrial, sources: Sources) -> None:
     if sources.change_while_read:
         return  # a live trial has read them; the comparison of a step names what has changed
     arrays = live.source.arrays or ()
@@ -70,9 +83,11 @@ def check_data(task: Task, live: TaskTrial) -> None:
     before = stream_positions(live.device)
     again = open_source(own_task(task).data(hp), device=live.device)
     after = stream_positions(live.device)
-    if sources.drawn(live.source) != (None if after == before else after):
-        raise _differ(task, "training")
     size = live.source.num_train if arrays else live.task.eval_batch_size
+    drawn = sources.drawn(live.source)
+    is_due = not sources.is_checked and sources.longest_load_s <= MAX_FIRST_S
+    if is_due and drawn != (None if after == before else after):
+        _check_kept_data(task, live, sources.made, drawn=drawn, size=size)
     mine = _first(live.source, size=size, seed=live.seed)
     theirs = _first(again, size=size, seed=live.seed)
     for which in range(2):
@@ -82,6 +97,42 @@ def check_data(task: Task, live: TaskTrial) -> None:
             raise _differ(task, ("training", "validation")[which])
         # reading the same data twice already differs, which the comparison of a step reports
         return
+
+
+def _check_kept_data(
+    task: Task, live: TaskTrial, made: MadeOnce | None, *, drawn: tuple[Any, ...] | None, size: int
+) -> None:
+    """Load data as if for the first time, and see whether what the load keeps depends on the seed.
+
+    Args:
+        task: The task as the user gave it.
+        live: A trial with data.
+        made: What loads have kept; None if none has drawn anything.
+        drawn: The positions of the streams after that load.
+        size: The size of batches to compare.
+
+    Raises:
+        StateError: It does.
+    """
+
+    def load() -> tuple[tuple[Any, ...] | None, Source]:
+        seed_everything(derive_seed(live.seed, "data"))
+        before = stream_positions(live.device)
+        source = open_source(task.data(HyperParameters(live.readings.first)), device=live.device)
+        after = stream_positions(live.device)
+        return (None if after == before else after), source
+
+    if made is None:
+        raise _differ(task, "training")
+    made.take_changed()
+    found = made.first_made(load)
+    ended, source = found.made
+    if found.drawn or ended != drawn:
+        raise _differ(task, "training")
+    if not found.is_known:  # then only the data show whether they depend on the seed
+        pair = [_first(each, size=size, seed=live.seed) for each in (source, found.otherwise[1])]
+        if not same(*pair):
+            raise _differ(task, "training")
 
 
 def _first(source: Source, *, size: int, seed: int) -> tuple[Any, Any]:
@@ -102,6 +153,7 @@ def _differ(task: Task, which: str) -> StateError:
 
 
 Trial = TaskTrial | TrainableTrial
+Made = TypeVar("Made")
 
 FURTHER_STEPS = 100
 """How many steps a probe takes at least, if time allows.
@@ -402,14 +454,77 @@ def _model_of(
         StateError: It keeps random numbers for later models.
     """
     kept = MadeOnce({"task": task})
+    model, drawn = made_model(task, hp, seed=seed, device=device)
+    if kept.take_changed():
+        make = partial(made_model, task, HyperParameters(hp), seed=seed, device=device)
+        again, drawn_again = make()
+        trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+        # what trials share and train is refused with a message of its own
+        is_shared = not trained.isdisjoint(map(id, again.parameters()))
+        if drawn_again != drawn and not is_shared:
+            check_kept(kept, make, own_tensors, drawn=drawn, name=f"{type(task).__name__}.model")
+    return model
+
+
+def made_model(
+    task: Task, hp: HyperParameters, *, seed: int, device: torch.device
+) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    """Make the model of a trial, and return it with the positions of the streams after that.
+
+    Args:
+        task: The trial's own copy of the task.
+        hp: Its hyper-parameters.
+        seed: The trial's seed.
+        device: Where the trial is trained.
+    """
     seed_everything(derive_seed(seed, "model"))
     model = task.model(hp).to(device)
-    changed, drawn = kept.take_changed(), stream_positions(device)
-    if changed:
-        seed_everything(derive_seed(seed, "model"))
-        again = task.model(HyperParameters(hp)).to(device)
-        # what trials share and train is refused with a message of its own
-        is_shared = not {*map(id, model.parameters())}.isdisjoint(map(id, again.parameters()))
-        if stream_positions(device) != drawn and not is_shared:
-            raise StateError(drawn_once(f"{type(task).__name__}.model", changed))
-    return model
+    return model, stream_positions(device)
+
+
+def check_kept(
+    kept: MadeOnce,
+    make: Callable[[], tuple[Made, Any]],
+    values_of: Callable[[Made], Mapping[str, Any]],
+    *,
+    drawn: Any,
+    name: str,
+) -> None:
+    """Check that a model or a trial does not depend on what those before it have kept.
+
+    Args:
+        kept: What they keep; its last changes are those of the first one.
+        make: Makes one, and returns it with the positions of the streams after that.
+        values_of: Returns the values of one by name.
+        drawn: The positions of the streams after the first one.
+        name: The code that makes them, for messages.
+
+    Raises:
+        StateError: It does.
+    """
+    try:
+        _check_first_made(kept, make, values_of, drawn=drawn, name=name)
+    except StateError:
+        kept.undo()  # otherwise the next study would find full caches, and nothing to refuse
+        raise
+
+
+def _check_first_made(
+    kept: MadeOnce,
+    make: Callable[[], tuple[Made, Any]],
+    values_of: Callable[[Made], Mapping[str, Any]],
+    *,
+    drawn: Any,
+    name: str,
+) -> None:
+    found = kept.first_made(make)
+    first, positions = found.made
+    if found.drawn or positions != drawn:
+        raise StateError(drawn_once(name, found.drawn or kept.last_changed))
+    mine, theirs = values_of(first), values_of(make()[0])
+    differing = [key for key, value in theirs.items() if not same(mine.get(key), value)]
+    if differing:  # what differs each time, such as a time, says nothing
+        again = values_of(make()[0])
+        for key in differing:
+            if same(again.get(key), theirs[key]):
+                raise StateError(shifted(name, kept.last_changed, what=key))

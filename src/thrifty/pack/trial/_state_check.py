@@ -21,13 +21,16 @@ from thrifty.core import StateError, TaskError, plain_logger
 from thrifty.pack._backend import EpochPlan, Member, out_of_memory
 from thrifty.pack.identity import Place
 from thrifty.pack.task._data import datasets_of
-from thrifty.pack.task._task import SelfDescribing, Task, Trainable
+from thrifty.pack.task._task import HyperParameters, SelfDescribing, Task, Trainable, own_task
 from thrifty.pack.verify import (
     FIRST_BATCH,
     CheckBudget,
     Keeper,
+    MadeOnce,
     Probe,
+    cached_name,
     cached_places,
+    digest_or_none,
     how_far_apart,
     outside_of_state,
     own_tensors,
@@ -37,8 +40,8 @@ from thrifty.pack.verify import (
 )
 
 from ._later_effects import act_later, attributes
-from ._made_once import MadeOnce, cached_name, drawn_once
-from ._probes import Trial, check_data, probe, probe_further
+from ._made_once import drawn_once
+from ._probes import Trial, check_data, check_kept, made_model, probe, probe_further
 from ._trial import TaskTrial, TrainableTrial
 
 
@@ -190,10 +193,7 @@ class StateCheck:
 
     def _check_made(self, trial: Trial, member: Member) -> None:
         """Make a trial again if making it has changed variables, and compare what both draw."""
-        if not self._may_make():
-            return
-        kept = [] if self._made is None else self._made.take_changed()
-        if not kept:
+        if self._made is None or not self._may_make() or not self._made.take_changed():
             return
         self._num_made += 1
         began = time.perf_counter()
@@ -202,13 +202,36 @@ class StateCheck:
         if isinstance(trial, TaskTrial) and isinstance(again, TaskTrial):
             self._check_shared(trial, again)
         if again.drawn != trial.drawn:
-            method = "model" if isinstance(trial, TaskTrial) else "setup"
-            is_plain = not isinstance(self._task, SelfDescribing)
-            raise StateError(drawn_once(f"{self._name}.{method}" if is_plain else self._name, kept))
-        assert self._made is not None
+            self._check_kept(self._made, trial, member)
         self._made.take_changed()
         self._made_s = time.perf_counter() - began
         self.budget.spend(self._made_s)
+
+    def _check_kept(self, kept: MadeOnce, trial: Trial, member: Member) -> None:
+        """Make a trial as if it were the first one, to see what depends on its seed.
+
+        Raises:
+            StateError: What it keeps for later trials does, or what it makes depends on whether
+                that was kept before.
+        """
+        task = self._task
+        if isinstance(task, Task):
+            own = own_task(task)
+
+            def model() -> tuple[torch.nn.Module, Any]:
+                hp = HyperParameters(member.first_values)
+                return made_model(own, hp, seed=member.seed, device=self._device)
+
+            check_kept(kept, model, own_tensors, drawn=trial.drawn, name=f"{self._name}.model")
+            return
+
+        def make() -> tuple[TrainableTrial, Any]:
+            one = TrainableTrial(task, self._device)
+            one.begin(replace(member, state=None))
+            return one, one.drawn
+
+        name = self._name if isinstance(task, SelfDescribing) else f"{self._name}.setup"
+        check_kept(kept, make, _made_values, drawn=trial.drawn, name=name)
 
     def _may_make(self) -> bool:
         return self._num_made < MAX_FREE_CHECKS or self.budget.allows(self._made_s)
@@ -684,6 +707,16 @@ def _places(trial: Trial) -> list[Any]:
     if not isinstance(trial, TaskTrial):
         return [trial.task]
     return [trial.task, *trial.model.modules(), *trial.optimizers.torch.values()]
+
+
+def _made_values(trial: TrainableTrial) -> dict[str, str | None]:
+    """Return digests of what the preparation of a trial has made, by name."""
+    if isinstance(trial.task, SelfDescribing):
+        state = trial.state()
+        return {n: digest_or_none(t) for n, t in state.tensors.items()} | {
+            "state": digest_or_none(state.tree)
+        }
+    return {f"self.{name}": digest_or_none(value) for name, value in vars(trial.task).items()}
 
 
 def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[str]:

@@ -19,6 +19,7 @@ from ._compare import (
     worst,
 )
 from ._keeper import Keeper, as_it_was, cached_places, training_places
+from ._made_once import MadeOnce, cached_name, digest_or_none
 from ._reference import (
     AloneTime,
     CheckBudget,
@@ -56,6 +57,7 @@ __all__ = [
     "Difference",
     "Keeper",
     "KnownRounding",
+    "MadeOnce",
     "MetricsDifference",
     "OwnState",
     "Probe",
@@ -66,11 +68,13 @@ __all__ = [
     "Watch",
     "are_metrics_rounding",
     "as_it_was",
+    "cached_name",
     "cached_places",
     "compare_metrics",
     "compare_step",
     "contents_of",
     "differences",
+    "digest_or_none",
     "exchanged",
     "gradients_alone",
     "how_far_apart",

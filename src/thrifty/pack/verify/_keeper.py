@@ -9,20 +9,20 @@ import re
 import threading
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
-from thrifty.pack.identity import MISSING, Place, Reach, held_by, reach, vars_of
-from thrifty.pack.identity._place import SETTINGS
+from thrifty.pack.identity import MISSING, Place, Reach, held_by, is_own, reach, vars_of
+from thrifty.pack.identity._place import SETTINGS, PlaceKind
 
 from ._compare import same
 
@@ -93,17 +93,20 @@ class Keeper:
     @property
     def caches(self) -> list[Any]:
         """The functions under ``functools.lru_cache`` that the places hold."""
-        return _caches_in(self._places)
+        return caches_in(self._places)
 
-    def empty_caches(self, empty: dict[Any, Any]) -> None:
+    def empty_caches(self, empty: dict[Any, Any], *, only: Collection[Any] | None = None) -> None:
         """Give each place that holds a cached function one with an empty cache.
 
         Args:
             empty: Cached functions with empty caches, by those that they stand for; new ones are
                 added.
+            only: The cached functions that this is for (default: all).
         """
         for place in self._places:
-            for cache in _caches_in([place]):
+            for cache in caches_in([place]):
+                if only is not None and cache not in only:
+                    continue
                 if cache not in empty:
                     empty[cache] = lru_cache(**cache.cache_parameters())(cache.__wrapped__)
                     vars_of(empty[cache]).update(vars_of(cache))
@@ -115,17 +118,26 @@ class Keeper:
         """Return a new keeper that saves the same places as they are now."""
         return Keeper(self._places, containers_only=self._containers_only)
 
+    def grown(self) -> Keeper:
+        """Return a new keeper like ``now``, which also saves the attributes that were added."""
+        added = [place for space in self._spaces for place in space.places_added()]
+        return Keeper([*self._places, *added], containers_only=self._containers_only)
+
     def changed(self) -> list[str]:
         """Return the names of the places whose values have changed."""
+        return [place.name for place in self.places_changed()]
+
+    def places_changed(self) -> list[Place]:
+        """Return the places whose values have changed, and those of added attributes."""
         out = [
-            place.name
+            place
             for place, value, contents in zip(
                 self._places, self._values, self._contents, strict=True
             )
             if (_is_other(place.get(), value) and not is_cache(place, value))
             or any(not held.is_as_before() for held in contents)
         ]
-        return [*out, *(name for space in self._spaces for name in space.added())]
+        return [*out, *(place for space in self._spaces for place in space.places_added())]
 
     def put_back(self) -> None:
         """Restore everything that has changed."""
@@ -153,9 +165,13 @@ class _Space:
         owner = place.name.rpartition(".")[0]
         return cls(owner=owner, holder=place.holder, before=dict(_names_of(place.holder)))
 
-    def added(self) -> list[str]:
-        """Return the names that were added."""
-        return [f"{self.owner}.{n}" for n in _names_of(self.holder).keys() - self.before.keys()]
+    def places_added(self) -> list[Place]:
+        """Return the places of the names that were added."""
+        kind: PlaceKind = "class attribute" if isinstance(self.holder, type) else "attribute"
+        return [
+            Place(name=f"{self.owner}.{name}", kind=kind, holder=self.holder, key=name)
+            for name in _names_of(self.holder).keys() - self.before.keys()
+        ]
 
     def put_back(self) -> None:
         names = _names_of(self.holder)
@@ -202,8 +218,27 @@ def training_places(roots: Mapping[str, Any]) -> list[Place]:
         *_environment_places(functions),
         *SETTINGS.places(),
     ]
-    places += cached_places(_caches_in(places))
+    places += cached_places(caches_in(places))
     return list({(id(place.holder), place.key): place for place in places}.values())
+
+
+def kept_places(roots: Mapping[str, Any]) -> list[Place]:
+    """Find the variables and attributes that code reads, and where it may add some.
+
+    Args:
+        roots: Code and objects by name, such as a task.
+    """
+    found = reach(roots)
+    objects = [*roots.items(), *((place.name, place.get()) for place in found.places)]
+    return [*found.places, *_empty_places([found]), *_places_of_objects(objects)]
+
+
+def _places_of_objects(objects: Iterable[tuple[str, Any]]) -> Iterator[Place]:
+    """Yield an empty place of each object, to detect which attributes it is given later."""
+    for name, value in objects:
+        kind = type(value)
+        if (is_own(kind) and not issubclass(kind, type)) or kind in (SimpleNamespace, _CACHED):
+            yield Place(name=f"{name}.", kind="attribute", holder=value, key="")
 
 
 def _empty_places(found: Iterable[Reach]) -> Iterator[Place]:
@@ -241,7 +276,7 @@ def cached_places(caches: Iterable[Any]) -> list[Place]:
     """
     places: list[Place] = []
     for cache in caches:
-        for result in _results_of(cache)[:MAX_RESULTS]:
+        for result in results_of(cache)[:MAX_RESULTS]:
             if type(result) not in IMMUTABLE:
                 holder = _RESULTS.setdefault(id(result), _Result({0: result}))
                 name = f"{cache.__wrapped__.__qualname__}(...)"
@@ -249,7 +284,7 @@ def cached_places(caches: Iterable[Any]) -> list[Place]:
     return list(reach({}, places=places).places) if places else []
 
 
-def _results_of(cache: Any) -> list[Any]:
+def results_of(cache: Any) -> list[Any]:
     """Return the results that a cached function keeps.
 
     Python gives no access to them, except through the references that the garbage collector sees.
@@ -272,7 +307,8 @@ def _results_of(cache: Any) -> list[Any]:
     ]
 
 
-def _caches_in(places: Iterable[Place]) -> list[Any]:
+def caches_in(places: Iterable[Place]) -> list[Any]:
+    """Return the functions under ``functools.lru_cache`` that some places hold."""
     found = [place.get() for place in places]
     values = [v.__func__ if type(v) in (staticmethod, classmethod) else v for v in found]
     return [v for v in values if type(v) is _CACHED]
@@ -289,7 +325,7 @@ def as_it_was(roots: Mapping[str, Any]) -> Iterator[list[Any]]:
     """
     places = training_places(roots)
     keeper = Keeper(places)
-    caches = [each for each in _caches_in(places) if not each.cache_info().currsize]
+    caches = [each for each in caches_in(places) if not each.cache_info().currsize]
     try:
         yield caches
     finally:
