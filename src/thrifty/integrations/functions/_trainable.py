@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -248,11 +248,17 @@ class _Run:
             seed_everything(derive_seed(self._seed, "model"))
         self._epoch, self._hp, self._is_due = epoch, hp, True
         try:
-            with _unchanged_modes(self._name):
-                metrics = next(self._generator)
+            before = _modes()
+            metrics = next(self._generator)
         except StopIteration:
             self._end()
             return self._last
+        if _modes() != before:
+            self._generator.close()  # it ends the context, which would go on in this process
+            raise TaskError(
+                f"{self._name} yields within a context such as torch.no_grad() or autocast, or has "
+                "switched gradients off; end the context before the yield"
+            )
         if self._is_due:
             raise TaskError(
                 f"{self._name} yields outside of the loop over trial.epochs(), or twice in one "
@@ -415,18 +421,6 @@ class _Run:
         self._answers.present = self._hp  # only now, so that reads before the loop are known
         seed_everything(derive_seed(self._seed, "epoch", self._epoch))
         return self._epoch
-
-
-@contextmanager
-def _unchanged_modes(name: str) -> Iterator[None]:
-    """Refuse a yield from within a context that would go on in other trials of this process."""
-    before = _modes()
-    yield
-    if _modes() != before:
-        raise TaskError(
-            f"{name} yields within a context such as torch.no_grad() or autocast, or has switched "
-            "gradients off; end the context before the yield"
-        )
 
 
 def _modes() -> tuple[Any, ...]:

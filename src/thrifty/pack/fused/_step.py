@@ -124,7 +124,8 @@ def check_same(packed: Step, alone: Step, *, tolerance: float) -> None:
     Raises:
         UnfusableError: The steps differ.
     """
-    if not close(packed.loss, alone.loss, tolerance):
+    # a step that diverges shows nothing, and whatever has diverged is trained alone
+    if bool(alone.loss.isnan().any()) or not close(packed.loss, alone.loss, tolerance):
         raise UnfusableError("its packed loss differs from that of one model alone")
     for name, gradient in packed.gradients.items():
         wanted = alone.gradients[name]
