@@ -163,9 +163,14 @@ def _file_of(module: ModuleType | None) -> str | None:
     return file if isinstance(file, str) else None
 
 
-@functools.cache
 def _found_file(top: str) -> str | None:
     """Return the file or folder of a top-level module that is not imported yet."""
+    return _file_in(top, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=4096)
+def _file_in(top: str, folders: tuple[str, ...]) -> str | None:  # noqa: ARG001
+    """Return the file or folder of a module while the search path is as given."""
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
