@@ -155,8 +155,8 @@ def test_values_that_are_not_finite_make_a_trial_fail():
     assert [t.state for t in study.trials] == ["failed", "done"]
 
 
-def test_a_study_is_not_done_because_somebody_asks_after_the_loop_has_looked():
-    """Nobody waited when the loop looked, so it has not found out that there is nothing."""
+def test_a_study_is_not_done_because_ask_comes_after_the_loop_has_looked():
+    """No call waited when the loop looked, so it has not found out that there is no more."""
     executor = AskTell(opened=[]).open(
         th.External("game"), checkpoints="memory://asked", folder="plan"
     )

@@ -315,7 +315,7 @@ def branched(
 
 
 def _check_kinds(name: str, schedule: Branched, *, epoch: int, horizon: int) -> None:
-    """Refuse a number that is no number after the branch; its trial would fail there.
+    """Refuse a branch in which a number becomes a text or a list, where its trial would fail.
 
     Raises:
         ScheduleError: It is none.

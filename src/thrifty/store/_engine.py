@@ -312,7 +312,7 @@ def consistent_read(engine: Engine) -> Iterator[Connection]:
 
 
 _DAMAGED = ("not a database", "malformed", "no such table", "no such column")
-"""What SQLite says of a file that is no database, or one that somebody has changed."""
+"""What SQLite says of a file that is no database, or one whose tables were changed."""
 
 
 def _in_words(error: DatabaseError, *, said: str, safe: str, where: str) -> StoreError | None:

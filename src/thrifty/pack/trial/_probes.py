@@ -39,7 +39,7 @@ from thrifty.pack.task._task import (
 )
 from thrifty.pack.verify import MadeOnce, Probe, as_it_was, own_tensors, same, stand_in
 
-from ._made_once import drawn_once, shifted
+from ._kept_messages import drawn_once, shifted
 from ._trial import TaskTrial, TrainableTrial, batch_size_of, check_batches
 from ._update import Update
 
@@ -503,28 +503,17 @@ def check_kept(
         StateError: It does.
     """
     try:
-        _check_first_made(kept, make, values_of, drawn=drawn, name=name)
+        found = kept.first_made(make)
+        first, positions = found.made
+        if found.drawn or positions != drawn:
+            raise StateError(drawn_once(name, found.drawn or kept.last_changed))
+        mine, theirs = values_of(first), values_of(make()[0])
+        differing = [key for key, value in theirs.items() if not same(mine.get(key), value)]
+        if differing:  # what differs each time, such as a time, says nothing
+            again = values_of(make()[0])
+            for key in differing:
+                if same(again.get(key), theirs[key]):
+                    raise StateError(shifted(name, kept.last_changed, what=key))
     except StateError:
         kept.undo()  # otherwise the next study would find full caches, and nothing to refuse
         raise
-
-
-def _check_first_made(
-    kept: MadeOnce,
-    make: Callable[[], tuple[Made, Any]],
-    values_of: Callable[[Made], Mapping[str, Any]],
-    *,
-    drawn: Any,
-    name: str,
-) -> None:
-    found = kept.first_made(make)
-    first, positions = found.made
-    if found.drawn or positions != drawn:
-        raise StateError(drawn_once(name, found.drawn or kept.last_changed))
-    mine, theirs = values_of(first), values_of(make()[0])
-    differing = [key for key, value in theirs.items() if not same(mine.get(key), value)]
-    if differing:  # what differs each time, such as a time, says nothing
-        again = values_of(make()[0])
-        for key in differing:
-            if same(again.get(key), theirs[key]):
-                raise StateError(shifted(name, kept.last_changed, what=key))

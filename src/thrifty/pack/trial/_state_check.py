@@ -39,8 +39,8 @@ from thrifty.pack.verify import (
     training_places,
 )
 
+from ._kept_messages import drawn_once
 from ._later_effects import act_later, attributes
-from ._made_once import drawn_once
 from ._probes import Trial, check_data, check_kept, made_model, probe, probe_further
 from ._trial import TaskTrial, TrainableTrial
 
