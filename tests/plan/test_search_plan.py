@@ -9,6 +9,7 @@ from thrifty.core import CheckpointLost, CheckpointRef, EpochDone, StageFailed
 from thrifty.plan import (
     MAX_ATTEMPTS,
     MAX_EVICTIONS,
+    MAX_LOSSES,
     SearchPlan,
     evictable_checkpoints,
     stage_forest,
@@ -236,6 +237,30 @@ def test_a_lost_worker_is_tried_again_but_not_forever(kind, tries):
         answers = plan.record(failed(node, 0, kind=kind))
         assert bool(answers) == (attempt == tries - 1)
     assert plan.next_chain() is None
+
+
+def test_a_stage_that_comes_to_other_epochs_is_tried_more_often_but_not_forever():
+    plan = SearchPlan()
+    node = plan.insert(timeline(Constant(1)))
+    plan.request("a", node, 12)
+    reached = [4, 2, 4, 2, *range(5, 5 + MAX_LOSSES - 4)]
+    assert len(reached) == MAX_LOSSES
+    for attempt, epoch in enumerate(reached, start=1):
+        chain = plan.next_chain()
+        assert chain is not None
+        plan.abandon(chain)
+        answers = plan.record(failed(node, epoch, kind="lost"))
+        assert bool(answers) == (attempt == MAX_LOSSES)
+    assert plan.next_chain() is None
+
+
+def test_losses_at_the_same_epoch_add_up_over_losses_elsewhere():
+    plan = SearchPlan()
+    node = plan.insert(timeline(Constant(1)))
+    plan.request("a", node, 12)
+    for epoch in (3, 5, 3, 7):
+        assert not plan.record(failed(node, epoch, kind="lost"))
+    assert plan.record(failed(node, 3, kind="lost"))
 
 
 def test_evictions_are_no_mark_against_a_stage_whose_worker_is_lost_later():

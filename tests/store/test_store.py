@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, inspect, text
@@ -645,3 +649,29 @@ def test_a_field_without_a_column_is_no_silent_default():
     assert records_of(Counted, whole) == [Counted(number=1, times=2)]
     with pytest.raises(ValueError, match="not in tuple"):
         records_of(Counted, part)
+
+
+def test_the_checkpoints_of_a_study_in_memory_go_with_its_process(tmp_path):
+    script = """
+import os, pathlib, sys
+from thrifty.store import Store
+folder = Store.open("sqlite://", create=True).checkpoints.root
+(pathlib.Path(folder) / "state").write_text("a")
+child = os.fork()
+if not child:
+    sys.exit()
+os.waitpid(child, 0)
+print(folder, os.path.exists(pathlib.Path(folder) / "state"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        timeout=120,
+    )
+    folder, there = done.stdout.split()
+    assert there == "True"
+    assert Path(folder).parent == tmp_path
+    assert not list(tmp_path.iterdir())

@@ -2,13 +2,14 @@
 
 from ._forest import ForestStage, StageState, stage_forest
 from ._policies import Measured, evictable_checkpoints, pack_size, superseded
-from ._search_plan import MAX_ATTEMPTS, MAX_EVICTIONS, SearchPlan
+from ._search_plan import MAX_ATTEMPTS, MAX_EVICTIONS, MAX_LOSSES, SearchPlan
 from ._stages import Answer, Chain, Node, Stage
 
 
 __all__ = [
     "MAX_ATTEMPTS",
     "MAX_EVICTIONS",
+    "MAX_LOSSES",
     "Answer",
     "Chain",
     "ForestStage",

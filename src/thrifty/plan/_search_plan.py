@@ -10,6 +10,7 @@ References:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,13 @@ from ._stages import Agenda, Answer, Chain, Node
 
 
 MAX_ATTEMPTS = 3
-"""How often a stage whose worker was lost is tried before its trials fail."""
+"""How often a stage may lose its worker after the same epoch before its trials fail.
+
+A stage that crashes its worker does so at the same place each time. One that comes to different
+epochs was hit by something else.
+"""
+MAX_LOSSES = 10
+"""How often a stage may lose its worker, at any epochs, before its trials fail."""
 MAX_EVICTIONS = 30
 """How often a stage may lose its worker's machine before its trials fail.
 
@@ -33,7 +40,7 @@ _TRIES = {
     "error": 1,
     "task": 1,
     "timeout": 1,
-    "lost": MAX_ATTEMPTS,
+    "lost": MAX_LOSSES,
     "evicted": MAX_EVICTIONS,
 }
 """How often a stage may fail in each way before its trials fail; other ways have no limit."""
@@ -78,7 +85,10 @@ class SearchPlan:
         self._agenda = Agenda(
             self.nodes, cuts=cuts, intervals=intervals, keep_branches=keep_branches
         )
-        self._attempts: dict[tuple[int, int, str], int] = {}
+        self._attempts: Counter[tuple[int, int, str]] = Counter()
+        """Failures by node, start of the stage and kind."""
+        self._losses: Counter[tuple[int, int, int]] = Counter()
+        """Lost workers by node, start of the stage and last epoch that was reached."""
         self._elsewhere: dict[int, tuple[int, int]] = {}
         """Spans that other drivers are training, by node."""
 
@@ -306,9 +316,7 @@ class SearchPlan:
         node = self.nodes[event.node]
         node.running = None
         failure = (event.kind, event.message, event.traceback)
-        key = (event.node, event.start, event.kind)
-        self._attempts[key] = self._attempts.get(key, 0) + 1
-        if self._attempts[key] < _TRIES.get(event.kind, math.inf):
+        if self._is_tried_again(event):
             self._agenda.settle(node)
             return []
         node.failed_at, node.failure = event.epoch + 1, failure
@@ -317,6 +325,18 @@ class SearchPlan:
         answers = self._fail_beyond(node, event.epoch, failure)
         self._agenda.settle(node)
         return answers
+
+    def _is_tried_again(self, event: StageFailed) -> bool:
+        """Count a failure, and return whether its stage has tries left."""
+        key = (event.node, event.start, event.kind)
+        self._attempts[key] += 1
+        if self._attempts[key] >= _TRIES.get(event.kind, math.inf):
+            return False
+        if event.kind != "lost":
+            return True
+        place = (event.node, event.start, event.epoch)
+        self._losses[place] += 1
+        return self._losses[place] < MAX_ATTEMPTS
 
     def _fail_beyond(self, node: Node, epoch: int, failure: tuple[str, str, str]) -> list[Answer]:
         """Fail every request that needs training beyond ``epoch`` of a node."""

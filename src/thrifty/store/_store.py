@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -224,9 +227,21 @@ def default_checkpoints(url: str) -> str:
     if address.get_backend_name() != "sqlite":
         return "thrifty-checkpoints"
     if address.database in (None, "", ":memory:"):
-        return tempfile.mkdtemp(prefix="thrifty-")
+        return _folder_until_exit()
     path = Path(str(address.database)).resolve()
     return str(path.with_name(f"{path.stem}-checkpoints"))
+
+
+def _folder_until_exit() -> str:
+    """Create a folder that is removed when this process ends."""
+    folder, owner = tempfile.mkdtemp(prefix="thrifty-"), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not at the end of a process that was forked from it
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
 
 
 logger = plain_logger(__name__)
