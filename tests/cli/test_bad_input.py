@@ -178,7 +178,7 @@ BAD: list[tuple[list[str], str]] = [
     (["resume", "nope", *DB], "no study 'nope'"),
     (["resume", "line", *NO_DB], "there is no database"),
     (["export", "nope", *DB, "--out", "x.csv"], "no study 'nope'"),
-    (["stop", "line", *DB], "is done: no process runs it"),
+    (["stop", "line", *DB], "is done; only a study that has work left can stop"),
     (["stop", "line", *DB, "--trial", "0"], "only a running study can be stopped"),
     (["stop", "line", *DB, "--trial", "9"], "no trial 9"),
     (["stop", "line", *DB, "--trial", "x"], "is not a valid integer"),

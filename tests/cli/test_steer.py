@@ -204,6 +204,20 @@ def test_an_extension_of_a_study_that_runs_is_queued(folder, as_json):  # noqa: 
     assert [each["reached"]["epochs"] for each in best["trials"]] == [7]
 
 
+@pytest.mark.parametrize("act", ["stop", "pause"])
+def test_resume_takes_back_what_was_asked_while_no_process_ran(folder, act):  # noqa: F811
+    thrifty("run", "line_study.py", "--quiet", "--stop-epochs", "1")
+    said = thrifty(act, "line", *DB)
+    what = "asked to stop the study" if act == "stop" else "asked to pause the study"
+    assert said == f"{what}; no process runs it, so the next one does so before it trains\n"
+    assert asked()[-1].endswith("(queued)")
+    done = CliRunner().invoke(_app, ["resume", "line", *DB, "--quiet", "--trust-file"])
+    assert done.exit_code == 0
+    assert "took back the request that held the study" in done.stderr
+    with Store.open(DB[1], create=False) as store:
+        assert store.studies.summary("line").state == "done"
+
+
 def test_a_queued_extension_of_a_study_that_is_done_is_trained_by_resume(line):
     with Store.open(DB[1]) as store:
         ask_longer(store, "line", max_epochs=7)

@@ -11,6 +11,7 @@ import pytest
 import thrifty as th
 from thrifty.core import EpochDone, StoreBusyError, StudyNotFoundError, UsageError
 from thrifty.store import Store, StudyMoved
+from thrifty.study import StudyEnded
 from thrifty.testing import LineTask
 
 
@@ -127,13 +128,66 @@ def test_what_is_enqueued_while_a_study_runs_is_trained_in_this_run(tmp_path):
     assert study.trials[-1].config == {"lr": 0.3}
 
 
-def test_a_stop_that_comes_too_late_does_not_stop_the_next_run(tmp_path):
+@pytest.mark.parametrize("kind", ["stop", "pause"])
+def test_a_request_that_comes_as_a_run_ends_does_not_hold_the_next_run(tmp_path, kind):
+    study = study_of(tmp_path)
+
+    class AsksLate:
+        def on_event(self, event):
+            if isinstance(event, StudyEnded):
+                with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+                    info = store.studies.get("line")
+                    store.acts.add(info, kind, trial=None, text="", who="me@here")
+
+    observers = [AfterEpochs(2, study.stop), AsksLate()]
+    study.run(progress=False, observers=observers, executor=th.Local(pack="solo"))
+    assert [act.answer for act in study.acts] == ["", "the run had ended"]
+    assert states(study.run(progress=False)) == ["done"] * 3
+
+
+def test_a_stop_of_a_study_that_no_process_runs_is_applied_by_the_next_one(tmp_path, caplog):
     study = study_of(tmp_path)
     run(study, after=2, act=study.stop, executor=th.Local(pack="solo"))
-    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
-        store.acts.add(store.studies.get("line"), "stop", trial=None, text="", who="me@here")
+    trained = study.savings.unique_epochs
+    act = study.stop()
+    assert act.is_queued
+    counted = AfterEpochs(1, lambda: None)
+    study.run(progress=False, observers=[counted])
+    assert counted.num == 0
+    assert f"{act.who} has stopped it; run it again to go on" in caplog.text
+    assert not study.acts[-1].is_queued
+    assert study.savings.unique_epochs == trained
     assert states(study.run(progress=False)) == ["done"] * 3
-    assert study.acts[-1].answer == "the run had ended"
+
+
+@pytest.mark.parametrize("kind", ["stop", "pause"])
+def test_a_request_that_no_process_has_seen_can_be_taken_back(tmp_path, kind):
+    study = study_of(tmp_path)
+    run(study, after=2, act=study.stop, executor=th.Local(pack="solo"))
+    getattr(study, kind)()
+    study.resume()
+    with pytest.raises(UsageError, match="not paused"):
+        study.resume()
+    assert states(study.run(progress=False)) == ["done"] * 3
+    assert not any(act.is_queued for act in study.acts)
+
+
+def test_a_study_that_was_paused_while_no_process_ran_it_waits_and_says_so(tmp_path, caplog):
+    study, other = study_of(tmp_path), study_of(tmp_path)
+    run(study, after=2, act=study.stop, executor=th.Local(pack="solo"))
+    act = other.pause()
+    with pytest.raises(UsageError, match="paused already"):
+        other.pause()
+    counted = AfterEpochs(1, lambda: None)
+    running = threading.Thread(target=study.run, kwargs={"progress": False, "observers": [counted]})
+    running.start()
+    waiting_for(lambda: state_of(tmp_path) == "paused")
+    assert counted.num == 0
+    assert f"{act.who} paused it before this run" in caplog.text
+    assert f"thrifty resume line --storage sqlite:///{tmp_path}/t.db" in caplog.text
+    other.resume()
+    running.join()
+    assert states(study) == ["done"] * 3
 
 
 def test_a_trial_that_is_done_meanwhile_is_said(tmp_path):
@@ -174,7 +228,8 @@ def test_notes_and_tags(tmp_path):
         (lambda s: s.note("x", trial=3), "3 trials, counted from 0, and no trial 3"),
         (lambda s: s.note("x", trial=-1), "no trial -1"),
         (lambda s: s.note("x", trial=True), "no trial True"),
-        (lambda s: s.stop(), "is done: no process runs it"),
+        (lambda s: s.stop(), "is done; only a study that has work left can stop"),
+        (lambda s: s.pause(), "is done; only a study that has work left can pause"),
         (lambda s: s.stop(trial=0), "only a running study"),
     ],
 )
@@ -290,7 +345,7 @@ def test_a_study_that_is_paused_trains_nothing_until_it_goes_on(tmp_path, monkey
     assert [act.kind for act in other.acts] == ["pause", "tag", "resume"]
     with pytest.raises(UsageError, match="not paused"):
         other.resume()
-    with pytest.raises(UsageError, match="no process runs it"):
+    with pytest.raises(UsageError, match="is done"):
         other.pause()
 
 
@@ -321,16 +376,6 @@ def test_a_paused_study_whose_process_is_gone_is_interrupted(tmp_path):
         assert store.studies.summary("line").state == "interrupted"
     with pytest.raises(UsageError, match="not paused"):
         study.resume()
-
-
-def test_a_pause_that_came_too_late_is_not_of_the_next_run(tmp_path):
-    study = study_of(tmp_path)
-    run(study, after=2, act=study.stop, executor=th.Local(pack="solo"))
-    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
-        info = store.studies.get("line")
-        store.acts.add(info, "pause", trial=None, text="", who="me")
-    assert states(study.run(progress=False)) == ["done"] * 3
-    assert study.acts[-1].answer == "the run had ended"
 
 
 def test_a_pause_that_waits_counts(tmp_path):

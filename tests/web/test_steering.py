@@ -171,8 +171,8 @@ def test_a_malformed_act_is_refused(steering, database, fields):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"kind": "stop", "text": ""}, "no process runs it"),
-        ({"kind": "pause", "text": ""}, "no process runs it"),
+        ({"kind": "stop", "text": ""}, "is done"),
+        ({"kind": "pause", "text": ""}, "is done"),
         ({"kind": "resume", "text": ""}, "not paused"),
         ({"kind": "note", "trial": 10_000}, "no trial 10000"),
         ({"kind": "untag"}, "no tag"),

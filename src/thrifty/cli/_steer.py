@@ -24,7 +24,7 @@ from thrifty.core import UsageError, plain_text
 from thrifty.space._written_config import read_config
 from thrifty.store import Store
 from thrifty.store._acts import Act, ActKind
-from thrifty.store._steering_requests import ask, this_user
+from thrifty.store._steering_requests import ask, is_run, this_user
 from thrifty.store._trash import KEPT_S, Deleted
 from thrifty.study import Study
 
@@ -58,13 +58,15 @@ def stop_command(*, name: str, trial: int | None, storage: str, as_json: bool) -
     """Stop study NAME, or one of its trials, in the process that runs it.
 
     The study stops as by Ctrl-C: running epochs are finished and kept, and ``thrifty resume`` goes
-    on. With --trial, that trial stops for good at the end of its epoch, and the others go on.
+    on. If no process runs it, the next one stops before it trains; ``thrifty resume NAME`` takes
+    that back. With --trial, that trial stops for good at the end of its epoch, and the others go
+    on.
     """
     kind: ActKind = "stop" if trial is None else "stop trial"
-    act = _asked(name, kind, trial=trial, text="", storage=storage, as_json=as_json)
+    _asked(name, kind, trial=trial, text="", storage=storage, as_json=as_json)
     if not as_json:
         what = "the study" if trial is None else f"trial {trial}"
-        say(f"asked to stop {what}; {_WAITS if act.is_queued else 'done'}")
+        say(f"asked to stop {what}; {_when(name, storage)}")
 
 
 @click.command("pause")
@@ -75,11 +77,12 @@ def pause_command(*, name: str, storage: str, as_json: bool) -> None:
     """Let the process that runs study NAME wait, until ``thrifty resume NAME``.
 
     It finishes its running epochs, keeps their states, and begins no others. Its workers stay, with
-    their memory; ``thrifty stop`` frees that.
+    their memory; ``thrifty stop`` frees that. If no process runs the study, the next one waits
+    before it trains.
     """
     _asked(name, "pause", trial=None, text="", storage=storage, as_json=as_json)
     if not as_json:
-        say(f"asked to pause the study; {_WAITS}")
+        say(f"asked to pause the study; {_when(name, storage)}")
 
 
 @click.command("note")
@@ -129,18 +132,22 @@ def acts_command(*, name: str, storage: str, as_json: bool) -> None:
         say(_line(act))
 
 
-_WAITS = "the process that runs it does so at the end of an epoch"
+def _when(name: str, storage: str) -> str:
+    """Return in words when a request will be applied."""
+    with Store.open(storage, create=False) as store:
+        if is_run(store.studies.summary(name).state):
+            return "the process that runs it does so at the end of an epoch"
+    return "no process runs it, so the next one does so before it trains"
 
 
 def _asked(
     name: str, kind: ActKind, *, trial: int | None, text: str, storage: str, as_json: bool
-) -> Act:
+) -> None:
     """Record a request, and print it as a document with ``--json``."""
     with Store.open(storage, create=False) as store:
         act = ask(store, name, kind, trial=trial, text=text)
     if as_json:
         print_document(act_document(name, act))
-    return act
 
 
 def _line(act: Act) -> str:

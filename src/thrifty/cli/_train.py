@@ -27,7 +27,7 @@ from thrifty.core import Event, ThriftyError, UsageError, error_text, is_from_us
 from thrifty.run import ExecutorConfig, Local
 from thrifty.store import Store
 from thrifty.store._address import shell_command
-from thrifty.store._steering_requests import ask
+from thrifty.store._steering_requests import ask, last_queued
 from thrifty.study import StopWhen, Study, StudyEnded, TrialEvent, TrialResult
 
 from ._options import (
@@ -392,4 +392,7 @@ def resume_command(*, name: str, storage: str, trust_file: bool, **training: Any
             else:
                 say("asked the process that has paused the study to go on")
             return
+        if last_queued(store, store.studies.get(name)) in ("stop", "pause"):
+            ask(store, name, "resume")
+            say("took back the request that held the study", err=True)
     train(load_stored_study(name, storage=storage, trust_file=trust_file), **training)

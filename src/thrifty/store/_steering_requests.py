@@ -15,7 +15,7 @@ from ._records import StudyInfo
 from ._store import Store
 
 
-_PAUSES = ("pause", "resume")
+_WHOLE_STUDY = ("stop", "pause", "resume")
 
 
 def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, text: str = "") -> Act:
@@ -42,14 +42,14 @@ def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, tex
             raise UsageError(
                 f"study {shown!r} has {num_trials} trials, counted from 0, and no trial {trial!r}"
             )
-    if kind in ("stop", "pause") and summary.state not in ("running", "paused"):
-        raise UsageError(f"study {shown!r} is {summary.state}: no process runs it")
-    # A pause or its end that waits for the process counts as done.
-    asked = [a.kind for a in store.acts.of(info.id) if a.is_queued and a.kind in _PAUSES]
-    is_paused = asked[-1] == "pause" if asked else summary.state == "paused"
-    if kind == "pause" and is_paused:
+    if kind in ("stop", "pause") and summary.state == "done":
+        raise UsageError(f"study {shown!r} is done; only a study that has work left can {kind}")
+    # What waits for a process counts as done.
+    last = last_queued(store, info) or ("pause" if summary.state == "paused" else "")
+    if kind == "pause" and last == "pause":
         raise UsageError(f"study {shown!r} is paused already; `thrifty resume` lets it go on")
-    if kind == "resume" and not (is_paused and summary.state in ("running", "paused")):
+    may_resume = last == "pause" or (last == "stop" and not is_run(summary.state))
+    if kind == "resume" and not may_resume:
         raise UsageError(
             f"study {shown!r} is {summary.state}, not paused; "
             "`thrifty resume FILE` goes on with a stopped study"
@@ -63,6 +63,20 @@ def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, tex
             f"there is no tag {plain_text(text)!r} to remove; `thrifty acts` lists all tags"
         )
     return store.acts.add(info, kind, trial=trial, text=text, who=this_user())
+
+
+def last_queued(store: Store, info: StudyInfo) -> str:
+    """Return the last request about a whole study that waits for a process; empty without one.
+
+    It is "stop", "pause" or "resume".
+    """
+    asked = [a.kind for a in store.acts.of(info.id) if a.is_queued and a.kind in _WHOLE_STUDY]
+    return asked[-1] if asked else ""
+
+
+def is_run(state: str) -> bool:
+    """Return whether a process runs a study of this state, so that it reads what is queued."""
+    return state in ("running", "paused")
 
 
 MAX_EPOCHS = 1_000_000

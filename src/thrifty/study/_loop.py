@@ -414,25 +414,40 @@ class Steering:
 
     Attributes:
         stopped_by: The user who requested that the run ends; empty without such a request.
-        is_paused: Whether the run waits for a request to go on.
+        paused_by: The user who requested that the run waits; empty if it does not wait.
     """
 
     def __init__(self) -> None:
         self.stopped_by = ""
-        self.is_paused = False
+        self.paused_by = ""
         self._known: set[int] = set()
         """Acts that are applied already and whose records may not be written yet."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the run waits for a request to go on."""
+        return bool(self.paused_by)
 
     def or_asked(self, reason: Callable[[], str]) -> Callable[[], str]:
         """Return a function that says why to stop: a request, or ``reason``."""
         return lambda: f"{self.stopped_by} has stopped it" if self.stopped_by else reason()
 
     def begin(self, ledger: Ledger, driver: Driver) -> None:
-        """Reject requests to stop or pause an earlier run, which has ended."""
+        """Apply requests about the whole study that were made while no process ran it."""
+        for act in self._about_study(ledger, driver):
+            if act.kind == "resume":  # no run has stopped yet, so this takes a stop back, too
+                self.stopped_by = ""
+            self._note(act, self._apply(act, ledger), ledger)
+
+    def end(self, ledger: Ledger, driver: Driver) -> None:
+        """Answer requests that came too late for this run; they are not those of the next one."""
+        late = self._about_study(ledger, driver)
+        driver.record([ActApplied(act=act.id, answer="the run had ended") for act in late])
+
+    def _about_study(self, ledger: Ledger, driver: Driver) -> Sequence[Act]:
+        """Return the queued requests about the whole study that are not applied yet."""
         acts, _ = self._pending(ledger, driver)
-        for act in acts:
-            if act.kind != "stop trial":
-                self._note(act, "the run had ended", ledger)
+        return [a for a in acts if a.kind != "stop trial" and a.id not in self._known]
 
     def apply(self, ledger: Ledger, driver: Driver) -> bool:
         """Apply what is queued; return whether there was anything."""
@@ -458,7 +473,7 @@ class Steering:
             self.stopped_by = act.who
             return ""
         if act.kind in ("pause", "resume"):
-            self.is_paused = act.kind == "pause"
+            self.paused_by = act.who if act.kind == "pause" else ""
             state = "paused" if self.is_paused else "running"
             ledger.outbox.append(StudyMoved(study=ledger.study_id, state=state))
             return ""

@@ -30,7 +30,17 @@ from thrifty.core import (
     plain_text,
 )
 from thrifty.run import ExecutorConfig
-from thrifty.store import Heartbeat, Lease, PlanInfo, Store, StudyInfo, StudyMoved, failure_groups
+from thrifty.store import (
+    Driver,
+    Heartbeat,
+    Lease,
+    PlanInfo,
+    Store,
+    StudyInfo,
+    StudyMoved,
+    failure_groups,
+)
+from thrifty.store._address import shell_command
 from thrifty.store._reports import error_key
 
 from ._housekeeping import DiskBudget, Packing, PassedStates, with_threads_of
@@ -94,8 +104,7 @@ def train(  # noqa: PLR0913 (one argument for each part of a run)
             bar = Progress(repository.name, ledger, clock=clock)
             watching.append(stack.enter_context(bar))
         asked = stack.enter_context(StopOnSignal())
-        steering = Steering()
-        steering.begin(ledger, driver)
+        steering = _steering_of(repository, ledger, driver)
         reason = steering.or_asked(
             _never if stop is None else stop.watch(ledger, clock, began=began)
         )
@@ -153,10 +162,26 @@ def train(  # noqa: PLR0913 (one argument for each part of a run)
             hold_budget_at_the_end(parts)
         ending.state = "done" if done else "stopped"
         ending.signal = None if done else asked.number
+    steering.end(ledger, driver)
     driver.record([StudyMoved(study=ledger.study_id, state=ending.state)])
     say_where_from(repository, ledger, store=store, progress=progress)
     _say_how_it_ended(repository, ledger, done=done, why=reason(), failed_before=failed_before)
     return done
+
+
+def _steering_of(repository: StudyRepository, ledger: Ledger, driver: Driver) -> Steering:
+    """Apply what was requested before a run; if that lets it wait, log how it can go on."""
+    steering = Steering()
+    steering.begin(ledger, driver)
+    if steering.is_paused:
+        command = shell_command("resume", name=repository.name, url=repository.storage.url)
+        logger.warning(
+            "study %r waits: %s paused it before this run. To let it go on: %s",
+            repository.name,
+            steering.paused_by,
+            command,
+        )
+    return steering
 
 
 def _say_how_it_ended(

@@ -50,7 +50,8 @@ class SteeringMixin:
         A study stops as by Ctrl-C: running epochs are finished and kept, and a later ``run`` goes
         on. A trial stops for good at the end of its epoch. What it has reached stays, other trials
         get what they share with it, and the algorithm takes it for one that has failed where it
-        would have been compared. If no process runs the study, the next one stops the trial.
+        would have been compared. If no process runs the study, the next one applies the request
+        before it trains; ``resume`` takes a stop of the study back.
 
         Args:
             trial: The number of a trial; None: the whole study.
@@ -60,7 +61,7 @@ class SteeringMixin:
 
         Raises:
             StudyNotFoundError: The study does not exist yet.
-            UsageError: No process runs the study, or there is no such trial.
+            UsageError: The study is done, or there is no such trial.
         """
         return self._ask("stop" if trial is None else "stop trial", trial)
 
@@ -68,20 +69,23 @@ class SteeringMixin:
         """Ask the process that runs the study to wait until ``resume`` is called.
 
         It finishes its running epochs, keeps their states, and begins no others. Its workers stay,
-        with their memory; ``stop`` frees that.
+        with their memory; ``stop`` frees that. If no process runs the study, the next one waits
+        before it trains, and says so.
 
         Raises:
             StudyNotFoundError: The study does not exist yet.
-            UsageError: No process runs the study, or it is paused already.
+            UsageError: The study is done, or paused already.
         """
         return self._ask("pause", None)
 
     def resume(self) -> Act:
         """Ask the process that waits since ``pause`` to go on.
 
+        If no process runs the study, this takes back a pause or a stop that is queued.
+
         Raises:
             StudyNotFoundError: The study does not exist yet.
-            UsageError: No process waits; ``run`` goes on with a study that was stopped.
+            UsageError: Nothing holds the study; ``run`` goes on with one that was stopped.
         """
         return self._ask("resume", None)
 

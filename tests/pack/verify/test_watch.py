@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
 
+from thrifty.pack.identity import reach
 from thrifty.pack.verify import Keeper, Watch, training_places
 
 
@@ -168,3 +170,9 @@ def test_children_that_trade_places_with_their_neighbours_are_a_change():
     one.add_module("1", other[0])  # in order, the same modules as before
     del other[0]
     assert watch.changed() is not None
+
+
+def test_a_search_of_the_users_code_does_not_go_through_a_watch():
+    net = Net()
+    assert reach({"keeper": SimpleNamespace(model=net)}).functions
+    assert not reach({"keeper": SimpleNamespace(watch=Watch({"model": net}))}).functions

@@ -1,7 +1,7 @@
 """The identity of a task by content: code and values that training and evaluation depend on."""
 
 from ._arrays import parts_of
-from ._contents import held_by, is_iterator
+from ._contents import Unsearched, held_by, is_iterator
 from ._digest import (
     Components,
     TaskIdentity,
@@ -25,6 +25,7 @@ __all__ = [
     "Reach",
     "Reached",
     "TaskIdentity",
+    "Unsearched",
     "asking_legacy",
     "content_digest",
     "held_by",

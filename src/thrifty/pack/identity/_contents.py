@@ -202,10 +202,19 @@ PLAIN = frozenset({
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 CONTAINERS = (dict, MappingProxyType, *_SEQUENCES)
 
+
+class Unsearched:
+    """A record of the library about the user's code, which no search enters.
+
+    It holds whole modules, so a search would find code that the user's objects do not call.
+    """
+
+
 NEUTRAL = (
-    torch.Tensor, np.ndarray, np.generic, np.dtype, logging.Logger, logging.Handler, weakref.ref,
-    types.GeneratorType, types.CoroutineType, types.FrameType, types.TracebackType, types.CodeType,
-    types.GetSetDescriptorType, types.MemberDescriptorType, types.GenericAlias, types.UnionType,
+    Unsearched, torch.Tensor, np.ndarray, np.generic, np.dtype, logging.Logger, logging.Handler,
+    weakref.ref, types.GeneratorType, types.CoroutineType, types.FrameType, types.TracebackType,
+    types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType, types.GenericAlias,
+    types.UnionType,
 )  # fmt: skip
 """Types whose values are not searched."""
 

@@ -11,7 +11,7 @@ import ast
 import functools
 import linecache
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
@@ -64,9 +64,13 @@ def used_names(functions: Iterable[FunctionType]) -> UsedNames:
     Args:
         functions: The user's functions and methods that run in training and evaluation.
     """
+    return _used_in(tuple({function.__code__: None for function in functions}))
+
+
+@functools.lru_cache(maxsize=8)  # trials of one task are compared again and again
+def _used_in(known: tuple[CodeType, ...]) -> UsedNames:
     flow = _Flow()
-    known = list({function.__code__: function for function in functions})
-    nodes = {code: node for code in known if (node := _source_of(code)) is not None}
+    nodes = _sources_of(known)
     flow.known = {_name(code, node) for code, node in nodes.items()}
     for code, node in nodes.items():
         _Function(flow, name=_name(code, node), node=node).run()
@@ -471,9 +475,21 @@ def _name(code: CodeType, node: Function) -> str:
     return getattr(node, "name", code.co_name)
 
 
-def _source_of(code: CodeType) -> Function | None:
-    """Return the syntax tree of a function; None if its source cannot be read."""
-    found = _functions_in(code.co_filename, "".join(linecache.getlines(code.co_filename)))
+def _sources_of(codes: Iterable[CodeType]) -> dict[CodeType, Function]:
+    """Return the syntax trees of the functions whose source can be read; read each file once."""
+    by_file: dict[str, list[CodeType]] = defaultdict(list)
+    for code in codes:
+        by_file[code.co_filename].append(code)
+    found: dict[CodeType, Function] = {}
+    for filename, inside in by_file.items():
+        functions = _functions_in(filename, "".join(linecache.getlines(filename)))
+        nodes = ((code, _source_of(code, functions)) for code in inside)
+        found |= {code: node for code, node in nodes if node is not None}
+    return found
+
+
+def _source_of(code: CodeType, found: Mapping[int, Sequence[Function]]) -> Function | None:
+    """Return the syntax tree of a function among those of its file; None if it is not clear."""
     kind = ast.Lambda if code.co_name == "<lambda>" else (ast.FunctionDef, ast.AsyncFunctionDef)
     here = [
         node
@@ -483,7 +499,7 @@ def _source_of(code: CodeType) -> Function | None:
     return here[0] if len(here) == 1 else None
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=64)
 def _functions_in(filename: str, source: str) -> dict[int, list[Function]]:  # noqa: ARG001
     """Return the functions of a file by their first lines."""
     try:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from thrifty.pack._frozen import places_in_memory
-from thrifty.pack.identity import MISSING, Place, held_by, is_iterator, vars_of
+from thrifty.pack.identity import MISSING, Place, Unsearched, held_by, is_iterator, vars_of
 
 from ._keeper import IMMUTABLE, elements, local_names, training_places
 
@@ -54,7 +54,7 @@ class Change:
     objects: frozenset[int] = field(default=frozenset(), repr=False, compare=False)
 
 
-class Watch:
+class Watch(Unsearched):
     """The values that some code reads, and whether one of them has changed since.
 
     A look that finds nothing takes about a microsecond per module.

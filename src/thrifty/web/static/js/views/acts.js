@@ -4,7 +4,10 @@ import { act, branchCost } from "../api.js";
 import { card, fill, h } from "../dom.js";
 import { count, moment } from "../format.js";
 
-const STOPPABLE = ["running", "paused"];
+const RUN = ["running", "paused"];
+// a study whose process is gone may be begun again by a cluster: the next process does what was asked
+const STOPPABLE = [...RUN, "interrupted"];
+const HOLDING = ["stop", "pause", "resume"];
 const MAX_EPOCHS = 1_000_000; // as the server has it
 
 export class Acts {
@@ -17,6 +20,7 @@ export class Acts {
   #list = h("ul", { class: "acts" });
   #controls = h("div", { class: "controls" });
   #drawn = "";
+  #runs = true;
 
   constructor({ path, trial = null, update }) {
     this.#path = path;
@@ -49,8 +53,11 @@ export class Acts {
         ),
     );
     const stops = STOPPABLE.includes(state);
-    const deletes = name && !stops;
-    const pauses = stops && this.#trial === null && (state === "paused" ? "resume" : "pause");
+    this.#runs = RUN.includes(state);
+    const deletes = name && !this.#runs;
+    const asked = acts.filter((each) => each.queued && HOLDING.includes(each.kind)).at(-1)?.kind ?? "";
+    const isHeld = asked === "pause" || (asked === "stop" && !this.#runs) || (!asked && state === "paused");
+    const pauses = stops && this.#trial === null && (isHeld ? "resume" : "pause");
     const key = `${canAct} ${stops} ${pauses} ${deletes} ${horizon} ${maxEpochs} ${names}`;
     if (key !== this.#drawn) {
       this.#drawn = key; // what somebody is writing stays
@@ -342,7 +349,8 @@ export class Acts {
     try {
       const about = route === "length" ? {} : { trial: this.#trial };
       const made = await act(this.#path, { ...wanted, ...about }, route);
-      const when = route === "length" ? "by this run of the study, or the next" : "at the end of an epoch";
+      const now = this.#runs ? "at the end of an epoch" : "by the next process that runs the study";
+      const when = route === "length" ? "by this run of the study, or the next" : now;
       fill(this.#said, made.queued ? `asked; it is done ${when}` : "");
       await this.#update();
       return true;
