@@ -198,9 +198,18 @@ def test_a_lost_checkpoint_at_a_branch_is_trained_again_for_all_children():
     assert len(driver.answers) == 2
 
 
-def failed(node: int, epoch: int, *, kind: str = "error") -> StageFailed:
+def failed(
+    node: int, epoch: int, *, kind: str = "error", reached: int | None = None
+) -> StageFailed:
     return StageFailed(
-        node=node, start=0, stop=12, epoch=epoch, kind=kind, message="boom", worker="w"
+        node=node,
+        start=0,
+        stop=12,
+        epoch=epoch,
+        kind=kind,
+        message="boom",
+        worker="w",
+        reached=reached,
     )
 
 
@@ -249,7 +258,7 @@ def test_a_stage_that_comes_to_other_epochs_is_tried_more_often_but_not_forever(
         chain = plan.next_chain()
         assert chain is not None
         plan.abandon(chain)
-        answers = plan.record(failed(node, epoch, kind="lost"))
+        answers = plan.record(failed(node, 0, kind="lost", reached=epoch))
         assert bool(answers) == (attempt == MAX_LOSSES)
     assert plan.next_chain() is None
 
@@ -259,8 +268,8 @@ def test_losses_at_the_same_epoch_add_up_over_losses_elsewhere():
     node = plan.insert(timeline(Constant(1)))
     plan.request("a", node, 12)
     for epoch in (3, 5, 3, 7):
-        assert not plan.record(failed(node, epoch, kind="lost"))
-    assert plan.record(failed(node, 3, kind="lost"))
+        assert not plan.record(failed(node, 0, kind="lost", reached=epoch))
+    assert plan.record(failed(node, 0, kind="lost", reached=3))
 
 
 def test_evictions_are_no_mark_against_a_stage_whose_worker_is_lost_later():

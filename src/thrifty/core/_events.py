@@ -137,6 +137,7 @@ class StageFailed:
       the failure does not count against this trial.
     - ``"stopped"``: the stage was asked to stop.
 
+    ``reached`` is the last epoch that was reported since, None if none was or it is not known.
     ``lines`` are the last lines that user code has logged since that state.
     ``use`` is None if nothing was measured.
     """
@@ -149,6 +150,7 @@ class StageFailed:
     message: str
     worker: str
     traceback: str = ""
+    reached: int | None = None
     lines: tuple[LogLine, ...] = ()
     use: DeviceUse | None = None
 

@@ -334,7 +334,8 @@ class SearchPlan:
             return False
         if event.kind != "lost":
             return True
-        place = (event.node, event.start, event.epoch)
+        reached = event.epoch if event.reached is None else event.reached
+        place = (event.node, event.start, reached)
         self._losses[place] += 1
         return self._losses[place] < MAX_ATTEMPTS
 

@@ -302,6 +302,7 @@ class WorkerSlot:
                 kind=kind,
                 message=message,
                 worker=self.name,
+                reached=reached,
             )
             reports += [Report(assignment=number, event=event), Report(assignment=number)]
         if not evicted:

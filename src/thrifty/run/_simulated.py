@@ -545,6 +545,7 @@ class SimulatedExecutor(Executor):
                 kind=kind,
                 message=f"WorkerLostError: worker {worker.name} ended unexpectedly (simulated)",
                 worker=worker.name,
+                reached=course.epoch,
             )
             reports += [course.report(event), course.report(None)]
             self._put_down(worker)

@@ -25,7 +25,7 @@ def assignment(number=0):
     )
 
 
-def seat_with(*numbers):
+def slot_with(*numbers):
     slot = WorkerSlot("w")
     for number in numbers:
         slot.take(assignment(number))
@@ -61,7 +61,7 @@ def epoch(node, number):
     ],
 )
 def test_which_stage_it_was_at(heard, at):
-    slot = seat_with(7)
+    slot = slot_with(7)
     slot.note(Report(assignment=7, event=event) for event in heard)
     failed, last = slot.vanish("killed")
     stage = STAGES[at]
@@ -71,6 +71,9 @@ def test_which_stage_it_was_at(heard, at):
         stage.stop,
     )
     assert failed.event.epoch == stage.start
+    heard_last = heard[-1] if heard else None
+    is_epoch = isinstance(heard_last, EpochDone)
+    assert failed.event.reached == (heard_last.epoch if is_epoch else stage.start)
     assert failed.event.kind == "lost"
     assert failed.event.worker == "w"
     assert "worker w ended unexpectedly (killed)" in failed.event.message
@@ -79,14 +82,14 @@ def test_which_stage_it_was_at(heard, at):
 
 
 def test_each_assignment_is_remembered_by_itself():
-    slot = seat_with(1, 2)
+    slot = slot_with(1, 2)
     slot.note([Report(assignment=1, event=started(STAGES[2]))])
     starts = {r.assignment: r.event.start for r in slot.vanish("killed") if r.event}
     assert starts == {1: 4, 2: 0}
 
 
 def test_what_was_heard_of_another_assignment_of_that_number_is_forgotten():
-    slot = seat_with(1)
+    slot = slot_with(1)
     slot.note([Report(assignment=1, event=started(STAGES[2])), Report(assignment=1)])
     slot.take(assignment(1))
     assert slot.vanish("killed")[0].event.start == 0
@@ -98,7 +101,7 @@ def test_what_was_heard_of_another_assignment_of_that_number_is_forgotten():
 
 
 def test_one_place_for_each_of_a_pack():
-    slot = seat_with(1)
+    slot = slot_with(1)
     assert slot.num_free(3) == 2
     assert slot.num_free(1) == 0
     slot.note([Report(assignment=1)])
@@ -106,7 +109,7 @@ def test_one_place_for_each_of_a_pack():
 
 
 def test_after_the_death_of_several_each_is_tried_alone():
-    slot = seat_with(1, 2, 3)
+    slot = slot_with(1, 2, 3)
     assert {r.event.kind for r in slot.vanish("killed") if r.event} == {"crowded"}
     free = []
     for number in (1, 2, 3):
@@ -121,13 +124,13 @@ def test_after_the_death_of_several_each_is_tried_alone():
 
 @pytest.mark.parametrize("num", [1, 3])
 def test_who_is_evicted_is_no_suspect(num):
-    slot = seat_with(*range(num))
+    slot = slot_with(*range(num))
     assert {r.event.kind for r in slot.vanish("no power", evicted=True) if r.event} == {"evicted"}
     assert slot.num_free(3) == 3
 
 
 def test_an_eviction_clears_no_suspect():
-    slot = seat_with(1, 2)
+    slot = slot_with(1, 2)
     slot.vanish("killed")
     slot.take(assignment(1))
     slot.vanish("no power", evicted=True)
