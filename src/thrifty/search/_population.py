@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,6 +20,12 @@ from .samplers._base_sampler import check_counts, option_error
 
 
 Ranking = list[tuple[float, int]]
+
+_SETTLED: WeakKeyDictionary[History, dict[tuple[int, float], int]] = WeakKeyDictionary()
+"""The last generation of each history that is decided, by interval and quantile.
+
+No member waits before it any more, so no later ask ranks it again.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +97,9 @@ class PopulationBasedTraining(Algorithm):
         if fresh:
             return fresh
         num_members = len(history.in_group(0))
-        for born in range(1, len(epochs)):
+        settled = _SETTLED.setdefault(history, {})
+        rule = (self.interval, self.quantile)
+        for born in range(settled.get(rule, 0) + 1, len(epochs)):
             boards = [history.leaderboard(epochs[born - 1], group=g) for g in range(born)]
             num_alive = sum(board.num_alive for board in boards)
             if sum(map(len, boards)) < num_members or not num_alive:
@@ -101,6 +110,7 @@ class PopulationBasedTraining(Algorithm):
                 history.waiting(epochs[born - 1], group=g) for g in range(born)
             ):
                 return self._next(history, space, ranking, born=born, rng=rng)
+            settled[rule] = born
         return []
 
     def _num_exchanged(self, num_members: int) -> int:
