@@ -156,7 +156,7 @@ def test_values_that_are_not_finite_make_a_trial_fail():
 
 
 def test_a_study_is_not_done_because_ask_comes_after_the_loop_has_looked():
-    """No call waited when the loop looked, so it has not found out that there is no more."""
+    """If no call of ask waits when the loop looks, the algorithm is not asked for more trials."""
     executor = AskTell(opened=[]).open(
         th.External("game"), checkpoints="memory://asked", folder="plan"
     )

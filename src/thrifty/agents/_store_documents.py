@@ -267,7 +267,7 @@ def logs_document(store: Store, name: str, trial: int, *, last: int | None) -> L
         store: The database.
         name: The study.
         trial: Number of the trial.
-        last: How many lines to return, the last ones (default: all that are kept).
+        last: How many of the last lines to return (default: all kept lines).
 
     Raises:
         StudyNotFoundError: There is no study of this name.

@@ -191,7 +191,7 @@ def _of_seeds(values: Sequence[float] | None, *, certainty: float | None = None)
 @click.option(
     "--last",
     type=click.IntRange(min=1),
-    help="How many lines to print, the last ones (default: all that are kept).",
+    help="How many of the last lines to print (default: all kept lines).",
 )
 @storage_option
 @json_option
