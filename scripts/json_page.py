@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 
-from thrifty.agents import DOCUMENTS, _documents
+from thrifty.agents import DOCUMENTS, documents as all_documents
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,18 +39,18 @@ New fields may come without that, so ignore those that you do not know.
 
 def documents() -> dict[str, type]:
     """All commands with their documents; ``""`` is the document of an error."""
-    return {"": _documents.ErrorDocument, **DOCUMENTS}
+    return {"": all_documents.ErrorDocument, **DOCUMENTS}
 
 
 def schema(document: type) -> dict[str, Any]:
     """The JSON schema of a document, in which no other fields are allowed."""
     config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-    for kind in vars(_documents).values():
+    for kind in vars(all_documents).values():
         if isinstance(kind, type) and hasattr(kind, "__total__"):
             with_config(config)(kind)
     found = TypeAdapter(document).json_schema(mode="serialization")
     for name, part in found.get("$defs", {}).items():
-        _describe_inherited(part, getattr(_documents, name))
+        _describe_inherited(part, getattr(all_documents, name))
     return found
 
 

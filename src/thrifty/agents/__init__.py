@@ -6,7 +6,7 @@ Every command of thrifty prints one of these documents with ``--json``.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ._documents import (
+from .documents import (
     DOCUMENTS as DOCUMENTS,
     SCHEMA_VERSION as SCHEMA_VERSION,
     Document as Document,

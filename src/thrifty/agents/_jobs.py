@@ -22,7 +22,7 @@ from thrifty.core import UsageError
 from thrifty.store import Store
 from thrifty.study import Study
 
-from ._documents import BudgetDocument
+from .documents import BudgetDocument
 
 
 STORAGE_VARIABLE = "THRIFTY_JOB_STORAGE"

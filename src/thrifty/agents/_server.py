@@ -27,7 +27,10 @@ from thrifty.store import Store
 from thrifty.study import Study
 from thrifty.study._reader import is_in_memory
 
-from ._documents import (
+from ._jobs import Budget, Job, Jobs, Studies, Usage, usage_of
+from ._store_documents import best_document, explain_document, status_document
+from ._study_documents import branch_document, cost_document, plan_document
+from .documents import (
     SCHEMA_VERSION,
     BestDocument,
     BranchDocument,
@@ -41,9 +44,6 @@ from ._documents import (
     StudyStatus,
     finite,
 )
-from ._jobs import Budget, Job, Jobs, Studies, Usage, usage_of
-from ._store_documents import best_document, explain_document, status_document
-from ._study_documents import branch_document, cost_document, plan_document
 
 
 logger = plain_logger(__name__)

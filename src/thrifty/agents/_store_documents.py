@@ -29,7 +29,7 @@ from thrifty.store._reports import (
 )
 from thrifty.store._trash import Deleted, Garbage
 
-from ._documents import (
+from .documents import (
     SCHEMA_VERSION,
     ActDocument,
     ActOfStudy,

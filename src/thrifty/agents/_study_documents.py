@@ -14,7 +14,8 @@ from thrifty.store import failure_groups
 from thrifty.study import Branch, Extension, Forecast, KnownEpoch, Savings, Study, TrialResult
 from thrifty.study._importance import Level, Method
 
-from ._documents import (
+from ._store_documents import amounts, failure_documents, trial_files
+from .documents import (
     SCHEMA_VERSION,
     BranchDocument,
     ConfigCost,
@@ -30,7 +31,6 @@ from ._documents import (
     TriedDocument,
     UnitDocument,
 )
-from ._store_documents import amounts, failure_documents, trial_files
 
 
 def plan_document(name: str, found: Forecast) -> PlanDocument:

@@ -10,7 +10,7 @@ from typing import IO
 import click
 
 from thrifty.agents import SCHEMA_VERSION
-from thrifty.agents._documents import ArtifactDocument
+from thrifty.agents.documents import ArtifactDocument
 from thrifty.core import Artifact, ThriftyError, UsageError, plain_text
 from thrifty.core._trial_log import check_artifact_name
 from thrifty.store import Store

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 from rich.text import Text
 
-from thrifty.agents._documents import SCHEMA_VERSION, to_json
+from thrifty.agents.documents import SCHEMA_VERSION, to_json
 from thrifty.core import ThriftyError, UsageError, plain_text
 
 

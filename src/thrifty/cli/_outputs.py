@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from thrifty.agents import SCHEMA_VERSION, importance_document
-from thrifty.agents._documents import finite
 from thrifty.agents._store_documents import Seeds, last_values, trial_state
+from thrifty.agents.documents import finite
 from thrifty.core import UsageError
 from thrifty.integrations import export_optuna
 from thrifty.space import config_to_json

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from thrifty.agents import SCHEMA_VERSION
-from thrifty.agents._documents import OfferDocument
+from thrifty.agents.documents import OfferDocument
 from thrifty.cloud import Catalogue, Offer
 
 from ._options import cell, json_option, print_document

@@ -8,7 +8,6 @@ from datetime import datetime
 import click
 
 from thrifty.agents import best_document, explain_document, logs_document, status_document
-from thrifty.agents._documents import WorkerDocument
 from thrifty.agents._store_documents import (
     best_certainty,
     best_of,
@@ -19,6 +18,7 @@ from thrifty.agents._store_documents import (
     two_studies,
     worker_documents,
 )
+from thrifty.agents.documents import WorkerDocument
 from thrifty.core import plain_text
 from thrifty.store import FailureGroup, Store, StudySummary, redact_url
 from thrifty.store._reports import (

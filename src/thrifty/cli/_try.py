@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from thrifty.agents import cost_document, tried_document
-from thrifty.agents._documents import CostDocument
 from thrifty.agents._jobs import STORAGE_VARIABLE, Budget, Jobs, Studies
+from thrifty.agents.documents import CostDocument
 from thrifty.core import ThriftyError, UsageError, plain_text, require
 from thrifty.space._written_config import read_config
 from thrifty.store._address import read_address

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from rich.console import Console
 
 from thrifty.agents import SCHEMA_VERSION
-from thrifty.agents._documents import FleetDocument, Forecast90, ProbeDocument, RentDocument
+from thrifty.agents.documents import FleetDocument, Forecast90, ProbeDocument, RentDocument
 from thrifty.cli._options import cell
 from thrifty.cloud import Fleet, FleetPlan, Interval, MachineGroup, Probe
 from thrifty.core import CloudError, UsageError

@@ -1,0 +1,115 @@
+"""The JSON documents that commands print with ``--json``, as types, and how they are written.
+
+``docs/reference/json.md`` is made from this package.
+"""
+
+from collections.abc import Mapping
+
+from ._base_document import (
+    SCHEMA_VERSION as SCHEMA_VERSION,
+    Document as Document,
+    ErrorDocument as ErrorDocument,
+    ErrorMessage as ErrorMessage,
+    error_document as error_document,
+    finite as finite,
+    to_json as to_json,
+)
+from ._database_documents import (
+    Amounts as Amounts,
+    ArtifactDocument as ArtifactDocument,
+    ArtifactsDocument as ArtifactsDocument,
+    BestDocument as BestDocument,
+    BestValue as BestValue,
+    DeleteDocument as DeleteDocument,
+    DeletedStudy as DeletedStudy,
+    ExplainDocument as ExplainDocument,
+    FailureDocument as FailureDocument,
+    GcDocument as GcDocument,
+    LogLineDocument as LogLineDocument,
+    LogsDocument as LogsDocument,
+    RestoreDocument as RestoreDocument,
+    StatusDocument as StatusDocument,
+    StudyStatus as StudyStatus,
+    TrialDocument as TrialDocument,
+    TrialFile as TrialFile,
+    WorkerDocument as WorkerDocument,
+)
+from ._machine_documents import (
+    CatalogueDocument as CatalogueDocument,
+    CheckDocument as CheckDocument,
+    CloseCallDocument as CloseCallDocument,
+    CloudPrices as CloudPrices,
+    CompletionDocument as CompletionDocument,
+    DashboardDocument as DashboardDocument,
+    DoctorDocument as DoctorDocument,
+    FleetDocument as FleetDocument,
+    Forecast90 as Forecast90,
+    MachineDocument as MachineDocument,
+    OfferDocument as OfferDocument,
+    ProbeDocument as ProbeDocument,
+    RefreshDocument as RefreshDocument,
+    RentDocument as RentDocument,
+    WrittenDocument as WrittenDocument,
+)
+from ._tool_documents import (
+    BudgetDocument as BudgetDocument,
+    DomainDocument as DomainDocument,
+    JobDocument as JobDocument,
+    KnownDocument as KnownDocument,
+    KnownEpochDocument as KnownEpochDocument,
+    SpaceDocument as SpaceDocument,
+)
+from ._training_documents import (
+    ActDocument as ActDocument,
+    ActOfStudy as ActOfStudy,
+    ActsDocument as ActsDocument,
+    BranchDocument as BranchDocument,
+    ConfigCost as ConfigCost,
+    CostDocument as CostDocument,
+    EnqueuedDocument as EnqueuedDocument,
+    ExtensionDocument as ExtensionDocument,
+    ImportanceDocument as ImportanceDocument,
+    MemoryDocument as MemoryDocument,
+    PlanDocument as PlanDocument,
+    ResultDocument as ResultDocument,
+    SavingsDocument as SavingsDocument,
+    TriedDocument as TriedDocument,
+    TriedTrial as TriedTrial,
+    UnitDocument as UnitDocument,
+)
+
+
+DOCUMENTS: Mapping[str, type] = {
+    "run": ResultDocument,
+    "resume": ResultDocument,
+    "demo": ResultDocument,
+    "plan": PlanDocument,
+    "cost": CostDocument,
+    "try": TriedDocument,
+    "status": StatusDocument,
+    "best": BestDocument,
+    "artifacts": ArtifactsDocument,
+    "logs": LogsDocument,
+    "branch": BranchDocument,
+    "enqueue": EnqueuedDocument,
+    "extend": ExtensionDocument,
+    "stop": ActDocument,
+    "pause": ActDocument,
+    "note": ActDocument,
+    "tag": ActDocument,
+    "acts": ActsDocument,
+    "delete": DeleteDocument,
+    "restore": RestoreDocument,
+    "gc": GcDocument,
+    "explain": ExplainDocument,
+    "importance": ImportanceDocument,
+    "plot": WrittenDocument,
+    "export": WrittenDocument,
+    "rent": RentDocument,
+    "catalogue show": CatalogueDocument,
+    "catalogue refresh": RefreshDocument,
+    "dashboard": DashboardDocument,
+    "doctor": DoctorDocument,
+    "completion": CompletionDocument,
+}
+"""The document of each command."""
