@@ -457,14 +457,14 @@ def test_an_error_of_both_trials_in_a_later_step_says_nothing(monkeypatch, caplo
     def fails(*_, **__):
         raise ValueError("too many calls")
 
-    monkeypatch.setattr("thrifty.pack.trial._state_check.probe_further", fails)
+    monkeypatch.setattr("thrifty.pack.trial._comparison.probe_further", fails)
     with caplog.at_level(logging.WARNING):
         run_check(Logging())
     assert "'self.notes'" in caplog.text
 
 
 def test_trials_go_no_further_if_nothing_is_outside_of_the_state(monkeypatch):
-    monkeypatch.setattr("thrifty.pack.trial._state_check.probe_further", pytest.fail)
+    monkeypatch.setattr("thrifty.pack.trial._comparison.probe_further", pytest.fail)
     for task in (Toy, Adam, Normed, Buffered):
         run_check(task())
 
@@ -503,7 +503,7 @@ def test_trials_go_further_once_for_what_is_outside(monkeypatch):
         calls.append(1)
         return probe_further(*args, **options)
 
-    monkeypatch.setattr("thrifty.pack.trial._state_check.probe_further", counted)
+    monkeypatch.setattr("thrifty.pack.trial._comparison.probe_further", counted)
     with borrowed_streams():
         check = StateCheck(Logging(), device=CPU)
         for _ in range(2):

@@ -39,7 +39,7 @@ from thrifty.pack.task._task import (
 )
 from thrifty.pack.verify import MadeOnce, Probe, as_it_was, own_tensors, same, stand_in
 
-from ._kept_messages import drawn_once, shifted
+from ._state_messages import drawn_once, shifted
 from ._trial import TaskTrial, TrainableTrial, batch_size_of, check_batches
 from ._update import Update
 

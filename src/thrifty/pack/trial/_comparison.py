@@ -1,0 +1,351 @@
+"""The comparison of a live trial with one restored from its checkpoint.
+
+Both take the same step on the same batch, and are evaluated. A difference comes from state outside
+of the checkpoint: a counter, a buffer that is not persistent, a global variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from thrifty.core import StateError
+from thrifty.pack._backend import EpochPlan, Member, out_of_memory
+from thrifty.pack.task._data import datasets_of
+from thrifty.pack.task._task import SelfDescribing, Task, Trainable
+from thrifty.pack.verify import Probe, cached_name, how_far_apart, outside_of_state, probes_differ
+
+from ._later_effects import act_later
+from ._made_check import restored_trial
+from ._probes import Trial, check_data, probe, probe_further
+from ._shared_variables import SavedValues, SharedVariables
+from ._state_messages import (
+    drawn_once,
+    incomplete,
+    not_repeatable,
+    only_one_raises,
+    only_rounding,
+    task_name,
+    used_later,
+    without_effect,
+)
+from ._trial import TaskTrial
+
+
+Result = TypeVar("Result")
+
+NOISE = 1e-3
+"""The relative difference allowed between equal steps where a device adds in any order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Two trials to compare.
+
+    Attributes:
+        live: The trial that has ended an epoch.
+        member: The trial as read back from its checkpoint.
+        plan: The epoch whose first step both take.
+        first: What ``attributes`` returned when the live trial began; empty if that is not known.
+        trains: Whether a ``Trainable`` trains the whole epoch.
+        checks_data: Whether the data are loaded again, if that is quick, and compared.
+        follows_again: Whether trials take further steps even if others of the kind have done so
+            with the same values outside of the state.
+        further_s: How many seconds the further steps of one trial may take.
+    """
+
+    live: Trial
+    member: Member
+    plan: EpochPlan
+    first: Mapping[str, Any]
+    trains: bool
+    checks_data: bool
+    follows_again: bool
+    further_s: float
+
+    def probe(self, trial: Trial) -> Probe:
+        """Return what a trial does in its next step."""
+        return probe(trial, self.plan, trains=self.trains)
+
+    def again(self, trial: Trial, num_steps: int) -> Probe:
+        """Return what a trial does in its next step, or in ``num_steps`` steps after that one."""
+        first = self.probe(trial)
+        return self.further(trial, num_steps)[0] if num_steps else first
+
+    def further(self, trial: Trial, num_steps: int | None = None) -> tuple[Probe, int]:
+        """Return what a probed trial does in the steps after its probe, and how many there are."""
+        assert isinstance(trial, TaskTrial)
+        return probe_further(trial, self.plan, num_steps=num_steps, limit_s=self.further_s)
+
+
+class Comparer:
+    """Compares live trials of a task with restored ones.
+
+    Args:
+        task: What the trials train.
+        device: Where they are trained.
+        shared: The variables that they share.
+        warn: Shows a warning.
+
+    Attributes:
+        carrying: Kinds of trials that carry values from epoch to epoch which were equal after a
+            probe. A counter of epochs without progress, for example, is 0 as long as there is
+            progress.
+    """
+
+    def __init__(
+        self,
+        task: Task | Trainable,
+        *,
+        device: torch.device,
+        shared: SharedVariables,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._task = task
+        self._device = device
+        self._shared = shared
+        self._warn = warn
+        self.carrying: set[frozenset[type]] = set()
+        self._empties_caches = False
+        """Whether steps change cached results, so that restored trials begin with empty caches."""
+        self._followed: set[tuple[frozenset[type], frozenset[str]]] = set()
+        """Kinds of trials, and what was outside of their state, that have taken further steps."""
+
+    def compare(self, case: Case) -> Sequence[str] | None:
+        """Compare two trials, and return the names of what differs outside of the state.
+
+        The result is None if the user's code fails in both of them. Shared variables are not put
+        back.
+
+        Args:
+            case: The trials. They cannot be used afterwards.
+
+        Raises:
+            StateError: They continue differently or may do so later, the task or its data are not
+                repeatable, or the checkpoint cannot be loaded.
+        """
+        shared = self._shared
+        changed, now = shared.changed(), shared.now()
+        restored = self._restored(case)
+        carried = _outside(case.live, restored, meant=self._task.not_state)
+        if case.trains and carried and self._acting_later(case, carried, restored=restored):
+            self.carrying.add(kind_of(case.live))
+        theirs = _attempted(case.probe, restored)
+        moved = shared.moved_results(now)
+        if moved:
+            # The state before the first step is not known of these results, so a restored trial
+            # must begin with empty caches, as in another process.
+            changed |= moved
+            self._empties_caches = True
+            restored = self._restored(case)
+            theirs = _attempted(case.probe, restored)
+        left = shared.now()
+        if case.checks_data and isinstance(case.live, TaskTrial) and isinstance(self._task, Task):
+            check_data(self._task, case.live)
+        now.put_back()
+        meant = self._meant(case.live)
+        mine = _attempted(case.probe, case.live)
+        if isinstance(mine, Exception) or isinstance(theirs, Exception):
+            if isinstance(mine, Exception) and isinstance(theirs, Exception):
+                return None  # it will also fail in training, with its own message
+            raise StateError(incomplete(self._task, _raised(mine, theirs), sorted(changed)))
+        outside = [*_outside(case.live, restored, meant=self._task.not_state), *sorted(changed)]
+        if probes_differ(mine, theirs):
+            self._judge(case, mine, theirs, meant=meant, outside=outside)
+        elif outside and case.trains:
+            self._go_on(case, restored, left, meant=meant, outside=outside)
+        if case.trains and not self._empties_caches:
+            self._check_cached(case, theirs)
+        return outside
+
+    def _restored(self, case: Case, *, empty_caches: bool = False) -> Trial:
+        """Make a trial from the checkpoint, as another process would.
+
+        Raises:
+            StateError: The checkpoint does not fit the model, or models are not the same each time.
+        """
+        self._shared.put_back(empty_caches=empty_caches or self._empties_caches)
+        return restored_trial(self._task, self._device, case.member, live=case.live)
+
+    def _judge(
+        self,
+        case: Case,
+        mine: Probe,
+        theirs: Probe,
+        *,
+        meant: Sequence[Mapping[str, Any]],
+        outside: Sequence[str],
+        num_steps: int = 0,
+    ) -> None:
+        """Find out why two trials differ, if they do.
+
+        Args:
+            case: The trials.
+            mine: The results of the live trial.
+            theirs: The results of the restored trial.
+            meant: Values that are meant not to be state.
+            outside: Names of what is outside of the state.
+            num_steps: How many steps after the first one they have taken.
+
+        Raises:
+            StateError: The reason is state outside of the checkpoint, or the task is not
+                repeatable.
+        """
+        after = f"{num_steps} further steps" if num_steps else "the next step"
+        difference = probes_differ(mine, theirs, after=after)
+        if not difference:
+            return
+        again = case.again(self._restored(case), num_steps)
+        noise = how_far_apart(theirs, again)
+        # Rounding noise grows from step to step, so after several steps it cannot be told from a
+        # different result.
+        if noise > NOISE and not num_steps:
+            raise StateError(not_repeatable(self._task, probes_differ(theirs, again)))
+        if _is_noise(mine, theirs, noise=noise):
+            self._warn(only_rounding(self._task, self._device))
+        elif not (meant and self._agrees(case, mine, meant, num_steps=num_steps)):
+            raise StateError(incomplete(self._task, difference, outside))
+
+    def _go_on(
+        self,
+        case: Case,
+        restored: Trial,
+        left: SavedValues,
+        *,
+        meant: Sequence[Mapping[str, Any]],
+        outside: Sequence[str],
+    ) -> None:
+        """Compare further steps of two trials that have taken the same one.
+
+        A single step does not show an effect of every fifth step, or of the end of an epoch.
+
+        Args:
+            case: The trials.
+            restored: The restored trial. Both have been probed.
+            left: Variables as the restored trial has left them.
+            meant: Values that are meant not to be state.
+            outside: Names of what is outside of the state.
+
+        Raises:
+            StateError: They differ, or code goes by a value outside of the state, so its effect may
+                come later.
+        """
+        known = (kind_of(case.live), frozenset(outside))
+        if isinstance(case.live, TaskTrial) and (known not in self._followed or case.follows_again):
+            now = self._shared.now()
+            left.put_back()
+            theirs = _attempted(case.further, restored)
+            num_steps = None if isinstance(theirs, Exception) else theirs[1]
+            now.put_back()
+            mine = _attempted(partial(case.further, num_steps=num_steps), case.live)
+            if isinstance(mine, Exception) != isinstance(theirs, Exception):
+                raise StateError(incomplete(self._task, _raised(mine, theirs), outside))
+            if not isinstance(mine, Exception) and not isinstance(theirs, Exception):
+                self._judge(
+                    case, mine[0], theirs[0], meant=meant, outside=outside, num_steps=mine[1]
+                )
+            self._followed.add(known)
+        used = self._acting_later(case, outside, restored=restored)
+        if used:
+            raise StateError(used_later(self._task, used))
+        self._warn(without_effect(self._task, outside))
+
+    def _check_cached(self, case: Case, theirs: Probe) -> None:
+        """Compare a restored trial with one whose cached functions have kept nothing yet.
+
+        Raises:
+            StateError: They differ: a cached function has drawn random numbers for an earlier
+                trial, or an earlier step.
+        """
+        kept = [each for each in self._shared.caches if each.cache_info().currsize]
+        if not kept:
+            return
+        fresh = _attempted(case.probe, self._restored(case, empty_caches=True))
+        if isinstance(fresh, Probe) and not probes_differ(theirs, fresh):
+            return
+        again = _attempted(case.probe, self._restored(case))
+        if (
+            isinstance(again, Probe)
+            and isinstance(fresh, Probe)
+            and _is_noise(theirs, fresh, noise=how_far_apart(theirs, again))
+        ):
+            return
+        raise StateError(drawn_once(task_name(self._task), sorted(map(cached_name, kept))))
+
+    def _acting_later(self, case: Case, names: Sequence[str], *, restored: Trial) -> list[str]:
+        """Return those values outside of the state that code goes by."""
+        return act_later(
+            case.live, names, restored=restored, shared=self._shared.places, first=case.first
+        )
+
+    def _meant(self, live: Trial) -> list[dict[str, Any]]:
+        """Copy the attributes of the task and of each module that are meant not to be state."""
+        names = self._task.not_state
+        held = [{n: vars(one)[n] for n in names if n in vars(one)} for one in _owners(live)]
+        return deepcopy(held) if any(held) else []
+
+    def _agrees(
+        self, case: Case, mine: Probe, meant: Sequence[Mapping[str, Any]], *, num_steps: int
+    ) -> bool:
+        """Return whether a restored trial takes the same steps if given what is not state."""
+        restored = self._restored(case)
+        for one, values in zip(_owners(restored), meant, strict=False):
+            vars(one).update(deepcopy(values))
+        return not probes_differ(mine, case.again(restored, num_steps))
+
+
+def kind_of(trial: Trial) -> frozenset[type]:
+    """Return the types of the modules in a trial's model; none for a ``Trainable``."""
+    if isinstance(trial, TaskTrial):
+        return frozenset(map(type, trial.model.modules()))
+    return frozenset()
+
+
+def _owners(trial: Trial) -> list[Any]:
+    """Return the objects of a trial that may have the user's attributes."""
+    if not isinstance(trial, TaskTrial):
+        return [trial.task]
+    return [trial.task, *trial.model.modules(), *trial.optimizers.torch.values()]
+
+
+def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[str]:
+    """Return the names of attributes that differ between two trials, except those in ``meant``."""
+    mine: dict[str, Any] = {"self": live.task}
+    theirs: dict[str, Any] = {"self": restored.task}
+    if isinstance(live, TaskTrial) and isinstance(restored, TaskTrial):
+        mine |= {"model": live.model, **live.optimizers.torch, **datasets_of(live.source)}
+        theirs |= {"model": restored.model, **restored.optimizers.torch}
+        theirs |= datasets_of(restored.source)
+    own = live.task.internals if isinstance(live.task, SelfDescribing) else ()
+    return outside_of_state(mine, theirs, meant={*meant, *own})
+
+
+def _is_noise(one: Probe, other: Probe, *, noise: float) -> bool:
+    """Return whether two probes differ no more than equal steps may.
+
+    Args:
+        one: A probe.
+        other: Another one.
+        noise: How far apart two equal steps are. If it is 0, no difference is noise.
+    """
+    return noise > 0 and how_far_apart(one, other) <= max(NOISE, 10 * noise)
+
+
+def _attempted(does: Callable[[Trial], Result], trial: Trial) -> Result | Exception:
+    """Return the result of probing a trial, or the error that its code raises."""
+    try:
+        return does(trial)
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return error
+
+
+def _raised(*found: object) -> str:
+    """Describe the error that only one of two trials raises."""
+    return only_one_raises(next(each for each in found if isinstance(each, Exception)))

@@ -1,0 +1,211 @@
+"""Texts of the errors and warnings about state that a checkpoint does not hold."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from thrifty.pack.task._task import SelfDescribing, Task, Trainable
+from thrifty.pack.verify import FIRST_BATCH
+
+
+class WarnOnce:
+    """A function that logs each warning once.
+
+    Args:
+        logger: Where it logs them.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._known: set[str] = set()
+
+    def __call__(self, text: str) -> None:
+        """Log a warning, unless it has been logged before."""
+        if text not in self._known:
+            self._known.add(text)
+            self._logger.warning("%s", text)
+
+
+def task_name(task: Task | Trainable) -> str:
+    """Return the name of a task, for messages."""
+    return task.name if isinstance(task, SelfDescribing) else type(task).__name__
+
+
+# -- state outside of a checkpoint -----------------------------------------------------------
+
+
+def incomplete(task: Task | Trainable, difference: str, outside: Sequence[str]) -> str:
+    """Return a message about a restored trial that continues differently.
+
+    Args:
+        task: The task.
+        difference: What differs.
+        outside: The names of what is outside of the checkpoint.
+    """
+    places = _listed(outside) or "something that is not an attribute"
+    return (
+        f"{task_name(task)} keeps state outside of its checkpoint: restored from it, a trial goes "
+        f"on differently ({difference} differs). Not in the checkpoint: {places}; "
+        f"{_mend(task, outside)}"
+    )
+
+
+def only_one_raises(error: Exception) -> str:
+    """Return the difference between two trials of which only one raises an error."""
+    return f"only one of them raises {type(error).__name__}: {error}, and so what it does"
+
+
+def used_later(task: Task | Trainable, found: Sequence[str]) -> str:
+    """Return a message about values outside of the checkpoint whose effect may come later."""
+    return (
+        f"{task_name(task)} keeps values outside of its checkpoint that it uses later: "
+        f"{_listed(found)}. A restored trial takes the same next steps, but may part from "
+        f"the live one afterwards; {_mend(task, found)}; or, if no result depends on them, "
+        "name the attributes in not_state"
+    )
+
+
+def without_effect(task: Task | Trainable, outside: Sequence[str]) -> str:
+    """Return a warning about values outside of the checkpoint that change no next step."""
+    return (
+        f"{task_name(task)}: not in the checkpoint: {_listed(outside)}. A restored trial takes "
+        "the same next steps; if that is meant, name the attributes in not_state"
+    )
+
+
+def no_time_to_train(task: Task | Trainable, outside: Sequence[str]) -> str:
+    """Return a warning about values outside of the checkpoint whose effect is not checked."""
+    return (
+        f"{task_name(task)}: not in the checkpoint: {_listed(outside)}. epoch_timeout "
+        "leaves no time to train an epoch again, so it is not checked whether that "
+        "changes results; make it six times as long as an epoch, or name these in "
+        "not_state"
+    )
+
+
+def no_memory(task: Task | Trainable) -> str:
+    """Return a warning about a comparison that did not fit into the memory."""
+    return f"{task_name(task)}: there was no memory to check that its state is complete"
+
+
+def cannot_be_loaded(task: Task | Trainable, error: Exception, *, into: str) -> str:
+    """Return a message about a checkpoint that a new trial cannot load.
+
+    Args:
+        task: The task.
+        error: The error that loading raises.
+        into: What the checkpoint is loaded into.
+    """
+    return (
+        f"a checkpoint of {task_name(task)} cannot be loaded into a new {into} "
+        f"({type(error).__name__}: {error}); what it trains must be able to go on from its "
+        "state"
+    )
+
+
+def _mend(task: Task | Trainable, outside: Sequence[str]) -> str:
+    """Return what to do with state that the checkpoint does not hold."""
+    if isinstance(task, SelfDescribing):
+        return task.mend
+    if isinstance(task, Trainable):
+        return "keep it in state() and load_state()"
+    if outside and all(name.startswith("optimizer.") for name in outside):
+        return (
+            "keep it in the optimizer's state of a parameter (self.state[p]), or in its "
+            "param_groups"
+        )
+    return (
+        "keep it in a buffer of the model (register_buffer), or make it follow from the "
+        "hyper-parameters and the epoch in adapt"
+    )
+
+
+# -- results that differ each time -----------------------------------------------------------
+
+
+def not_repeatable(task: Task | Trainable, difference: str) -> str:
+    """Return a message about equal trials that take different steps.
+
+    Args:
+        task: The task.
+        difference: What differs between them.
+    """
+    if difference == FIRST_BATCH:
+        return (
+            f"the data of {task_name(task)} are not the same each time that an epoch is read: "
+            f"{difference} differs. Draw from torch's, NumPy's or Python's global stream, "
+            "which thrifty seeds for each batch, and keep nothing in the dataset that changes "
+            "while it is read"
+        )
+    return (
+        f"{task_name(task)} gives another result each time, from the same state and the same seed "
+        f"({difference} differs); draw from torch's, NumPy's or Python's global stream, which "
+        "thrifty seeds before each step, or from a generator that is seeded in each call"
+    )
+
+
+def model_not_repeatable(task: Task | Trainable, name: str) -> str:
+    """Return a message about a tensor that each new model has with other values."""
+    return (
+        f"{task_name(task)}.model gives another {name!r} each time, for the same seed and "
+        "the same hyper-parameters; draw initial values from torch's, NumPy's or Python's "
+        "global stream, which thrifty seeds, and copy what several models start from"
+    )
+
+
+def only_rounding(task: Task | Trainable, device: torch.device) -> str:
+    """Return a warning about equal steps that differ in their last bits."""
+    return (
+        f"{task_name(task)}: equal steps differ in their last bits on {device}, "
+        "so its state cannot be checked exactly"
+    )
+
+
+# -- what several trials share -----------------------------------------------------------------
+
+
+def shared_parameter(task: Task | Trainable, name: str) -> str:
+    """Return a message about a parameter that several trials train."""
+    return (
+        f"{task_name(task)}.model gives the same parameter {name!r} to several trials, so one "
+        "trial trains those of another; make it anew, or copy it (copy.deepcopy), in each call"
+    )
+
+
+def drawn_once(name: str, kept: Sequence[str]) -> str:
+    """Return a message about random numbers that are drawn for one trial and kept for others.
+
+    Args:
+        name: The code that draws them.
+        kept: The names of where it keeps them.
+    """
+    return (
+        f"{name} keeps random numbers that it has drawn for one trial (in {_listed(kept)}), so the "
+        "results of a trial would depend on the trials before it in the same process; draw what "
+        "is made only once from a generator with a seed of its own, such as "
+        "torch.Generator().manual_seed(0), or make it anew for each trial"
+    )
+
+
+def shifted(name: str, kept: Sequence[str], *, what: str) -> str:
+    """Return a message about values that depend on whether something was kept before.
+
+    Args:
+        name: The code that makes them.
+        kept: The names of what it keeps.
+        what: The name of a value that depends on it.
+    """
+    return (
+        f"{name} makes another {what!r} if {_listed(kept)} was filled before: the code that fills "
+        "it draws from or seeds the global random streams, so what comes after it depends on the "
+        "trials before it in the same process; wrap that code in torch.random.fork_rng(), give it "
+        "a generator of its own, or fill it before the study, when its module is imported"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first few names, as a list in a sentence."""
+    return ", ".join(map(repr, names[:5]))
