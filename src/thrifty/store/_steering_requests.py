@@ -48,12 +48,14 @@ def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, tex
     last = last_queued(store, info) or ("pause" if summary.state == "paused" else "")
     if kind == "pause" and last == "pause":
         raise UsageError(f"study {shown!r} is paused already; `thrifty resume` lets it go on")
-    may_resume = last == "pause" or (last == "stop" and not is_run(summary.state))
-    if kind == "resume" and not may_resume:
+    if kind == "resume" and last == "stop" and is_run(summary.state):
         raise UsageError(
-            f"study {shown!r} is {summary.state}, not paused; "
-            "`thrifty resume FILE` goes on with a stopped study"
+            f"study {shown!r} is about to stop; wait until the process that runs it has ended, "
+            "then run it again"
         )
+    if kind == "resume" and last not in ("stop", "pause"):
+        how = "" if summary.state in ("running", "done") else "; run it again to go on"
+        raise UsageError(f"study {shown!r} is {summary.state}, not paused{how}")
     if kind == "stop trial" and summary.state == "done":
         raise UsageError(f"study {shown!r} is done; only a running study can be stopped")
     if kind in ("note", "tag", "untag"):
