@@ -285,7 +285,7 @@ def test_notes_and_tags(tmp_path):
         (lambda s: s.note("x", trial=True), "no trial True"),
         (lambda s: s.stop(), "is done; only a study that has work left can stop"),
         (lambda s: s.pause(), "is done; only a study that has work left can pause"),
-        (lambda s: s.stop(trial=0), "only a running study"),
+        (lambda s: s.stop(trial=0), "only trials of a study that has work left"),
     ],
 )
 def test_a_bad_act_is_an_error(tmp_path, act, told):
