@@ -17,6 +17,7 @@ import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
+from tests.cli.documents import check
 from thrifty.agents._jobs import Budget, Jobs, Studies
 from thrifty.agents._server import Tools, make_server
 from thrifty.cli._train import studies_of
@@ -298,6 +299,34 @@ def test_one_job_at_a_time_and_it_can_be_stopped(tools, folder):
     assert "there is no job 'job-7'" in unknown
 
 
+def test_a_trial_of_a_job_and_a_study_are_stopped(tools, folder):
+    (folder / "line_study.py").write_text(STUDY.replace("max_epochs=4", "max_epochs=20_000"))
+    made = tools(max_epochs=None)
+    given = {"study": "line", "configs": [{"lr": 0.1}, {"lr": 0.2}]}
+    (run,) = answered(made, ("run", given))
+    name = run["study"]
+    while not (progress := answered(made, ("job", {"job": run["job"]}))[0]["progress"]) or (
+        sum(progress["trials"].values()) < 2
+    ):
+        time.sleep(0.1)
+    asked = {"study": name, "trial": 1}
+    refused, act = answered(tools(is_allowed=False), ("stop_study", asked)) + answered(
+        made, ("stop_study", asked)
+    )
+    assert "read-only" in refused
+    check(act, "stop")
+    assert (act["act"]["kind"], act["act"]["trial"]) == ("stop trial", 1)
+    assert act["act"]["who"].startswith("agent of ")
+    while (
+        answered(made, ("status", {"study": name}))[0]["studies"][0]["trials"].get("stopped") != 1
+    ):
+        time.sleep(0.1)
+    answered(made, ("stop_study", {"study": name}))
+    found = ended(made, run["job"])
+    assert found["state"] == "stopped"
+    assert [trial["state"] for trial in found["result"]["trials"]][1] == "stopped"
+
+
 @pytest.mark.parametrize(
     ("tool", "options", "told"),
     [
@@ -328,6 +357,7 @@ def test_one_job_at_a_time_and_it_can_be_stopped(tools, folder):
         ("known", {"study": "nothing", "config": {"lr": 0.1}}, "no file of this server defines"),
         ("status", {"study": "line"}, "nothing was trained yet"),
         ("best", {}, "study"),
+        ("stop_study", {"study": "line"}, "nothing was trained yet"),
     ],
 )
 def test_a_bad_request_is_answered_with_a_message(tools, tool, options, told):

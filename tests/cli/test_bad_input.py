@@ -179,7 +179,7 @@ BAD: list[tuple[list[str], str]] = [
     (["resume", "line", *NO_DB], "there is no database"),
     (["export", "nope", *DB, "--out", "x.csv"], "no study 'nope'"),
     (["stop", "line", *DB], "is done; only a study that has work left can stop"),
-    (["stop", "line", *DB, "--trial", "0"], "only a running study can be stopped"),
+    (["stop", "line", *DB, "--trial", "0"], "only trials of a study that has work left"),
     (["stop", "line", *DB, "--trial", "9"], "no trial 9"),
     (["stop", "line", *DB, "--trial", "x"], "is not a valid integer"),
     (["stop", "nope", *DB], "no study 'nope'"),

@@ -14,7 +14,7 @@ from tests.cli.documents import check
 from tests.cli.test_cli import STUDY, folder  # noqa: F401 (a fixture)
 from tests.study.test_steering import AfterEpochs, look_often  # noqa: F401 (a fixture)
 from thrifty.cli import _app
-from thrifty.cli._train import load_stored_study
+from thrifty.cli._train import load_stored_study, load_study
 from thrifty.core import StudyMismatchError, UsageError
 from thrifty.store import Store
 from thrifty.store._steering_requests import ask_longer
@@ -213,9 +213,31 @@ def test_resume_takes_back_what_was_asked_while_no_process_ran(folder, act):  # 
     assert asked()[-1].endswith("(queued)")
     done = CliRunner().invoke(_app, ["resume", "line", *DB, "--quiet", "--trust-file"])
     assert done.exit_code == 0
-    assert "took back the request that held the study" in done.stderr
+    assert f"took back the request to {act} the study" in done.stderr
     with Store.open(DB[1], create=False) as store:
         assert store.studies.summary("line").state == "done"
+
+
+def test_resume_of_a_study_whose_file_is_gone_takes_nothing_back(folder):  # noqa: F811
+    thrifty("run", "line_study.py", "--quiet", "--stop-epochs", "1")
+    thrifty("stop", "line", *DB)
+    (folder / "line_study.py").unlink()
+    with pytest.raises(UsageError, match="unknown or gone"):
+        thrifty("resume", "line", *DB, "--quiet", "--trust-file")
+    assert asked()[-1].endswith("stop  (queued)")
+
+
+def test_resume_takes_back_a_pause_that_the_process_has_not_applied_yet(folder):  # noqa: F811
+    said = []
+
+    def pause_and_resume():
+        thrifty("pause", "line", *DB)
+        said.append(thrifty("resume", "line", *DB))
+
+    study = load_study(folder / "line_study.py")
+    study.run(progress=False, observers=[AfterEpochs(1, pause_and_resume)])
+    assert said == ["asked the process that has paused the study to go on\n"]
+    assert [trial.state for trial in study.trials] == ["done"] * 2
 
 
 def test_a_queued_extension_of_a_study_that_is_done_is_trained_by_resume(line):

@@ -276,6 +276,22 @@ def test_who_waits_for_results_is_told_so(monkeypatch, caplog):
     assert max(trial.epochs for trial in study.trials) == 9
 
 
+def test_who_asks_a_study_that_is_paused_need_not_wait(tmp_path):
+    url = f"sqlite:///{tmp_path}/t.db"
+    first = make(url)
+    first.tell(first.ask(), 1.0)
+    first.end_asking()
+    second, found = make(url), []
+    second.pause()
+    thread = threading.Thread(target=lambda: found.append(first.ask(wait=False)), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert found == [None]
+    second.resume()
+    assert first.ask() is not None
+    first.end_asking()
+
+
 def test_an_error_of_the_run_reaches_who_asks(tmp_path):
     url = f"sqlite:///{tmp_path}/t.db"
     first = make(url)

@@ -11,6 +11,7 @@ import pytest
 import thrifty as th
 from thrifty.core import EpochDone, StoreBusyError, StudyNotFoundError, UsageError
 from thrifty.store import Store, StudyMoved
+from thrifty.store._steering_requests import ask_longer
 from thrifty.study import StudyEnded
 from thrifty.testing import LineTask
 
@@ -160,6 +161,60 @@ def test_a_stop_of_a_study_that_no_process_runs_is_applied_by_the_next_one(tmp_p
     assert states(study.run(progress=False)) == ["done"] * 3
 
 
+def test_a_stop_of_a_run_that_is_killed_before_it_ends_stops_the_next_one(tmp_path):
+    class KilledError(BaseException):
+        pass
+
+    class KilledAfterTheRequest(AfterEpochs):
+        def on_event(self, event):
+            super().on_event(event)
+            if self.num == self.after + 2:
+                raise KilledError
+
+    study = study_of(tmp_path, algorithm=th.GridSearch(max_epochs=60))
+    dies = KilledAfterTheRequest(2, study.stop)
+    with pytest.raises(KilledError):
+        study.run(progress=False, observers=[dies], executor=th.Local(workers=2, pack="solo"))
+    assert study.acts[0].is_queued
+    counted = AfterEpochs(1, lambda: None)
+    study.run(progress=False, observers=[counted])
+    assert counted.num == 0
+    assert not study.acts[0].is_queued
+    assert states(study.run(progress=False)) == ["done"] * 3
+
+
+def test_a_stop_that_comes_between_two_trainings_of_a_run_is_applied(tmp_path):
+    study = study_of(tmp_path)
+
+    class AsksBetween:
+        def on_event(self, event):
+            if isinstance(event, StudyEnded) and event.state == "done" and not study.acts:
+                with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+                    ask_longer(store, "line", max_epochs=9)
+                study.stop()
+
+    study.run(progress=False, observers=[AsksBetween()])
+    assert {act.kind: act.answer for act in study.acts if act.kind != "extend"} == {
+        "lengthen": "",
+        "stop": "",
+    }
+    assert [trial.epochs for trial in study.trials] == [4] * 3
+
+
+def test_a_run_that_is_about_to_stop_cannot_be_resumed(tmp_path):
+    study = study_of(tmp_path)
+    said = []
+
+    def stop_and_resume():
+        study.stop()
+        with pytest.raises(UsageError, match="is about to stop; wait until") as caught:
+            study.resume()
+        said.append(caught.value)
+
+    run(study, after=2, act=stop_and_resume, executor=th.Local(pack="solo"))
+    assert said
+
+
 @pytest.mark.parametrize("kind", ["stop", "pause"])
 def test_a_request_that_no_process_has_seen_can_be_taken_back(tmp_path, kind):
     study = study_of(tmp_path)
@@ -230,7 +285,7 @@ def test_notes_and_tags(tmp_path):
         (lambda s: s.note("x", trial=True), "no trial True"),
         (lambda s: s.stop(), "is done; only a study that has work left can stop"),
         (lambda s: s.pause(), "is done; only a study that has work left can pause"),
-        (lambda s: s.stop(trial=0), "only a running study"),
+        (lambda s: s.stop(trial=0), "only trials of a study that has work left"),
     ],
 )
 def test_a_bad_act_is_an_error(tmp_path, act, told):

@@ -246,10 +246,7 @@ class Budget:
         Raises:
             UsageError: Nothing may be trained, or not that much.
         """
-        if not self.is_allowed:
-            raise UsageError(
-                "this server is read-only; its user starts it with --allow-run to let you train"
-            )
+        self.check_allowed("train")
         if self.max_seconds is not None and used.seconds >= self.max_seconds:
             raise UsageError(
                 f"the budget of {self.max_seconds:,.0f} seconds is used up; ask the user for more"
@@ -260,6 +257,17 @@ class Budget:
                 f"these configurations need {epochs:,.0f} epochs, and {left:,} are left of the "
                 f"budget of {self.max_epochs:,}; give fewer or shorter ones, or ask the user for "
                 "more"
+            )
+
+    def check_allowed(self, what: str) -> None:
+        """Check that an agent may train and stop.
+
+        Raises:
+            UsageError: The server is read-only.
+        """
+        if not self.is_allowed:
+            raise UsageError(
+                f"this server is read-only; its user starts it with --allow-run to let you {what}"
             )
 
     def document(self, used: Usage) -> BudgetDocument:

@@ -24,14 +24,16 @@ from thrifty.core import StudyNotFoundError, ThriftyError, UsageError, error_tex
 from thrifty.space import config_to_json
 from thrifty.space._written_config import read_config, whole_config
 from thrifty.store import Store
+from thrifty.store._steering_requests import ask, this_user
 from thrifty.study import Study
 from thrifty.study._reader import is_in_memory
 
 from ._jobs import Budget, Job, Jobs, Studies, Usage, usage_of
-from ._store_documents import best_document, explain_document, status_document
+from ._store_documents import act_document, best_document, explain_document, status_document
 from ._study_documents import branch_document, cost_document, plan_document
 from .documents import (
     SCHEMA_VERSION,
+    ActDocument,
     BestDocument,
     BranchDocument,
     CostDocument,
@@ -55,7 +57,8 @@ Before you train, ask `cost` what a configuration costs and what of it is known;
 metrics. A repeated configuration costs nothing. A schedule that changes late costs only the epochs
 after the change.
 `plan` says what a whole study would train.
-`run` trains in the background and answers at once; ask `job` for the results.
+`run` trains in the background and answers at once; ask `job` for the results. `stop` ends a job,
+and `stop_study` a trial of it, or another study.
 To change a trial from some epoch on, such as its learning rate, ask `branch` for the configuration
 and its cost, and give that configuration to `run`: the epochs before are not trained again.
 """
@@ -288,6 +291,27 @@ class Tools:
             found.stop()
             return self._job_document(found)
 
+    def stop_study(
+        self,
+        study: Annotated[
+            str, Field(description="Name of a study; that of a job is its document's `study`.")
+        ],
+        trial: Annotated[
+            int | None, Field(description="Number of a trial of it; null: the whole study.")
+        ] = None,
+    ) -> ActDocument:
+        """Ask the process that runs a study to stop it, or one of its trials for good.
+
+        That happens at the end of an epoch. The document says whether the request is still queued;
+        if no process runs the study, the next one applies it before it trains. A trial that is
+        stopped does not go on; the others do, and `run` trains what they share with it.
+        """
+        self._budget.check_allowed("stop studies")
+        with self._store_of(study) as (store, _):
+            who = f"agent of {this_user()}"
+            act = ask(store, study, "stop" if trial is None else "stop trial", trial=trial, who=who)
+            return _plain(act_document(study, act))
+
     # -- internals ----------------------------------------------------------------------------
 
     def _parent(self, study: str) -> Study:
@@ -410,7 +434,7 @@ def make_server(tools: Tools) -> MCPServer[Any]:
     )
     for tool in reading:
         server.tool(annotations=ToolAnnotations(read_only_hint=True))(_with_messages(tool))
-    training: Sequence[Callable[..., Any]] = (tools.run, tools.stop)
+    training: Sequence[Callable[..., Any]] = (tools.run, tools.stop, tools.stop_study)
     for tool in training:
         hints = ToolAnnotations(read_only_hint=False, destructive_hint=False)
         server.tool(annotations=hints)(_with_messages(tool))

@@ -27,7 +27,7 @@ from thrifty.core import Event, ThriftyError, UsageError, error_text, is_from_us
 from thrifty.run import ExecutorConfig, Local
 from thrifty.store import Store
 from thrifty.store._address import shell_command
-from thrifty.store._steering_requests import ask, last_queued
+from thrifty.store._steering_requests import ask, is_run, last_queued
 from thrifty.study import StopWhen, Study, StudyEnded, TrialEvent, TrialResult
 
 from ._options import (
@@ -381,18 +381,22 @@ def run_command(*, file: Path, name: str | None, **training: Any) -> None:
 def resume_command(*, name: str, storage: str, trust_file: bool, **training: Any) -> None:
     """Resume study NAME, from the file that defined it, or where it is paused.
 
-    If a process has paused the study, it goes on there, and this command ends at once. The exit
-    code is 2 if all trials have failed, or if none keeps the constraints.
+    If a process has paused the study, it goes on there, and this command ends at once. A request to
+    stop or pause that no process has applied is taken back. The exit code is 2 if all trials have
+    failed, or if none keeps the constraints.
     """
     with Store.open(storage, create=False) as store:
-        if store.studies.summary(name).state == "paused":
+        state, last = store.studies.summary(name).state, last_queued(store, store.studies.get(name))
+        if state == "paused" or (is_run(state) and last in ("stop", "pause")):
             act = ask(store, name, "resume")
             if training["as_json"]:
                 print_document(act_document(name, act))
             else:
                 say("asked the process that has paused the study to go on")
             return
-        if last_queued(store, store.studies.get(name)) in ("stop", "pause"):
+    study = load_stored_study(name, storage=storage, trust_file=trust_file)
+    if last in ("stop", "pause"):
+        with Store.open(storage, create=False) as store:
             ask(store, name, "resume")
-            say("took back the request that held the study", err=True)
-    train(load_stored_study(name, storage=storage, trust_file=trust_file), **training)
+            say(f"took back the request to {last} the study", err=True)
+    train(study, **training)

@@ -134,6 +134,8 @@ class AskTellExecutor(Executor):
         states: Where it writes states; they are empty, as the real ones are elsewhere.
     """
 
+    trains_elsewhere = True
+
     def __init__(self, states: StateFiles) -> None:
         self._states = states
         self._changed = threading.Condition()
@@ -227,8 +229,8 @@ class AskTellExecutor(Executor):
                 found = self._changed.wait_for(lambda: self._is_answered(before, wait=wait), SAY_S)
                 if not found:
                     logger.warning(
-                        "ask() waits: what to train next depends on trials that were asked for and "
-                        "not told yet; ask(wait=False) does not wait"
+                        "ask() waits: the study is paused, or what to train next depends on trials "
+                        "that were asked for and not told yet; ask(wait=False) does not wait"
                     )
                     self._changed.wait_for(lambda: self._is_answered(before, wait=wait))
                 return self._handed.popleft() if self._handed else None

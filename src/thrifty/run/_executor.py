@@ -92,6 +92,8 @@ class Executor(ABC):
 
     A study is then not done while its executor has no work and is not free.
     """
+    trains_elsewhere: bool = False
+    """Whether a loop of the user trains, which calls ``Study.ask`` and ``Study.tell``."""
     was_stopped: bool = False
     """Whether those who give it work have ended the run."""
 

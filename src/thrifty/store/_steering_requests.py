@@ -18,7 +18,15 @@ from ._store import Store
 _WHOLE_STUDY = ("stop", "pause", "resume")
 
 
-def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, text: str = "") -> Act:
+def ask(
+    store: Store,
+    name: str,
+    kind: ActKind,
+    *,
+    trial: int | None = None,
+    text: str = "",
+    who: str | None = None,
+) -> Act:
     """Record a request to a study.
 
     Args:
@@ -27,6 +35,7 @@ def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, tex
         kind: The kind of the request.
         trial: Number of the trial that it is about; None: the whole study.
         text: The note or the tag.
+        who: Who asks (default: the user and the machine of this process).
 
     Raises:
         StudyNotFoundError: There is no such study.
@@ -48,21 +57,25 @@ def ask(store: Store, name: str, kind: ActKind, *, trial: int | None = None, tex
     last = last_queued(store, info) or ("pause" if summary.state == "paused" else "")
     if kind == "pause" and last == "pause":
         raise UsageError(f"study {shown!r} is paused already; `thrifty resume` lets it go on")
-    may_resume = last == "pause" or (last == "stop" and not is_run(summary.state))
-    if kind == "resume" and not may_resume:
+    if kind == "resume" and last == "stop" and is_run(summary.state):
         raise UsageError(
-            f"study {shown!r} is {summary.state}, not paused; "
-            "`thrifty resume FILE` goes on with a stopped study"
+            f"study {shown!r} is about to stop; wait until the process that runs it has ended, "
+            "then run it again"
         )
+    if kind == "resume" and last not in ("stop", "pause"):
+        how = "" if summary.state in ("running", "done") else "; run it again to go on"
+        raise UsageError(f"study {shown!r} is {summary.state}, not paused{how}")
     if kind == "stop trial" and summary.state == "done":
-        raise UsageError(f"study {shown!r} is done; only a running study can be stopped")
+        raise UsageError(
+            f"study {shown!r} is done; only trials of a study that has work left can be stopped"
+        )
     if kind in ("note", "tag", "untag"):
         text = _checked(text, kind)
     if kind == "untag" and text not in tags_of(store.acts.of(info.id)).get(trial, []):
         raise UsageError(
             f"there is no tag {plain_text(text)!r} to remove; `thrifty acts` lists all tags"
         )
-    return store.acts.add(info, kind, trial=trial, text=text, who=this_user())
+    return store.acts.add(info, kind, trial=trial, text=text, who=who or this_user())
 
 
 def last_queued(store: Store, info: StudyInfo) -> str:

@@ -240,7 +240,7 @@ def run_loop(
         if chains:
             _drain_events(parts, chains, to_train)
         elif parts.steering.is_paused and not stopping:
-            time.sleep(GROUP_S)
+            _wait_paused(parts)
         elif not stopping and parts.executor.may_be_asked:
             parts.executor.poll(GROUP_S)
         elif stopping or not (_others_train(parts) or upkeep.steer(chains)):
@@ -252,6 +252,12 @@ def run_loop(
         if not stopping and stop_requested():
             stopping = True
             parts.executor.stop()
+
+
+def _wait_paused(parts: Parts) -> None:
+    if parts.executor.trains_elsewhere:
+        parts.executor.poll(0.0)  # so that ask(wait=False) learns that there is nothing now
+    time.sleep(GROUP_S)
 
 
 def _others_train(parts: Parts) -> bool:
@@ -422,6 +428,9 @@ class Steering:
         self.paused_by = ""
         self._known: set[int] = set()
         """Acts that are applied already and whose records may not be written yet."""
+        self._stops: list[Act] = []
+        """Requests to stop this run. They are recorded as it ends: if the process is killed before,
+        the next run stops."""
 
     @property
     def is_paused(self) -> bool:
@@ -437,12 +446,26 @@ class Steering:
         for act in self._about_study(ledger, driver):
             if act.kind == "resume":  # no run has stopped yet, so this takes a stop back, too
                 self.stopped_by = ""
+                ledger.outbox.extend(self._stopped())
             self._note(act, self._apply(act, ledger), ledger)
 
-    def end(self, ledger: Ledger, driver: Driver) -> None:
-        """Answer requests that came too late for this run; they are not those of the next one."""
-        late = self._about_study(ledger, driver)
-        driver.record([ActApplied(act=act.id, answer="the run had ended") for act in late])
+    def end(self, ledger: Ledger, driver: Driver, *, state: str) -> None:
+        """Record how a run has ended, and answer the requests to stop it.
+
+        Requests that came too late are not those of the next run, unless this one goes on with
+        longer trials.
+        """
+        acts, _ = driver.pending_requests(num_enqueued=ledger.history.num_ever_enqueued)
+        goes_on = state == "done" and any(act.kind == "lengthen" for act in acts)
+        late = [] if goes_on else self._about_study(ledger, driver)
+        answers = [ActApplied(act=act.id, answer="the run had ended") for act in late]
+        moved = StudyMoved(study=ledger.study_id, state=state)
+        driver.record([*self._stopped(), *answers, moved])
+
+    def _stopped(self) -> Sequence[Record]:
+        """Return the records of the requests to stop, once."""
+        stops, self._stops = self._stops, []
+        return [ActApplied(act=act.id) for act in stops]
 
     def _about_study(self, ledger: Ledger, driver: Driver) -> Sequence[Act]:
         """Return the queued requests about the whole study that are not applied yet."""
@@ -482,4 +505,7 @@ class Steering:
 
     def _note(self, act: Act, answer: str, ledger: Ledger) -> None:
         self._known.add(act.id)
-        ledger.outbox.append(ActApplied(act=act.id, answer=answer))
+        if act.kind == "stop":
+            self._stops.append(act)
+        else:
+            ledger.outbox.append(ActApplied(act=act.id, answer=answer))

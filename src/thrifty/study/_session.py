@@ -156,14 +156,13 @@ def train(  # noqa: PLR0913 (one argument for each part of a run)
             )
         except StateError:
             # Nothing runs the study any more, and running it again would raise the same error.
-            driver.record([StudyMoved(study=ledger.study_id, state="stopped")])
+            steering.end(ledger, driver, state="stopped")
             raise
         if done:
             hold_budget_at_the_end(parts)
         ending.state = "done" if done else "stopped"
         ending.signal = None if done else asked.number
-    steering.end(ledger, driver)
-    driver.record([StudyMoved(study=ledger.study_id, state=ending.state)])
+    steering.end(ledger, driver, state=ending.state)
     say_where_from(repository, ledger, store=store, progress=progress)
     _say_how_it_ended(repository, ledger, done=done, why=reason(), failed_before=failed_before)
     return done

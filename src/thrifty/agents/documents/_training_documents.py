@@ -219,7 +219,8 @@ class ExtensionDocument(Document):
 class ActDocument(Document):
     """A request to a study, printed by ``thrifty stop``, ``pause``, ``note`` and ``tag``.
 
-    ``thrifty resume`` prints it for a study that a process has paused.
+    ``thrifty resume`` prints it for a study that a process has paused, and the tool ``stop_study``
+    answers with it.
     """
 
     study: str

@@ -57,7 +57,8 @@ export class Acts {
     const deletes = name && !this.#runs;
     const asked = acts.filter((each) => each.queued && HOLDING.includes(each.kind)).at(-1)?.kind ?? "";
     const isHeld = asked === "pause" || (asked === "stop" && !this.#runs) || (!asked && state === "paused");
-    const pauses = stops && this.#trial === null && (isHeld ? "resume" : "pause");
+    // what holds a study can be taken back also where nothing runs that could be stopped
+    const pauses = this.#trial === null && (isHeld ? "resume" : stops && "pause");
     const key = `${canAct} ${stops} ${pauses} ${deletes} ${horizon} ${maxEpochs} ${names}`;
     if (key !== this.#drawn) {
       this.#drawn = key; // what somebody is writing stays
