@@ -14,6 +14,7 @@ from tests.cli.documents import check
 from tests.cli.test_cli import STUDY, folder  # noqa: F401 (a fixture)
 from tests.study.test_steering import AfterEpochs, look_often  # noqa: F401 (a fixture)
 from thrifty.cli import _app
+from thrifty.cli._options import Pair
 from thrifty.cli._train import load_stored_study, load_study
 from thrifty.core import StudyMismatchError, UsageError
 from thrifty.store import Store
@@ -130,6 +131,13 @@ def test_a_branch_shows_what_it_costs_and_asks(line):
     )
     thrifty("resume", "line", *DB, "--quiet", "--trust-file")
     assert "3 (3 done" in thrifty("status", *DB)
+
+
+def test_a_number_may_begin_with_its_point():
+    pair = Pair(whole=False)
+    assert pair.convert("lr=.3", None, None) == ("lr", 0.3)
+    assert pair.convert("lr=-.5e-3", None, None) == ("lr", -0.0005)
+    assert pair.convert("kind=adam", None, None) == ("kind", "adam")
 
 
 def test_a_configuration_is_enqueued_and_then_trained(line):

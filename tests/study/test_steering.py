@@ -148,13 +148,16 @@ def test_a_request_that_comes_as_a_run_ends_does_not_hold_the_next_run(tmp_path,
 
 def test_a_stop_of_a_study_that_no_process_runs_is_applied_by_the_next_one(tmp_path, caplog):
     study = study_of(tmp_path)
-    run(study, after=2, act=study.stop, executor=th.Local(pack="solo"))
+    run(study, after=5, act=study.stop, executor=th.Local(pack="solo"))
     trained = study.savings.unique_epochs
     act = study.stop()
     assert act.is_queued
     counted = AfterEpochs(1, lambda: None)
+    caplog.set_level("INFO")
     study.run(progress=False, observers=[counted])
     assert counted.num == 0
+    assert "known from this study" in caplog.text
+    assert "nothing to train" not in caplog.text
     assert f"{act.who} has stopped it; run it again to go on" in caplog.text
     assert not study.acts[-1].is_queued
     assert study.savings.unique_epochs == trained

@@ -193,9 +193,10 @@ class Sweep:
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(OmegaConf.create(found), folder / "optimization_results.yaml")
         log.info("best %s: %s, of %s", self._metric, found["best_value"], found["best_params"])
-        known = len(study.trials) - num_run
+        trials = study.trials  # those of a sweep that was stopped may not have ended
+        known = sum(trial.state in ("done", "failed") for trial in trials) - num_run
         if known > 0:
-            log.info("%d of %d trials were known and not run", known, len(study.trials))
+            log.info("%d of %d trials were known and not run", known, len(trials))
         return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -230,6 +231,9 @@ def cell(value: object, *, style: str = "") -> Text:
     return Text(plain_text(value), style=style)
 
 
+_SHORT_NUMBER = re.compile(r"[-+]?(\.\d+|\d+\.\d*|\d+)(e[-+]?\d+)?", re.IGNORECASE | re.ASCII)
+
+
 class Pair(click.ParamType):  # type: ignore[type-arg]
     """A name and a value, written as NAME=VALUE; the value is JSON or plain text."""
 
@@ -246,10 +250,11 @@ class Pair(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is no pair; write {self.name.upper()}", param, ctx)
         if self._whole and not text.isdecimal():
             self.fail(f"{value!r}: {text!r} is no whole number", param, ctx)
-        try:
+        with suppress(ValueError):
             return name, json.loads(text)
-        except ValueError:
-            return name, text
+        if _SHORT_NUMBER.fullmatch(text):
+            return name, float(text)  # JSON lacks .3 and 3., which people type
+        return name, text
 
 
 def parsed_json(text: str, option: str) -> Any:

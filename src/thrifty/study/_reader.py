@@ -70,12 +70,13 @@ class Provenance:
             unit=ledger.unit,
         )
 
-    def text(self, studies: Mapping[int, StudyInfo], *, own: int) -> str:
+    def text(self, studies: Mapping[int, StudyInfo], *, own: int, is_stopped: bool = False) -> str:
         """Return the sources in one line, or an empty string if no trial has reported.
 
         Args:
             studies: The studies of the database, by id.
             own: The id of this study.
+            is_stopped: Whether trials are left to train.
         """
         count, name = self.unit.count, self.unit.name
         num_known = count(sum(self.known.values()))
@@ -90,7 +91,7 @@ class Provenance:
             of = "" if num_known else f" of {total:,} {name}"
             parts.append(f"{evaluated:,}{of} evaluated again with kept states")
         if not trained:
-            return f"{', '.join(parts)}; nothing to train"
+            return f"{', '.join(parts)}; " + ("none trained" if is_stopped else "nothing to train")
         shown = f"{trained:,}" if parts else self.unit.short(self.trained)
         return ", ".join([*parts, f"{shown} trained"])
 

@@ -163,7 +163,7 @@ def train(  # noqa: PLR0913 (one argument for each part of a run)
         ending.state = "done" if done else "stopped"
         ending.signal = None if done else asked.number
     steering.end(ledger, driver, state=ending.state)
-    say_where_from(repository, ledger, store=store, progress=progress)
+    say_where_from(repository, ledger, store=store, progress=progress, is_stopped=not done)
     _say_how_it_ended(repository, ledger, done=done, why=reason(), failed_before=failed_before)
     return done
 
@@ -241,14 +241,17 @@ def say_where_from(
     store: Store,
     progress: bool,
     finished: bool = False,
+    is_stopped: bool = False,
 ) -> None:
     """Print where the results of a run come from, on the terminal or in the log.
 
     ``finished`` says that the study was done before this run. It then says that nothing is left,
-    even if no epoch is known because all trials have failed.
+    even if no epoch is known because all trials have failed. ``is_stopped`` says that trials are
+    left to train.
     """
     found = Provenance.of(ledger)
-    text = found.text(store.studies.made() if found.known else {}, own=ledger.study_id)
+    made = store.studies.made() if found.known else {}
+    text = found.text(made, own=ledger.study_id, is_stopped=is_stopped)
     if not text and finished:
         text = f"{len(ledger.errors):,} of {len(ledger.history):,} trials failed; nothing to train"
     if text:
