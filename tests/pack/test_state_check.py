@@ -58,7 +58,7 @@ def run_check(task, *, epochs=1, seconds=0.0):
     with borrowed_streams():
         check = StateCheck(task, device=CPU)
         trial, member = trained(task, check, epochs=epochs)
-        check.check(trial, member, plan(epochs), seconds=seconds)
+        check.check(trial, member, plan(epochs), epoch=epochs, seconds=seconds)
     return check
 
 
@@ -137,11 +137,11 @@ def test_it_is_asked_for_once_for_each_kind_of_model():
     with borrowed_streams():
         check = StateCheck(Toy(), device=CPU)
         trial, member = trained(Toy(), check)
-        assert check.is_due(trial)
-        check.check(trial, member, plan(1), seconds=0.0)
-        assert not check.is_due(trial)
+        assert check.is_due(trial, epoch=1)
+        check.check(trial, member, plan(1), epoch=1, seconds=0.0)
+        assert not check.is_due(trial, epoch=1)
         other, _ = trained(Normed(), check)
-        assert check.is_due(other)
+        assert check.is_due(other, epoch=1)
 
 
 # -- state outside of the checkpoint -----------------------------------------------------------
@@ -244,7 +244,7 @@ def test_cached_results_without_effect_are_kept_as_they_are(task):
     with borrowed_streams():
         trial, member = trained(task(), check)
         before = [*kept_notes(), weight_of.cache_info().currsize]
-        check.check(trial, member, plan(1), seconds=0.0)
+        check.check(trial, member, plan(1), epoch=1, seconds=0.0)
     assert [*kept_notes(), weight_of.cache_info().currsize] == before
 
 
@@ -508,7 +508,7 @@ def test_trials_go_further_once_for_what_is_outside(monkeypatch):
         check = StateCheck(Logging(), device=CPU)
         for _ in range(2):
             trial, member = trained(Logging(), check)
-            check.check(trial, member, plan(1), seconds=0.0)
+            check.check(trial, member, plan(1), epoch=1, seconds=0.0)
             found.append(len(calls))
     # The live trial and the restored one; and another, if equal steps differ in their last bits.
     assert found[0] in (2, 3)
@@ -615,7 +615,7 @@ def test_variables_are_put_back_after_a_comparison():
         trial, member = trained(GlobalCounter(), check)
         before = TOTAL["calls"]
         with pytest.raises(StateError):
-            check.check(trial, member, plan(1), seconds=0.0)
+            check.check(trial, member, plan(1), epoch=1, seconds=0.0)
     assert TOTAL["calls"] == before
 
 
@@ -832,7 +832,7 @@ def test_a_frozen_model_may_be_shared():
     with borrowed_streams():
         for _ in range(2):
             trial, member = trained(SharedBackbone(), check)
-            check.check(trial, member, plan(1), seconds=0.0)
+            check.check(trial, member, plan(1), epoch=1, seconds=0.0)
 
 
 class Rounding(Toy):
@@ -857,9 +857,9 @@ def test_no_memory_for_a_comparison_is_a_warning(caplog, monkeypatch):
             raise MemoryError
 
         monkeypatch.setattr(check, "_compare", full)
-        check.check(trial, member, plan(1), seconds=0.0)
+        check.check(trial, member, plan(1), epoch=1, seconds=0.0)
     assert "there was no memory" in caplog.text
-    assert not check.is_due(trial)
+    assert not check.is_due(trial, epoch=1)
 
 
 # -- variables that all trials share -------------------------------------------------------------
@@ -904,9 +904,9 @@ def test_what_a_trial_leaves_behind_must_not_reach_a_new_one():
         assert check.is_changed()
         new = Member(values=VALUES, seed=4)
         begun = check.begin(new)
-        assert check.is_due(begun)
+        assert check.is_due(begun, epoch=1)
         with pytest.raises(StateError, match="LEFT"):
-            check.check(begun, new, plan(0), seconds=0.0)
+            check.check(begun, new, plan(0), epoch=1, seconds=0.0)
 
 
 # -- trainables ----------------------------------------------------------------------------------
@@ -1091,9 +1091,9 @@ def test_long_epochs_are_trained_again_once_that_costs_little(epochs_of):
         for trained_s in (0.0, 1e4):
             check.budget.trained_s = trained_s
             trial, member = trained(task, check)
-            assert check.is_due(trial)
-            check.check(trial, member, plan(1), seconds=LONG_S)
-            assert not check.is_due(trial)
+            assert check.is_due(trial, epoch=1)
+            check.check(trial, member, plan(1), epoch=1, seconds=LONG_S)
+            assert not check.is_due(trial, epoch=1)
     assert epochs_of == [0, 0, 1, 1]
 
 
@@ -1107,8 +1107,8 @@ def test_without_time_for_that_it_is_said(epochs_of, caplog):
     with borrowed_streams():
         check = StateCheck(Hiding(), device=CPU, limit_s=5 * LONG_S)
         trial, member = trained(Hiding(), check)
-        check.check(trial, member, plan(1), seconds=LONG_S)
-        assert not check.is_due(trial)
+        check.check(trial, member, plan(1), epoch=1, seconds=LONG_S)
+        assert not check.is_due(trial, epoch=1)
     assert "not in the checkpoint: 'self.count'. epoch_timeout leaves no time" in caplog.text
     assert epochs_of == [0]
 
@@ -1138,15 +1138,15 @@ def check_next_epoch(task, *, lr):
     with borrowed_streams():
         check = StateCheck(task, device=CPU)
         trial, member = trained(task, check)
-        check.check(trial, member, EpochPlan(epoch=1, values={"lr": lr}), seconds=0.0)
+        check.check(trial, member, EpochPlan(epoch=1, values={"lr": lr}), epoch=1, seconds=0.0)
         return check, trained(task, check)[0]
 
 
 def test_what_fails_in_the_next_epoch_is_not_the_fault_of_this_one():
     check, trial = check_next_epoch(Failing(), lr=0.5)
-    assert check.is_due(trial), "nothing is known yet"
+    assert check.is_due(trial, epoch=1), "nothing is known yet"
     check, trial = check_next_epoch(Failing(), lr=0.05)
-    assert not check.is_due(trial)
+    assert not check.is_due(trial, epoch=1)
 
 
 class Beginning(Toy):

@@ -216,7 +216,9 @@ class Completeness:
         Returns:
             The error that the comparison found, or None.
         """
-        if not self._check.is_due(backend.trial(course.number), is_first=not course.is_compared):
+        if not self._check.is_due(
+            backend.trial(course.number), epoch=course.epoch, is_first=not course.is_compared
+        ):
             return None
         course.is_compared = True
         live = backend.take(course.number)
@@ -246,7 +248,7 @@ class Completeness:
         """
         if self._check.is_changed():
             live = self._check.begin(member)
-            if self._check.is_due(live):
+            if self._check.is_due(live, epoch=course.epoch):
                 self._compare(course, live, member.state, epoch=course.epoch)
 
     def _compare(
@@ -254,7 +256,7 @@ class Completeness:
     ) -> None:
         plan = plan_of(live.num_steps, course.chain.timeline, epoch=epoch)
         member = course.member(state, epoch=epoch)
-        self._check.check(live, member, plan, seconds=course.epoch_s)
+        self._check.check(live, member, plan, epoch=course.epoch, seconds=course.epoch_s)
 
 
 CACHE_BYTES = 256 * 2**20

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,8 +16,8 @@ from thrifty.pack._backend import EpochPlan, Member, out_of_memory
 from thrifty.pack.task._task import SelfDescribing, Task, Trainable
 from thrifty.pack.verify import CheckBudget, training_places
 
+from ._carried_values import moved, options_of, values_of
 from ._comparison import Case, Comparer, kind_of
-from ._later_effects import attributes
 from ._made_check import MAX_FREE_CHECKS, MadeCheck, new_trial
 from ._probes import Trial
 from ._shared_variables import SharedVariables
@@ -34,6 +35,8 @@ Two trials compared over more than one step take about this long together, in se
 """
 MAX_CARRYING_CHECKS = 12
 """How often trials that carry values are compared, if that is quick, before it has to pay."""
+MAX_OTHER_CHECKS = 12
+"""How often trials with other options, or after many more epochs, are compared before that too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,28 @@ class _Situation:
     changed: frozenset[str]
 
 
+@dataclass(slots=True)
+class _Known:
+    """What comparisons of one kind of trial have covered.
+
+    Attributes:
+        moved: What the trials had changed since they began, beside their state.
+        options: The hyper-parameters that choose between pieces of code.
+        epoch: The largest number of epochs after which a trial was compared.
+    """
+
+    moved: frozenset[str] = frozenset()
+    options: set[frozenset[tuple[str, Any]]] = field(default_factory=set)
+    epoch: int = 1
+
+
 class StateCheck:
     """A comparison of live trials with restored ones.
 
-    The first trial of each kind is compared, and each trial once if trials share variables that
-    have changed.
+    The first trial of each kind is compared, and each one that carries other values from epoch to
+    epoch than those before; where that is quick or the budget allows it, also trials with other
+    options and after twice as many epochs. If trials share variables that have changed, each is
+    compared once.
 
     Args:
         task: What the trials train. Its variables count as they are now.
@@ -92,7 +112,11 @@ class StateCheck:
         self._untrained: dict[_Situation, float] = {}
         """Seconds of an epoch in situations in which no epoch was trained again."""
         self._first: WeakKeyDictionary[Trial, dict[str, Any]] = WeakKeyDictionary()
-        """The attributes of trials when they began."""
+        """The values that trials had when they began."""
+        self._options: WeakKeyDictionary[Trial, frozenset[tuple[str, Any]]] = WeakKeyDictionary()
+        self._known: dict[frozenset[type], _Known] = defaultdict(_Known)
+        self._num_other = 0
+        """How many comparisons were made only because of other options or later epochs."""
 
     def note(self, trial: Trial, member: Member) -> None:
         """Save the variables that the model of a new trial reads, as they are before training.
@@ -108,8 +132,9 @@ class StateCheck:
         if not isinstance(self._task, SelfDescribing):  # a function is prepared when it trains
             self._made.check(trial, member)
         kind = kind_of(trial)
-        if not any(situation.kind == kind for situation in self._passed):
-            self._first[trial] = attributes(trial)
+        if not self._is_off:
+            self._first[trial] = values_of(trial)
+            self._options[trial] = options_of(member)
         if not isinstance(trial, TaskTrial):
             return
         self._made.note_trained(trial.model)
@@ -120,11 +145,12 @@ class StateCheck:
         places = training_places({"model": trial.model})
         self._shared.keep(place for place in places if id(place.holder) not in own)
 
-    def is_due(self, trial: Trial, *, is_first: bool = True) -> bool:
+    def is_due(self, trial: Trial, *, epoch: int, is_first: bool = True) -> bool:
         """Return whether a trial that has ended a stage, or begins one, has to be compared.
 
         Args:
             trial: The trial.
+            epoch: How many epochs it was trained.
             is_first: Whether it has not been compared yet. Values that other trials have left in
                 variables may reach it, so each is compared once as soon as variables have changed.
         """
@@ -134,7 +160,18 @@ class StateCheck:
         if situation not in self._passed:
             seconds = self._untrained.get(situation)
             return seconds is None or self._may_train(seconds)
+        known = self._known[situation.kind]
+        if not self._moved(trial) <= known.moved:
+            return True
         affordable = self.budget.allows(self._seconds)
+        is_quick = self._seconds < 3 * SHORT_S
+        options = self._options.get(trial)
+        is_other = options is not None and options not in known.options
+        if (is_other or epoch >= 2 * known.epoch) and (
+            affordable or (self._num_other < MAX_OTHER_CHECKS and is_quick)
+        ):
+            self._num_other += 1
+            return True
         if isinstance(self._task, SelfDescribing) and self._made.has_changed():
             return self._made.is_affordable()
         if self._shared.num_calls != self._checked_calls and (
@@ -143,7 +180,7 @@ class StateCheck:
             self._num_cache_checks += 1
             return True
         if situation.kind in self._comparer.carrying and (
-            affordable or (self._num_carrying < MAX_CARRYING_CHECKS and self._seconds < 3 * SHORT_S)
+            affordable or (self._num_carrying < MAX_CARRYING_CHECKS and is_quick)
         ):
             self._num_carrying += 1
             return True
@@ -161,19 +198,23 @@ class StateCheck:
         trial.begin(member)
         return trial
 
-    def check(self, live: Trial, member: Member, plan: EpochPlan, *, seconds: float) -> None:
+    def check(
+        self, live: Trial, member: Member, plan: EpochPlan, *, epoch: int, seconds: float
+    ) -> None:
         """Compare a live trial with one restored from its checkpoint.
 
         Args:
             live: The live trial, which has ended an epoch. It cannot be used afterwards.
             member: The trial as read back from its checkpoint.
             plan: The epoch whose first step both take.
+            epoch: How many epochs the trial was trained.
             seconds: How many seconds an epoch takes.
 
         Raises:
             StateError: They continue differently, or the checkpoint cannot be loaded.
         """
         situation = self._situation(live)
+        self._note_compared(live, situation.kind, epoch=epoch)
         began = time.perf_counter()
         now = self._shared.now()
         trains = isinstance(live, TaskTrial) or self._may_train(seconds)
@@ -217,6 +258,17 @@ class StateCheck:
                 return
             self._warn(no_time_to_train(self._task, outside))
         self._passed.add(situation)
+
+    def _moved(self, trial: Trial) -> frozenset[str]:
+        """Return what a trial has changed since it began, beside its state; nothing if unknown."""
+        first = self._first.get(trial)
+        return frozenset() if first is None else moved(first, values_of(trial))
+
+    def _note_compared(self, trial: Trial, kind: frozenset[type], *, epoch: int) -> None:
+        known = self._known[kind]
+        known.moved |= self._moved(trial)
+        known.options.add(self._options.get(trial, frozenset()))
+        known.epoch = max(known.epoch, epoch, 1)
 
     def _may_train(self, seconds: float) -> bool:
         """Return whether a ``Trainable`` may train an epoch again without a special reason."""

@@ -39,6 +39,7 @@ from ._reference import (
 from ._restored import (
     FIRST_BATCH,
     Probe,
+    content_of,
     contents_of,
     how_far_apart,
     outside_of_state,
@@ -72,6 +73,7 @@ __all__ = [
     "cached_places",
     "compare_metrics",
     "compare_step",
+    "content_of",
     "contents_of",
     "differences",
     "digest_or_none",

@@ -133,7 +133,7 @@ def _note_contents(
         if key in left_out or str(key).endswith("_hooks"):
             continue
         path = path_of(name, key)
-        found[path + note_of(key)] = _content(value)
+        found[path + note_of(key)] = content_of(value)
         if depth < _MAX_DEPTH and len(seen) < _MAX_OBJECTS:
             for where, inside, _ in _objects(value, value):
                 _note_contents(f"{path}{where}", inside, found=found, seen=seen, depth=depth + 1)
@@ -219,7 +219,7 @@ def _attributes_apart(
             continue
         value, its = inside.get(key), other.get(key)
         path = path_of(name, key)
-        if _content(value) != _content(its):
+        if content_of(value) != content_of(its):
             found.append(path + note_of(key))
         elif depth < _MAX_DEPTH and len(seen) < _MAX_OBJECTS:
             for where, one, two in _objects(value, its):
@@ -265,7 +265,7 @@ def _is_walked(one: Any, other: Any) -> bool:
     return type(one) is type(other) and not isinstance(one, _LOOKED_AT_ELSEWHERE) and holds(one)
 
 
-def _content(value: Any, depth: int = 0) -> Any:
+def content_of(value: Any, depth: int = 0) -> Any:
     """Return a stand-in for the content of a value; equal for all that cannot be compared."""
     kind = type(value)
     if kind in _PLAIN:
@@ -300,16 +300,16 @@ def _of_code(value: Any, depth: int) -> Any:
     if kind is FunctionType:
         return (value.__code__.co_qualname, value.__code__.co_firstlineno)
     if kind is MethodType:
-        return _content(value.__func__, depth + 1)
+        return content_of(value.__func__, depth + 1)
     if kind is BuiltinMethodType or kind is MethodWrapperType:
         owner = None if isinstance(value.__self__, ModuleType) else value.__self__
-        return (value.__qualname__, _content(owner, depth + 1))
+        return (value.__qualname__, content_of(owner, depth + 1))
     if isinstance(value, partial):
-        return _content(value.func, depth + 1)
+        return content_of(value.func, depth + 1)
     position = position_of(value)
     if position is None:
         return None
-    return (kind.__name__, [_content(each, depth + 1) for each in position])
+    return (kind.__name__, [content_of(each, depth + 1) for each in position])
 
 
 def _generator_state(value: Any) -> Any:
@@ -328,10 +328,10 @@ def _of_container(value: Any, depth: int) -> Any:
     size = size_of(value)
     if issubclass(kind, dict):
         items = items_of(value, _MAX_ITEMS)
-        return [size, *[(_key(k, depth), _content(v, depth + 1)) for k, v in items]]
+        return [size, *[(_key(k, depth), content_of(v, depth + 1)) for k, v in items]]
     # tuples, as only stand-ins of mappings are lists: these may be memos
     if is_listed(kind):
-        return (size, *[_content(each, depth + 1) for each in elements_of(value, _MAX_ITEMS)])
+        return (size, *[content_of(each, depth + 1) for each in elements_of(value, _MAX_ITEMS)])
     # a set has no order
     few = size if size <= _MAX_SIZE else 0
     return (size, *sorted(repr(_key(each, depth)) for each in elements_of(value, few)))
@@ -341,7 +341,7 @@ def _key(value: Any, depth: int) -> Any:
     """Return a key's content, without what only identity distinguishes, such as a parameter."""
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), str(value.dtype))
-    return _content(value, depth + 1)
+    return content_of(value, depth + 1)
 
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
