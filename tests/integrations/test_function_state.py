@@ -126,3 +126,14 @@ def test_estimators_get_their_state_back_in_place():
     for model in (one, other):
         model.partial_fit(x[1::2], y[1::2])
     assert np.array_equal(one.coef_, other.coef_)
+
+
+def test_tensors_that_training_has_computed_are_kept_without_their_graph():
+    weight = torch.ones(2, requires_grad=True)
+    hidden = {"h": 2 * weight, "both": (weight, [3 * weight])}
+    found = Kept(hidden).state()
+    other = {"h": torch.zeros(2), "both": (torch.zeros(2), [torch.zeros(2)])}
+    Kept(other).load(found)
+    assert other["h"].tolist() == [2.0, 2.0]
+    assert other["both"][1][0].tolist() == [3.0, 3.0]
+    assert not other["h"].requires_grad

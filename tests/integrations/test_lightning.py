@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thrifty as th
 from tests.integrations._drive import assert_a_resumed_trial_is_the_same, made_again_only, train
-from thrifty.core import derive_seed
+from thrifty.core import TaskError, derive_seed
 from thrifty.integrations import LightningTrainable, _model_copies
+from thrifty.integrations._adapters import follow, options_of
 from thrifty.pack._state import seed_everything
 
 
@@ -652,3 +653,13 @@ def test_no_trial_sees_what_another_one_has_changed_in_its_data_module(tmp_path)
 def test_a_data_module_with_state_of_its_own_is_refused_by_name(num_small, tmp_path):
     with pytest.raises(th.StateError, match=r"_data\.made\.count"):
         ran([0.2], num_small=num_small, folder=tmp_path)
+
+
+def test_parameter_groups_that_are_added_later_are_refused():
+    first, second = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    one = torch.optim.SGD(first.parameters(), lr=0.1)
+    two = torch.optim.SGD(
+        [{"params": list(first.parameters())}, {"params": list(second.parameters())}], lr=0.1
+    )
+    with pytest.raises(TaskError, match="had 1 parameter groups .* and has 2 now"):
+        follow([two], [], before=options_of([one]), now=options_of([two]))

@@ -247,9 +247,16 @@ def follow(
 
     Raises:
         TaskError: The learning rate has changed, but a scheduler controls it that does not multiply
-            it.
+            it; or there are other parameter groups than before.
     """
     for optimizer, old_groups, new_groups in zip(optimizers, before, now, strict=True):
+        if not len(old_groups) == len(new_groups) == len(optimizer.param_groups):
+            raise TaskError(
+                f"{type(optimizer).__name__} had {len(old_groups)} parameter groups in the epoch "
+                f"before and has {len(new_groups)} now; it is made anew for each epoch, so groups "
+                "that a callback adds later are lost: give it all groups from the beginning, with "
+                "a schedule of rates for those that are to train later"
+            )
         for index, (old, new) in enumerate(zip(old_groups, new_groups, strict=True)):
             group = optimizer.param_groups[index]
             for name, value in new.items():

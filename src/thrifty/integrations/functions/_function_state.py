@@ -185,7 +185,18 @@ def _state_of(value: Any) -> Any:
         return [version, list(numbers), gauss]
     if _is_estimator(value):
         return _codec(value).write([value])
-    return value.state_dict() if _is_object(value) else copy.deepcopy(value)
+    return value.state_dict() if _is_object(value) else _copied(value)
+
+
+def _copied(value: Any) -> Any:
+    """Return a deep copy, in which tensors that training has computed have no graph."""
+    if isinstance(value, torch.Tensor) and not value.is_leaf:
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(_copied(each) for each in value)
+    if type(value) is dict:
+        return {key: _copied(each) for key, each in value.items()}
+    return copy.deepcopy(value)
 
 
 _ARRAY, _TUPLE = "an array of NumPy", "a tuple"

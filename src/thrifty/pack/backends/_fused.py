@@ -306,7 +306,8 @@ class FusedBackend(Backend):
         """Take one step of every block; for measurements."""
         with denormals_flushed():
             for block in self._all_blocks():
-                block.one_step()
+                if block.trials:  # ``adapt`` may have moved them all to another one
+                    block.one_step()
 
     @property
     def keeps_activations(self) -> bool:
