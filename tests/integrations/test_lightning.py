@@ -661,5 +661,5 @@ def test_parameter_groups_that_are_added_later_are_refused():
     two = torch.optim.SGD(
         [{"params": list(first.parameters())}, {"params": list(second.parameters())}], lr=0.1
     )
-    with pytest.raises(TaskError, match="had 1 parameter groups .* and has 2 now"):
+    with pytest.raises(TaskError, match=r"had 1 parameter groups .* and has 2 now"):
         follow([two], [], before=options_of([one]), now=options_of([two]))
