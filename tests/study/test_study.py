@@ -341,14 +341,15 @@ def test_two_processes_on_one_study(tmp_path, shared):
             study.run(progress=False)
 
 
-def test_a_simulation_of_the_study(tmp_path):
+def test_a_simulation_of_the_study(tmp_path, monkeypatch):
     study = make_study(tmp_path)
     with pytest.raises(UsageError, match=r"give simulate\(epoch_s=...\)"):
         study.simulate(workers=2)
     assert study.simulate(workers=2, epoch_s=1.0).unique_epochs == study.plan().unique_epochs
     study.run(progress=False)
+    monkeypatch.setattr("thrifty.study._study.mean_epoch_s", lambda _: 100.0)
     measured = study.simulate(workers=1)
-    assert measured.busy_s == pytest.approx(study.savings.seconds_shared, rel=0.2)
+    assert measured.busy_s == pytest.approx(100.0 * study.savings.unique_epochs, rel=0.01)
 
 
 # -- results -------------------------------------------------------------------------------
