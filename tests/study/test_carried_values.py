@@ -88,3 +88,18 @@ def test_what_only_some_trials_or_late_epochs_carry_is_compared_too(tmp_path, ta
     )
     with pytest.raises(StateError, match="outside of its checkpoint"):
         study.run(progress=False, executor=th.Local(pack=pack))
+
+
+def test_epochs_that_are_too_long_to_train_again_are_compared_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("thrifty.pack.trial._state_check.SHORT_S", 0.0)  # no epoch is short
+    study = th.Study(
+        TrainsOnlyOnceAsked(),
+        th.Space(carry=th.Choice([False, True]), lr=th.Choice([0.1, th.Step(0.1, [2])])),
+        metric="mse",
+        mode="min",
+        name="long",
+        algorithm=th.GridSearch(max_epochs=5),
+        storage=f"sqlite:///{tmp_path}/t.db",
+    )
+    with pytest.raises(StateError, match=r"'self\.mean'"):
+        study.run(progress=False, executor=th.Local(pack="solo"))

@@ -157,12 +157,13 @@ class StateCheck:
         if self._is_off:
             return False
         situation = self._situation(trial)
-        if situation not in self._passed:
-            seconds = self._untrained.get(situation)
-            return seconds is None or self._may_train(seconds)
+        if situation not in self._passed and situation not in self._untrained:
+            return True
         known = self._known[situation.kind]
         if not self._moved(trial) <= known.moved:
             return True
+        if situation not in self._passed:
+            return self._may_train(self._untrained[situation])
         affordable = self.budget.allows(self._seconds)
         is_quick = self._seconds < 3 * SHORT_S
         options = self._options.get(trial)
