@@ -22,7 +22,7 @@ from thrifty.integrations import trainable
 from thrifty.search import GridSearch, RandomSearch
 from thrifty.space import Choice, Float, Space
 from thrifty.store import Store
-from thrifty.study import Study
+from thrifty.study import StopWhen, Study
 from thrifty.testing import FaultyTask
 
 
@@ -509,6 +509,23 @@ def test_a_study_is_steered_from_its_page(page, tmp_path, monkeypatch):
     assert {trial.state for trial in study.trials} > {"stopped"}
     (request,) = [act for act in study.acts if act.kind == "lengthen"]
     assert "depends on max_epochs" in request.answer
+
+
+def test_a_stopped_study_is_held_and_let_go_from_its_page(page, tmp_path):
+    study = make_study(tmp_path, space=WIDE, algorithm=GridSearch(max_epochs=6))
+    study.run(progress=False, executor=SOLO, stop=StopWhen(epochs=2))
+    with serving(tmp_path / "t.db", steer=True) as found:
+        page.goto(found)
+        page.goto(f"{found.partition('?')[0]}#/studies/1/overview")
+        page.get_by_role("button", name="Pause the study").click()
+        badges = page.locator(".acts .badge")
+        expect(badges).to_have_text(["queued"])
+        page.get_by_role("button", name="Go on").click()
+        expect(badges).to_have_text(["queued", "queued"])
+        expect(page.get_by_role("button", name="Pause the study")).to_be_visible()
+        page.goto("about:blank")
+    assert {t.state for t in study.run(progress=False, executor=SOLO).trials} == {"done"}
+    assert [(a.kind, a.is_queued) for a in study.acts] == [("pause", False), ("resume", False)]
 
 
 def test_a_study_is_deleted_and_restored_from_its_page(page, database):

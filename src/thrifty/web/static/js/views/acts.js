@@ -5,8 +5,8 @@ import { card, fill, h } from "../dom.js";
 import { count, moment } from "../format.js";
 
 const RUN = ["running", "paused"];
-// a study whose process is gone may be begun again by a cluster: the next process does what was asked
-const STOPPABLE = [...RUN, "interrupted"];
+// the next process that runs such a study does what was asked
+const HOLDABLE = ["interrupted", "stopped"];
 const HOLDING = ["stop", "pause", "resume"];
 const MAX_EPOCHS = 1_000_000; // as the server has it
 
@@ -52,7 +52,7 @@ export class Acts {
           ),
         ),
     );
-    const stops = STOPPABLE.includes(state);
+    const stops = RUN.includes(state) || (this.#trial === null && HOLDABLE.includes(state));
     this.#runs = RUN.includes(state);
     const deletes = name && !this.#runs;
     const asked = acts.filter((each) => each.queued && HOLDING.includes(each.kind)).at(-1)?.kind ?? "";
