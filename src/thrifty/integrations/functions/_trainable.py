@@ -19,7 +19,7 @@ from thrifty.pack.task._metrics import as_number, check_metrics
 from thrifty.space import Space
 
 from ._exploration import explored
-from ._function_state import Kept
+from ._function_state import Kept, how_to_keep
 from ._locals import Locals
 from ._loop_trial import LoopTrial, PrologueEndedError, TrialAnswers
 
@@ -374,12 +374,12 @@ class _Run:
                     f"ignore=[{name!r}])"
                 )
         for name in self._locals.lost(frame, ignore=self._ignored):
+            value = frame.f_locals.get(name, frame.f_globals.get(name))
             raise TaskError(
                 f"{self._name} changes the variable {name!r} in its loop and reads it in a later "
                 "epoch, but it is not in the state, so a trial that goes on from there would not "
-                f"have it. Keep it in the dict that trial.epochs() gets, as state[{name!r}]; or, "
-                f"if nothing that is trained depends on it, say trial.epochs(state, "
-                f"ignore=[{name!r}])"
+                f"have it. {how_to_keep(name, value)}; or, if nothing that is trained depends on "
+                f"it, say trial.epochs(state, ignore=[{name!r}])"
             )
         for name in self._locals.iterators(frame, ignore=self._ignored):
             raise TaskError(
