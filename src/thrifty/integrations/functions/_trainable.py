@@ -250,8 +250,8 @@ class _Run:
         try:
             before = _modes()
             metrics = next(self._generator)
-        except StopIteration:
-            self._end()
+        except StopIteration as end:
+            self._end(end.value)
             return self._last
         if _modes() != before:
             self._generator.close()  # it ends the context, which would go on in this process
@@ -318,17 +318,32 @@ class _Run:
                 "before the yield"
             )
 
-    def _end(self) -> None:
+    def _end(self, returned: object) -> None:
         """The function has ended by itself, as after its own early stopping.
 
+        Args:
+            returned: What it has returned.
+
         Raises:
-            TaskError: It has not trained at all, has changed its state since it yielded, or has
-                ended where a restored trial would not.
+            TaskError: It has not trained at all, returns its metrics, has changed its state since
+                it yielded, or has ended where a restored trial would not.
         """
+        if self._kept is None:
+            raise TaskError(
+                f"{self._name} returns before its loop over trial.epochs(), so this trial has no "
+                "metrics; to give up on some values, yield poor metrics in the loop, or raise an "
+                "error, which fails the trial"
+            )
+        if isinstance(returned, Mapping):
+            raise TaskError(
+                f"{self._name} returns its metrics in epoch {self._epoch}, where they are lost; "
+                "yield them at the end of the round, and return nothing"
+            )
         if not self._last:
             raise TaskError(
-                f"{self._name} ends without a yield in epoch {self._epoch}; yield the metrics once "
-                "in each round of `for epoch in trial.epochs(state)`"
+                f"{self._name} leaves its loop in epoch {self._epoch}, before its first yield, so "
+                "this trial has no metrics; yield the metrics of an epoch before you break or "
+                "return"
             )
         if self._is_due:
             raise TaskError(
@@ -410,7 +425,8 @@ class _Run:
         if not self._is_due:
             raise TaskError(
                 f"{self._name} goes on without a yield in epoch {self._epoch}; yield the metrics "
-                "once in each round of its loop"
+                "once in each round of its loop, in the function itself: a call of an inner "
+                "function that yields runs nothing"
             )
         self._check_marks()
         if self._locals is None and self._generator.gi_frame is not None:
