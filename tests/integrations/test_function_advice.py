@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import thrifty as th
+from tests.integrations import _settings
+from thrifty.core import StateError
+from thrifty.core._pickling import pickled
 
 
 ROWS = torch.linspace(-1, 1, 32)[:, None]
@@ -169,3 +174,42 @@ def test_the_advice_works(task):
     plain_curve, late_curve = (trial.curve for trial in found.trials)
     assert plain_curve[:2] == late_curve[:2]
     assert plain_curve[2:] != late_curve[2:]
+
+
+@th.trainable
+def sets_before_its_loop(trial):
+    lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
+    _settings.SCALE = 2.0
+    state = {"x": 1.0}
+    for _ in trial.epochs(state):
+        state["x"] -= lr.value * state["x"] * _settings.SCALE
+        yield {"loss": state["x"]}
+
+
+@th.trainable
+def sets_in_each_round(trial):
+    lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
+    state = {"x": 1.0}
+    for _ in trial.epochs(state):
+        before, _settings.SCALE = _settings.SCALE, 2.0
+        state["x"] -= lr.value * state["x"] * _settings.SCALE
+        _settings.SCALE = before
+        yield {"loss": state["x"]}
+
+
+def test_a_setting_of_another_module_is_refused_with_advice_for_functions(monkeypatch):
+    monkeypatch.setattr(_settings, "SCALE", 1.0)
+    with pytest.raises(StateError, match=r"'.*_settings\.SCALE'.*top of each round") as caught:
+        run(sets_before_its_loop)
+    assert "not_state" not in str(caught.value)
+
+
+def test_a_setting_that_is_set_back_before_the_yield_is_no_state(monkeypatch):
+    monkeypatch.setattr(_settings, "SCALE", 1.0)
+    found = run(sets_in_each_round)
+    assert [trial.state for trial in found.trials] == ["done", "done"]
+    assert found.trials[0].curve[0] == pytest.approx(0.8)
+
+
+def test_modules_of_a_class_of_their_own_are_sent_by_name():
+    assert pickle.loads(pickled(torch.backends.cudnn)) is torch.backends.cudnn

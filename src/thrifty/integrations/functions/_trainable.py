@@ -83,7 +83,13 @@ class TrainableFunction(SelfDescribing):
     """The task that ``trainable`` makes of a function."""
 
     preparation = "prologue"
-    mend = "keep it in the dict that trial.epochs() gets"
+    mend = (
+        "if it is a result of training, keep it in the dict that trial.epochs() gets; if it is a "
+        "setting that is the same for all trials, set it where its module or this file is "
+        "imported, and not in the function; if it depends on the trial, set it at the top of each "
+        "round and set it back before the yield, or give the value to an object that the function "
+        "makes"
+    )
     internals = frozenset({"_run", "_metrics"})
 
     def __init__(self, function: TrainingFunction) -> None:

@@ -66,17 +66,23 @@ def used_later(task: Task | Trainable, found: Sequence[str]) -> str:
     return (
         f"{task_name(task)} keeps values outside of its checkpoint that it uses later: "
         f"{_listed(found)}. A restored trial takes the same next steps, but may part from "
-        f"the live one afterwards; {_mend(task, found)}; or, if no result depends on them, "
-        "name the attributes in not_state"
+        f"the live one afterwards; {_mend(task, found)}"
+        + ("" if isinstance(task, SelfDescribing) else _OR_NOT_STATE)
     )
+
+
+_OR_NOT_STATE = "; or, if no result depends on them, name the attributes in not_state"
 
 
 def without_effect(task: Task | Trainable, outside: Sequence[str]) -> str:
     """Return a warning about values outside of the checkpoint that change no next step."""
     return (
         f"{task_name(task)}: not in the checkpoint: {_listed(outside)}. A restored trial takes "
-        "the same next steps; if that is meant, name the attributes in not_state"
+        "the same next steps" + ("" if isinstance(task, SelfDescribing) else _IF_MEANT)
     )
+
+
+_IF_MEANT = "; if that is meant, name the attributes in not_state"
 
 
 def no_time_to_train(task: Task | Trainable, outside: Sequence[str]) -> str:
@@ -84,8 +90,8 @@ def no_time_to_train(task: Task | Trainable, outside: Sequence[str]) -> str:
     return (
         f"{task_name(task)}: not in the checkpoint: {_listed(outside)}. epoch_timeout "
         "leaves no time to train an epoch again, so it is not checked whether that "
-        "changes results; make it six times as long as an epoch, or name these in "
-        "not_state"
+        "changes results; make it six times as long as an epoch"
+        + ("" if isinstance(task, SelfDescribing) else ", or name these in not_state")
     )
 
 
