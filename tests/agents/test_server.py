@@ -168,6 +168,18 @@ def test_an_agent_asks_trains_and_asks_again(tools):
     assert "no other study" in explained
 
 
+def test_a_database_without_studies_is_answered_with_a_text(tools):
+    async def ask():
+        async with Client(make_server(tools())) as client:
+            return await client.call_tool("list_studies", {})
+
+    found = asyncio.run(ask())
+    assert found.structured_content == {"result": []}
+    (text,) = [each.text for each in found.content]
+    assert "There are no studies yet" in text
+    assert "`thrifty run FILE`" in text
+
+
 def test_a_repeated_configuration_is_answered_without_training(tools, trained):
     made = tools(max_epochs=4)  # which the first job has used
     (run,) = answered(made, ("run", {"study": "line", "configs": [{"lr": 0.1}]}))

@@ -511,13 +511,59 @@ def made(trial):
     return th.trainable(found["made"])
 
 
+@th.trainable
+def gives_up_early(trial):
+    width = trial.suggest_int("width", 1, 2)
+    if width == 2:
+        return
+    for _ in trial.epochs({}):
+        yield {"loss": 1.0}
+
+
+@th.trainable
+def loops_in_an_inner_function(trial):
+    width = trial.suggest_int("width", 1, 2)
+
+    def loop():
+        for _ in trial.epochs({}):
+            yield {"loss": width}
+
+    loop()
+    if not width:
+        yield
+
+
+def test_a_function_that_returns_before_its_loop_is_told_so():
+    study = th.Study(
+        gives_up_early,
+        algorithm=th.GridSearch(max_epochs=2),
+        metric="loss",
+        mode="min",
+        storage="sqlite://",
+        name="early",
+    )
+    one, two = study.run(progress=False).trials
+    assert one.state == "done"
+    assert "returns before its loop over trial.epochs(), so this trial has no" in two.error
+    with pytest.raises(TaskError, match=r"returns before a loop over .*, with width=1; write the"):
+        loops_in_an_inner_function.space()
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [
         ('yield {"loss": lr.value}\nstate["x"] += 1', "changes its state after the yield"),
         ('yield {"loss": lr.value}\nyield {"loss": 1.0}', "twice in one epoch"),
         ('if epoch != 1: yield {"loss": lr.value}', "goes on without a yield in epoch 1"),
-        ('state["x"] += 1\nreturn\nyield', "ends without a yield in epoch 0"),
+        ('state["x"] += 1\nreturn\nyield', "leaves its loop in epoch 0, before its first yield"),
+        (
+            'if epoch: return {"loss": 1.0}\nyield {"loss": lr.value}',
+            "returns its metrics in epoch 1",
+        ),
+        (
+            'def report():\n    yield {"loss": 1.0}\nreport()\nif epoch > 9: yield',
+            "a call of an inner function that yields runs nothing",
+        ),
         ('yield {"loss": lr.value}\nif epoch == 1: break', "ends after its yield"),
         (
             'if epoch == 2:\n    state["x"] = 9\n    return\nyield {"loss": lr.value}',

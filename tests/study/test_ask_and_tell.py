@@ -312,11 +312,20 @@ def test_a_study_is_handed_over(tmp_path):
     assert first.ask() is None
 
 
-def test_a_metric_that_is_missing(tmp_path):
-    study = make()
+@pytest.mark.parametrize("num_told", [0, 1])
+def test_a_metric_that_is_missing_leaves_the_trial_open(num_told):
+    study = make(algorithm=th.RandomSearch(max_epochs=2, num_trials=1), constraints={"cost": 9.0})
     trial = study.ask()
-    with pytest.raises(th.ThriftyError, match="score"):
+    for _ in range(num_told):
+        study.tell(trial, {"score": 1.0, "cost": 2.0})
+    with pytest.raises(UsageError, match=r"'score', 'cost' is missing; .* \(score, cost\)"):
         study.tell(trial, {"other": 1.0})
+    with pytest.raises(UsageError, match="'cost' is missing"):
+        study.tell(trial, 3.0)
+    assert (trial.epoch, study.trials[0].error) == (num_told, "")
+    while study.tell(trial, {"score": 1.0, "cost": 2.0}):
+        pass
+    assert (study.trials[0].state, study.trials[0].epochs) == ("done", 2)
 
 
 def test_attributes_are_told_with_an_epoch(tmp_path):

@@ -384,6 +384,26 @@ def test_the_price_is_told_before(tmp_path):
     assert [(act.kind, act.text) for act in study.acts] == [("extend", "max_epochs from 4 to 8")]
 
 
+@pytest.mark.parametrize("epochs", [1, 5])
+def test_trials_that_are_not_finished_are_counted(tmp_path, epochs):
+    study = of_length(tmp_path, 4)
+    before = Count()
+    study.run(progress=False, stop=th.StopWhen(epochs=epochs), observers=[before])
+    trials = study.trials
+    num_ended = sum(trial.epochs == 4 for trial in trials)
+    found = study.extension(max_epochs=8)
+    assert (found.num_trials, found.num_unfinished) == (num_ended, len(trials) - num_ended)
+    assert "not finished and go on with the next run (thrifty resume)" in str(found)
+    assert ("may go on" in str(found)) == bool(num_ended)
+    assert found.known_epochs == before.epochs
+    study.extend(max_epochs=8)
+    count = Count()
+    assert [trial.epochs for trial in study.run(progress=False, observers=[count]).trials] == [
+        8
+    ] * 4
+    assert len(trials) < 4 or count.epochs == found.most_epochs_to_train
+
+
 def test_states_that_are_gone_are_part_of_the_price(tmp_path):
     study = of_length(tmp_path, 4).run(progress=False)
     ledger = study._current_ledger()

@@ -175,7 +175,7 @@ class Sweep:
             study.tell(trial, error=error_text(job._return_value))
             return
         try:
-            metrics = checked_metrics(job.return_value, metric=self._metric)
+            metrics = checked_metrics(job.return_value, needed=[self._metric])
         except UsageError as error:
             study.tell(trial, error=f"a job must return a number or a dict of metrics: {error}")
         else:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import ToolAnnotations
+from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
 
 from thrifty import __version__
@@ -399,7 +399,8 @@ def _with_messages(tool: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(tool)
     def answered(*args: Any, **options: Any) -> Any:
         try:
-            return tool(*args, **options)
+            found = tool(*args, **options)
+            return _nothing_found() if found == [] else found
         except ThriftyError as error:
             raise ToolError(str(error)) from error
         except Exception as error:
@@ -407,6 +408,18 @@ def _with_messages(tool: Callable[..., Any]) -> Callable[..., Any]:
             raise ToolError(error_text(error)) from error
 
     return answered
+
+
+def _nothing_found() -> CallToolResult:
+    """Return the answer of ``list_studies`` where there are none; an empty list has no text."""
+    text = (
+        "There are no studies yet: nothing was trained in this database. To start, run a study "
+        "with `thrifty run FILE`, or, if this server was started as `thrifty mcp FILE --allow-run`,"
+        " ask `plan` or `space` for the study that the file defines, and then `run` to train."
+    )
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)], structured_content={"result": []}
+    )
 
 
 def _plain(document: _Made) -> _Made:

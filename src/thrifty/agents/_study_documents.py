@@ -219,6 +219,7 @@ def extension_document(study: Study, found: Extension, *, extended: bool) -> Ext
         "before": found.before,
         "after": found.after,
         "num_trials": found.num_trials,
+        "num_unfinished": found.num_unfinished,
         "known_epochs": found.known_epochs,
         "epochs_again": found.epochs_again,
         "most_epochs_to_train": found.most_epochs_to_train,

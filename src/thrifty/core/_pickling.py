@@ -6,6 +6,8 @@ import io
 import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -40,9 +42,18 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
             own = {name: value for name, value in vars(obj).items() if name != "__wrapped__"}
             args = (obj.__wrapped__, obj.cache_parameters())
             return _cached, args, own or None, None, None, _set_attributes
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and _is_imported(obj):
+            # such as torch.backends.cudnn, whose settings are properties of a class of its own
+            return import_module, (obj.__name__,)
         if type(obj) is cached_property:  # Python 3.11 gives it a lock, which cannot be pickled
             return _property, (obj.func, obj.attrname, obj.__doc__)
         return super().reducer_override(obj)
+
+
+def _is_imported(module: ModuleType) -> bool:
+    """Return whether another process finds a module under its name."""
+    name = module.__name__
+    return name != "__main__" and sys.modules.get(name) is module
 
 
 def _can_be_imported(function: Any) -> bool:

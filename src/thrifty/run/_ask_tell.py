@@ -393,13 +393,23 @@ def check_trains(task: Task | Trainable, executor: ExecutorConfig | None) -> Non
         )
 
 
-def checked_metrics(value: Any, *, metric: str) -> Mapping[str, float]:
+def checked_metrics(value: Any, *, needed: Sequence[str]) -> Mapping[str, float]:
     """Return metrics by name: of a mapping, or of one number.
 
+    Args:
+        value: What was told.
+        needed: The metrics that the study needs; a single number is the first one.
+
     Raises:
-        UsageError: It is neither.
+        UsageError: It is neither, or a needed metric is missing.
     """
-    found = value if isinstance(value, Mapping) else {metric: value}
+    found = value if isinstance(value, Mapping) else {needed[0]: value}
+    missing = [name for name in needed if name not in found]
+    if missing:
+        raise UsageError(
+            f"tell({value!r}): {', '.join(map(repr, missing))} is missing; give all metrics that "
+            f"the study needs in one dict ({', '.join(needed)})"
+        )
     for name, each in found.items():
         if isinstance(each, bool) or not _is_number(each):
             raise UsageError(

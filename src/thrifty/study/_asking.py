@@ -108,8 +108,9 @@ class AskingMixin:
             Whether the trial goes on with another epoch. If not, ask for another trial.
 
         Raises:
-            UsageError: The trial has ended, the metrics are no numbers, or ``user_attrs`` are no
-                JSON or take more than 64 KiB.
+            UsageError: The trial has ended, the metrics are no numbers or lack one that the study
+                needs, or ``user_attrs`` are no JSON or take more than 64 KiB. Nothing is recorded,
+                and a trial that has not ended waits to be told again.
 
         >>> import thrifty as th
         >>> study = th.Study(
@@ -142,7 +143,7 @@ class AskingMixin:
         if error is not None:
             self._asking.fail(trial, str(error))
             return False
-        found = checked_metrics(metrics, metric=self.goals.metrics[0])
+        found = checked_metrics(metrics, needed=self.goals.names)
         return self._asking.tell(trial, found, attributes=attributes)
 
 

@@ -45,12 +45,14 @@ class Extension:
         after: The new one.
         num_trials: How many trials have reached ``before`` and may go on. A grid or random search
             goes on with all of them, an algorithm with rungs with the best.
+        num_unfinished: How many trials have not reached ``before`` yet, because the run of the
+            study was interrupted or goes on. All of them go on with the next run.
         known_epochs: Epochs of these trials that are known.
         epochs_again: Known epochs that are trained again, because no later state is kept.
         most_epochs_to_train: Epochs to train if all of these trials go on to ``after``, those
-            again included.
+            again included. Trials that the algorithm has not proposed yet are not counted.
         is_queued: Whether it was only requested, because a process runs the study. The numbers
-            are then those of the trials that have ended so far.
+            are then those of now.
     """
 
     before: int
@@ -61,12 +63,21 @@ class Extension:
     most_epochs_to_train: int
     unit: TimeUnit = EPOCHS
     is_queued: bool = False
+    num_unfinished: int = 0
 
     def __str__(self) -> str:
         text = self.unit.text
-        trials = "1 trial" if self.num_trials == 1 else f"{self.num_trials:,} trials"
+        ended, unfinished = _trials(self.num_trials), _trials(self.num_unfinished)
+        what = [f"{ended} may go on"] if self.num_trials or not self.num_unfinished else []
+        if self.num_unfinished:
+            unfinished += (
+                " is not finished and goes"
+                if self.num_unfinished == 1
+                else (" are not finished and go")
+            )
+            what.append(f"{unfinished} on with the next run (thrifty resume)")
         lines = [
-            f"from {text(self.before)} to {text(self.after)}: {trials} may go on",
+            f"from {text(self.before)} to {text(self.after)}: {', '.join(what)}",
             f"{text(self.known_epochs)} known, at most {text(self.most_epochs_to_train)} to train",
         ]
         if self.epochs_again:
@@ -79,41 +90,61 @@ class Extension:
         return "\n".join(lines)
 
 
+def _trials(number: int) -> str:
+    return "1 trial" if number == 1 else f"{number:,} trials"
+
+
 def extension_of(ledger: Ledger, *, before: int, after: int) -> Extension:
-    """Return what training to ``after`` means for trials that have ended at ``before``."""
-    numbers = [
+    """Return what training to ``after`` means for trials that have ended or go on to ``before``."""
+    ended = [
         trial.number
         for trial in ledger.history
         if trial.state == "waiting" and trial.reached == before
     ]
+    unfinished = [trial.number for trial in ledger.history if trial.state == "running"]
     known, again = set[tuple[int, int]](), set[tuple[int, int]]()
     longer = SearchPlan()
-    ends: list[int] = []
-    for number in numbers:
+    ends: list[tuple[int, int]] = []
+    for number in (*ended, *unfinished):
         config = ledger.history[number].config
-        for replica, way in enumerate(ledger.places(number)):
+        for replica, node in enumerate(ledger.nodes_of[number]):
+            way = _known_way(ledger.plan, node, before)
             known.update(way)
             kept = (
                 index
-                for index, (node, epoch) in enumerate(way)
-                if epoch in ledger.plan.nodes[node].checkpoints
+                for index, (place, epoch) in enumerate(way)
+                if epoch in ledger.plan.nodes[place].checkpoints
             )
             again.update(way[: next(kept, len(way))])
-            ends.append(longer.insert(Timeline(config, epochs=after, replica=replica)))
-    for end in ends:
-        longer.note(end, before)
+            end = longer.insert(Timeline(config, epochs=after, replica=replica))
+            ends.append((end, len(way)))
+    for end, epoch in ends:
+        if epoch:
+            longer.note(end, epoch)
     num_before = longer.num_epochs_needed
-    for end in ends:
+    for end, _ in ends:
         longer.note(end, after)
     return Extension(
         before=before,
         after=after,
-        num_trials=len(numbers),
+        num_trials=len(ended),
+        num_unfinished=len(unfinished),
         known_epochs=len(known),
         epochs_again=len(again),
         most_epochs_to_train=longer.num_epochs_needed - num_before + len(again),
         unit=ledger.unit,
     )
+
+
+def _known_way(plan: SearchPlan, node: int, most: int) -> list[tuple[int, int]]:
+    """Return the ``(node, epoch)`` of the known epochs on the way to a node, last first."""
+    way: list[tuple[int, int]] = []
+    for epoch in range(1, most + 1):
+        owner = plan.owner(node, epoch)
+        if epoch not in owner.metrics:
+            break
+        way.append((owner.id, epoch))
+    return way[::-1]
 
 
 def requests_for_longer(store: Store, info: StudyInfo) -> Sequence[Act]:

@@ -204,6 +204,8 @@ class ExtensionDocument(Document):
     """How many epochs it trains a trial then."""
     num_trials: int
     """How many trials have ended before and may go on."""
+    num_unfinished: int
+    """How many trials have not ended yet and go on with the next run."""
     known_epochs: int
     """Epochs of these trials that are known; shared ones count once."""
     epochs_again: int

@@ -65,14 +65,23 @@ def suggested(
     asked, loop = _Asked(answers, otherwise), _NoEpochs()
     seed_everything(0)
     trial = LoopTrial(asked, loop, seed=0, device=torch.device("cpu"))
+    has_returned = False
     try:
         next(function(trial))
-    except (PrologueEndedError, StopIteration):
+    except PrologueEndedError:
         pass
+    except StopIteration:
+        has_returned = True
     except BaseException:
         # The function may turn what ends it into an error of its own.
         if not loop.is_reached:
             raise
+    if has_returned and not loop.is_reached:
+        raise TaskError(
+            f"{getattr(function, '__qualname__', function)} returns before a loop over "
+            f"trial.epochs(), with {asked.answers}; write the loop in the function itself (a call "
+            "of an inner function that yields runs nothing), and begin it for all values"
+        )
     if not loop.is_reached:
         raise TaskError(
             f"{getattr(function, '__qualname__', function)} does not go through trial.epochs(); "
@@ -96,6 +105,11 @@ class _Asked:
             value = self._given[name] if name in self._given else self._otherwise(domain)
             self._values[name] = value
             self.suggestions.append((name, domain, value))
+
+    @property
+    def answers(self) -> str:
+        """The answers so far, as a text."""
+        return ", ".join(f"{n}={v!r}" for n, v in self._values.items()) or "no suggestions"
 
     def value(self, name: str) -> Any:
         """Return the answer."""

@@ -6,11 +6,14 @@ import copy
 import random
 import sys
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from functools import partial
 from importlib import import_module
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Sampler
 
 from thrifty.core import TaskError, error_text
 from thrifty.pack._frozen import checksums
@@ -50,10 +53,15 @@ class Kept:
             if not isinstance(name, str):
                 raise TaskError(f"trial.epochs(): the key {name!r} is no text; name what it is")
             if not _is_object(value) and not _is_plain(value):
+                give = (
+                    "give an object with state_dict and load_state_dict, a generator, an estimator "
+                    "of scikit-learn, or numbers, texts, tensors, lists and dicts"
+                )
+                if isinstance(value, DataLoader | Sampler | Iterator):
+                    give = how_to_keep(name, value)
                 raise TaskError(
-                    f"trial.epochs(): {name!r} is {_kind(value)}, whose state cannot be kept; give "
-                    "an object with state_dict and load_state_dict, a generator, an estimator of "
-                    "scikit-learn, or numbers, texts, tensors, lists and dicts"
+                    f"trial.epochs(): {name!r} is {_kind(value)}, whose state cannot be kept; "
+                    f"{give}"
                 )
         self._given: Mapping[str, Any] = given
         self._objects = {name: value for name, value in given.items() if _is_object(value)}
@@ -131,6 +139,41 @@ class Kept:
     def marks(self) -> tuple[Any, ...]:
         """Return numbers and texts that change with nearly any change of the state."""
         return tuple(_marks(self.state()))
+
+
+def how_to_keep(name: str, value: Any) -> str:
+    """Return what to do with a variable that a loop changes, as a sentence that works as it stands.
+
+    Args:
+        name: The variable.
+        value: Its value.
+    """
+    if isinstance(value, torch.nn.Module):
+        return (
+            f"Put it into the dict that trial.epochs() gets, as {name!r}: {name}, and what changes "
+            "in it into buffers (register_buffer)"
+        )
+    if isinstance(value, DataLoader):
+        if isinstance(value.generator, torch.Generator):
+            return (
+                "A loader has no state that can be kept, but its generator has: put "
+                f'"{name}_generator": {name}.generator into the dict that trial.epochs() gets'
+            )
+        without = " without persistent_workers" if value.persistent_workers else ""
+        return f"A loader has no state that can be kept: make it in each epoch{without}"
+    if isinstance(value, Sampler):
+        return "A sampler has no state that can be kept: make it and its loader in each epoch"
+    if isinstance(value, Iterator):
+        return "An iterator has no state that can be kept: begin it in each epoch"
+    if _is_object(value) or _is_plain(value):
+        return f"Keep it in the dict that trial.epochs() gets, as state[{name!r}]"
+    if isinstance(value, type | FunctionType | MethodType | partial):
+        return "Keep the values that it changes in the dict that trial.epochs() gets"
+    return (
+        f"{type(value).__name__} has no state that can be kept: make it a torch.nn.Module with "
+        "what changes in buffers (register_buffer), or give it state_dict() and load_state_dict(), "
+        f"and put {name!r}: {name} into the dict that trial.epochs() gets"
+    )
 
 
 def _is_object(value: Any) -> bool:

@@ -19,7 +19,7 @@ from thrifty.pack.task._metrics import as_number, check_metrics
 from thrifty.space import Space
 
 from ._exploration import explored
-from ._function_state import Kept
+from ._function_state import Kept, how_to_keep
 from ._locals import Locals
 from ._loop_trial import LoopTrial, PrologueEndedError, TrialAnswers
 
@@ -83,7 +83,13 @@ class TrainableFunction(SelfDescribing):
     """The task that ``trainable`` makes of a function."""
 
     preparation = "prologue"
-    mend = "keep it in the dict that trial.epochs() gets"
+    mend = (
+        "if it is a result of training, keep it in the dict that trial.epochs() gets; if it is a "
+        "setting that is the same for all trials, set it where its module or this file is "
+        "imported, and not in the function; if it depends on the trial, set it at the top of each "
+        "round and set it back before the yield, or give the value to an object that the function "
+        "makes"
+    )
     internals = frozenset({"_run", "_metrics"})
 
     def __init__(self, function: TrainingFunction) -> None:
@@ -250,8 +256,8 @@ class _Run:
         try:
             before = _modes()
             metrics = next(self._generator)
-        except StopIteration:
-            self._end()
+        except StopIteration as end:
+            self._end(end.value)
             return self._last
         if _modes() != before:
             self._generator.close()  # it ends the context, which would go on in this process
@@ -318,17 +324,32 @@ class _Run:
                 "before the yield"
             )
 
-    def _end(self) -> None:
+    def _end(self, returned: object) -> None:
         """The function has ended by itself, as after its own early stopping.
 
+        Args:
+            returned: What it has returned.
+
         Raises:
-            TaskError: It has not trained at all, has changed its state since it yielded, or has
-                ended where a restored trial would not.
+            TaskError: It has not trained at all, returns its metrics, has changed its state since
+                it yielded, or has ended where a restored trial would not.
         """
+        if self._kept is None:
+            raise TaskError(
+                f"{self._name} returns before its loop over trial.epochs(), so this trial has no "
+                "metrics; to give up on some values, yield poor metrics in the loop, or raise an "
+                "error, which fails the trial"
+            )
+        if isinstance(returned, Mapping):
+            raise TaskError(
+                f"{self._name} returns its metrics in epoch {self._epoch}, where they are lost; "
+                "yield them at the end of the round, and return nothing"
+            )
         if not self._last:
             raise TaskError(
-                f"{self._name} ends without a yield in epoch {self._epoch}; yield the metrics once "
-                "in each round of `for epoch in trial.epochs(state)`"
+                f"{self._name} leaves its loop in epoch {self._epoch}, before its first yield, so "
+                "this trial has no metrics; yield the metrics of an epoch before you break or "
+                "return"
             )
         if self._is_due:
             raise TaskError(
@@ -374,12 +395,12 @@ class _Run:
                     f"ignore=[{name!r}])"
                 )
         for name in self._locals.lost(frame, ignore=self._ignored):
+            value = frame.f_locals.get(name, frame.f_globals.get(name))
             raise TaskError(
                 f"{self._name} changes the variable {name!r} in its loop and reads it in a later "
                 "epoch, but it is not in the state, so a trial that goes on from there would not "
-                f"have it. Keep it in the dict that trial.epochs() gets, as state[{name!r}]; or, "
-                f"if nothing that is trained depends on it, say trial.epochs(state, "
-                f"ignore=[{name!r}])"
+                f"have it. {how_to_keep(name, value)}; or, if nothing that is trained depends on "
+                f"it, say trial.epochs(state, ignore=[{name!r}])"
             )
         for name in self._locals.iterators(frame, ignore=self._ignored):
             raise TaskError(
@@ -410,7 +431,8 @@ class _Run:
         if not self._is_due:
             raise TaskError(
                 f"{self._name} goes on without a yield in epoch {self._epoch}; yield the metrics "
-                "once in each round of its loop"
+                "once in each round of its loop, in the function itself: a call of an inner "
+                "function that yields runs nothing"
             )
         self._check_marks()
         if self._locals is None and self._generator.gi_frame is not None:

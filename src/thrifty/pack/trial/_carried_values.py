@@ -6,12 +6,15 @@ hyper-parameter switches on, or an epoch that comes later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import io
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from thrifty.pack._backend import Member
+from thrifty.pack.identity import vars_of
 from thrifty.pack.task._data import datasets_of
 from thrifty.pack.verify import content_of, contents_of
 
@@ -34,21 +37,67 @@ def values_of(trial: Trial) -> dict[str, Any]:
     """Return stand-ins for what a trial may carry beside its state, by name.
 
     These are attributes of the task, the model, optimizers and data sets, buffers that are not
-    persistent, the numbers of hooks, and which parameters are trained.
+    persistent, and what ``carriers_of`` returns.
     """
     found = attributes(trial)
     if isinstance(trial, TaskTrial):
         found |= contents_of(datasets_of(trial.source))
+    # A Trainable's own networks are in its state as a rule, and cost more to look at.
+    return found | carriers_of(trial, own_networks=isinstance(trial, TaskTrial))
+
+
+def carriers_of(trial: Trial, *, own_networks: bool = True) -> dict[str, Any]:
+    """Return stand-ins for what a trial may carry elsewhere than in plain attributes, by name.
+
+    These are hooks, which parameters are trained, the values of networks that the task holds, the
+    contents and positions of files, and the state of optimizers within optimizers.
+
+    Args:
+        trial: The trial.
+        own_networks: Whether values of networks that are attributes of the task count.
+    """
+    found: dict[str, Any] = {}
+    known: set[int] = set()
+    if isinstance(trial, TaskTrial):
         found |= _of_module("model", trial.model)
+        known |= set(map(id, trial.model.modules()))
+        roots = {"model": trial.model, **trial.optimizers.torch, "self": trial.task}
         for name, optimizer in trial.optimizers.torch.items():
-            found[f"{name} hooks"] = _num_hooks(optimizer)
-        return found
-    for key, value in vars(trial.task).items():
-        if isinstance(value, torch.nn.Module):
-            found |= _of_module(f"self.{key}", value)
-        elif isinstance(value, torch.optim.Optimizer):
-            found[f"self.{key} hooks"] = _num_hooks(value)
+            found |= _of_optimizer(name, optimizer)
+    else:
+        roots = {"self": trial.task}
+    for name, value in _held(roots):
+        if isinstance(value, torch.nn.Module) and id(value) not in known:
+            known |= set(map(id, value.modules()))
+            found |= _of_module(name, value)
+            if own_networks:
+                found |= {
+                    f"{name}.{key} (of a network)": content_of(tensor)
+                    for key, tensor in value.state_dict(keep_vars=True).items()
+                }
+        elif isinstance(value, torch.optim.Optimizer) and id(value) not in known:
+            known.add(id(value))
+            found |= _of_optimizer(name, value)
+        elif isinstance(value, io.IOBase):
+            found[f"{name} (a file)"] = place_in(value)
     return found
+
+
+def unlike(live: Mapping[str, Any], restored: Mapping[str, Any]) -> list[str]:
+    """Return the names of the values that differ between two results of ``carriers_of``."""
+    return [name for name in {**live, **restored} if live.get(name) != restored.get(name)]
+
+
+def shared_buffers(live: Trial, restored: Trial) -> dict[str, Any]:
+    """Return stand-ins for the buffers that a restored trial shares with the live one, by name."""
+    if not isinstance(live, TaskTrial) or not isinstance(restored, TaskTrial):
+        return {}
+    own = set(map(id, live.model.buffers()))
+    return {
+        f"model.{name} (shared by trials)": content_of(buffer)
+        for name, buffer in restored.model.named_buffers()
+        if id(buffer) in own
+    }
 
 
 def moved(first: Mapping[str, Any], now: Mapping[str, Any]) -> frozenset[str]:
@@ -81,6 +130,49 @@ def _of_module(name: str, model: torch.nn.Module) -> dict[str, Any]:
         hooks = getattr(parameter, "_backward_hooks", None) or ()
         found[f"{name}.{path} requires_grad"] = (parameter.requires_grad, len(hooks))
     return found
+
+
+def _of_optimizer(name: str, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the hooks of an optimizer, and the state of optimizers that it holds."""
+    found: dict[str, Any] = {f"{name} hooks": _num_hooks(optimizer)}
+    for key, inner in vars(optimizer).items():
+        if isinstance(inner, torch.optim.Optimizer):
+            state = inner.state_dict()
+            found[f"{name}.{key} (an optimizer)"] = (
+                [content_of(each) for each in state["state"].items()],
+                content_of(state["param_groups"]),
+            )
+    return found
+
+
+def _held(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of objects and the elements of lists and dicts in them, by name."""
+    for root, owner in roots.items():
+        for key, value in vars_of(owner).items():
+            yield f"{root}.{key}", value
+            if type(value) in (list, tuple) and len(value) <= _MAX_ELEMENTS:
+                yield from ((f"{root}.{key}[{n}]", each) for n, each in enumerate(value))
+            elif type(value) is dict and len(value) <= _MAX_ELEMENTS:
+                yield from ((f"{root}.{key}[{k!r}]", each) for k, each in value.items())
+
+
+_MAX_ELEMENTS = 64
+
+
+def place_in(file: io.IOBase) -> Any:
+    """Return what stands for the content of a file in memory, or the position in one on a disk."""
+    if file.closed:
+        return "closed"
+    try:
+        if isinstance(file, io.BytesIO | io.StringIO):
+            held = file.getvalue()
+            data = held.encode(errors="replace") if isinstance(held, str) else held
+            return (hashlib.sha256(data).hexdigest(), file.tell())
+        # The position in a text file cannot be asked for while it is read line by line.
+        inner = getattr(file, "buffer", file)
+        return inner.tell() if inner.seekable() else None
+    except (OSError, ValueError):
+        return None
 
 
 def _num_hooks(owner: Any) -> tuple[int, ...]:

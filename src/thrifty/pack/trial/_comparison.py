@@ -20,6 +20,7 @@ from thrifty.pack.task._data import datasets_of
 from thrifty.pack.task._task import SelfDescribing, Task, Trainable
 from thrifty.pack.verify import Probe, cached_name, how_far_apart, outside_of_state, probes_differ
 
+from ._carried_values import carriers_of, shared_buffers, unlike
 from ._later_effects import act_later
 from ._made_check import restored_trial
 from ._probes import Trial, check_data, probe, probe_further
@@ -133,6 +134,8 @@ class Comparer:
         changed, now = shared.changed(), shared.now()
         restored = self._restored(case)
         carried = _outside(case.live, restored, meant=self._task.not_state)
+        hidden = unlike(carriers_of(case.live), carriers_of(restored))
+        buffers = shared_buffers(case.live, restored)
         if case.trains and carried and self._acting_later(case, carried, restored=restored):
             self.carrying.add(kind_of(case.live))
         theirs = _attempted(case.probe, restored)
@@ -149,16 +152,18 @@ class Comparer:
             check_data(self._task, case.live)
         now.put_back()
         meant = self._meant(case.live)
+        hidden += unlike(buffers, shared_buffers(case.live, restored) if buffers else {})
         mine = _attempted(case.probe, case.live)
         if isinstance(mine, Exception) or isinstance(theirs, Exception):
             if isinstance(mine, Exception) and isinstance(theirs, Exception):
                 return None  # it will also fail in training, with its own message
-            raise StateError(incomplete(self._task, _raised(mine, theirs), sorted(changed)))
+            names = [*carried, *sorted(changed), *hidden]
+            raise StateError(incomplete(self._task, _raised(mine, theirs), names))
         outside = [*_outside(case.live, restored, meant=self._task.not_state), *sorted(changed)]
         if probes_differ(mine, theirs):
-            self._judge(case, mine, theirs, meant=meant, outside=outside)
+            self._judge(case, mine, theirs, meant=meant, outside=[*outside, *hidden])
         elif outside and case.trains:
-            self._go_on(case, restored, left, meant=meant, outside=outside)
+            self._go_on(case, restored, left, meant=meant, outside=outside, hidden=hidden)
         if case.trains and not self._empties_caches:
             self._check_cached(case, theirs)
         return outside
@@ -219,6 +224,7 @@ class Comparer:
         *,
         meant: Sequence[Mapping[str, Any]],
         outside: Sequence[str],
+        hidden: Sequence[str],
     ) -> None:
         """Compare further steps of two trials that have taken the same one.
 
@@ -230,6 +236,7 @@ class Comparer:
             left: Variables as the restored trial has left them.
             meant: Values that are meant not to be state.
             outside: Names of what is outside of the state.
+            hidden: Names of what differs and is no attribute, for the message.
 
         Raises:
             StateError: They differ, or code goes by a value outside of the state, so its effect may
@@ -244,11 +251,11 @@ class Comparer:
             now.put_back()
             mine = _attempted(partial(case.further, num_steps=num_steps), case.live)
             if isinstance(mine, Exception) != isinstance(theirs, Exception):
-                raise StateError(incomplete(self._task, _raised(mine, theirs), outside))
+                names = [*outside, *hidden]
+                raise StateError(incomplete(self._task, _raised(mine, theirs), names))
             if not isinstance(mine, Exception) and not isinstance(theirs, Exception):
-                self._judge(
-                    case, mine[0], theirs[0], meant=meant, outside=outside, num_steps=mine[1]
-                )
+                names = [*outside, *hidden]
+                self._judge(case, mine[0], theirs[0], meant=meant, outside=names, num_steps=mine[1])
             self._followed.add(known)
         used = self._acting_later(case, outside, restored=restored)
         if used:

@@ -45,7 +45,10 @@ def incomplete(task: Task | Trainable, difference: str, outside: Sequence[str]) 
         difference: What differs.
         outside: The names of what is outside of the checkpoint.
     """
-    places = _listed(outside) or "something that is not an attribute"
+    places = _listed(outside) or (
+        "no attribute, hook or file that thrifty can see, so look for what your code calls, such "
+        "as a library with variables of its own"
+    )
     return (
         f"{task_name(task)} keeps state outside of its checkpoint: restored from it, a trial goes "
         f"on differently ({difference} differs). Not in the checkpoint: {places}; "
@@ -63,17 +66,23 @@ def used_later(task: Task | Trainable, found: Sequence[str]) -> str:
     return (
         f"{task_name(task)} keeps values outside of its checkpoint that it uses later: "
         f"{_listed(found)}. A restored trial takes the same next steps, but may part from "
-        f"the live one afterwards; {_mend(task, found)}; or, if no result depends on them, "
-        "name the attributes in not_state"
+        f"the live one afterwards; {_mend(task, found)}"
+        + ("" if isinstance(task, SelfDescribing) else _OR_NOT_STATE)
     )
+
+
+_OR_NOT_STATE = "; or, if no result depends on them, name the attributes in not_state"
 
 
 def without_effect(task: Task | Trainable, outside: Sequence[str]) -> str:
     """Return a warning about values outside of the checkpoint that change no next step."""
     return (
         f"{task_name(task)}: not in the checkpoint: {_listed(outside)}. A restored trial takes "
-        "the same next steps; if that is meant, name the attributes in not_state"
+        "the same next steps" + ("" if isinstance(task, SelfDescribing) else _IF_MEANT)
     )
+
+
+_IF_MEANT = "; if that is meant, name the attributes in not_state"
 
 
 def no_time_to_train(task: Task | Trainable, outside: Sequence[str]) -> str:
@@ -81,8 +90,8 @@ def no_time_to_train(task: Task | Trainable, outside: Sequence[str]) -> str:
     return (
         f"{task_name(task)}: not in the checkpoint: {_listed(outside)}. epoch_timeout "
         "leaves no time to train an epoch again, so it is not checked whether that "
-        "changes results; make it six times as long as an epoch, or name these in "
-        "not_state"
+        "changes results; make it six times as long as an epoch"
+        + ("" if isinstance(task, SelfDescribing) else ", or name these in not_state")
     )
 
 
@@ -108,6 +117,16 @@ def cannot_be_loaded(task: Task | Trainable, error: Exception, *, into: str) -> 
 
 def _mend(task: Task | Trainable, outside: Sequence[str]) -> str:
     """Return what to do with state that the checkpoint does not hold."""
+    carriers = {each: name for name in reversed(outside) for each in [_carrier_of(name)] if each}
+    mends = [_mend_of(kind, name, task=task) for kind, name in reversed(carriers.items())]
+    plain = [name for name in outside if not _carrier_of(name)]
+    if plain or not mends:
+        mends.insert(0, _mend_plain(task, plain))
+    return "; ".join(mends)
+
+
+def _mend_plain(task: Task | Trainable, outside: Sequence[str]) -> str:
+    """Return what to do with attributes and variables."""
     if isinstance(task, SelfDescribing):
         return task.mend
     if isinstance(task, Trainable):
@@ -121,6 +140,59 @@ def _mend(task: Task | Trainable, outside: Sequence[str]) -> str:
         "keep it in a buffer of the model (register_buffer), or make it follow from the "
         "hyper-parameters and the epoch in adapt"
     )
+
+
+_CARRIERS = (
+    *(" requires_grad", " hooks", " (of a network)", " (a file)", " (an optimizer)"),
+    " (shared by trials)",
+)
+"""How the names end that ``carriers_of`` and ``shared_buffers`` give."""
+
+
+def _carrier_of(name: str) -> str:
+    """Return the kind of thing that a name stands for; "" for an attribute or a variable."""
+    return next((kind for kind in _CARRIERS if name.endswith(kind)), "")
+
+
+def _mend_of(kind: str, name: str, *, task: Task | Trainable) -> str:
+    """Return what to do with state that something else than an attribute carries."""
+    place = name.removesuffix(kind)
+    is_loop = isinstance(task, Trainable)
+    if kind == " requires_grad":
+        how = (
+            "in each call of train, from the epoch"
+            if is_loop
+            else (
+                "in each step, from a count in a buffer of the model, or in adapt, from a "
+                "hyper-parameter with a schedule"
+            )
+        )
+        return f"a checkpoint does not say which parameters are trained: set requires_grad {how}"
+    if kind == " hooks":
+        where = "setup" if is_loop else "model(hp)"
+        if place.startswith("optimizer"):
+            return "do in step what the hook of the optimizer does"
+        return f"register the hook in {where}, and let it read from the state when to act"
+    if kind == " (of a network)":
+        held = place.split(".")[1].partition("[")[0]
+        if is_loop:
+            return f"put self.{held}.state_dict() into state(), and load it in load_state()"
+        return (
+            f"make self.{held} a module of the model (model.{held} = ... in model(hp), with "
+            "requires_grad_(False) if it is not trained)"
+        )
+    if kind == " (a file)":
+        how = "in state()" if is_loop else "in a buffer of the model"
+        return f"keep what the file holds, or the position in it, {how}"
+    if kind == " (an optimizer)":
+        inner = place.rpartition(".")[2]
+        return (
+            f"let both optimizers have one state: end the optimizer's __init__ with "
+            f"self.{inner}.state = self.state, and let its load_state_dict call "
+            f"super().load_state_dict(state) and then set self.{inner}.state = self.state and "
+            f"self.{inner}.param_groups = self.param_groups"
+        )
+    return "make the module with this buffer anew in each call of model, or copy.deepcopy it"
 
 
 # -- results that differ each time -----------------------------------------------------------

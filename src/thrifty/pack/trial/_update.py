@@ -208,12 +208,16 @@ class Update:
     def _own_step(
         self, model: torch.nn.Module, batch: Batch, optimizers: FollowedOptimizers
     ) -> torch.Tensor:
-        """Let the task take the step; its first one must update parameters."""
+        """Let the task take the step; its first one must update parameters.
+
+        A method such as ``second_step`` of an optimizer calls no hook, but writes to parameters.
+        """
         if self._has_stepped:
             with lent_optimizers(optimizers.torch):
                 loss = self._task.step(model, batch)
         else:
             taken: list[object] = []
+            before = _marks(model)
             hooks = [
                 optimizer.register_step_post_hook(lambda each, *_: taken.append(each))
                 for optimizer in optimizers.torch.values()
@@ -224,10 +228,11 @@ class Update:
             finally:
                 for hook in hooks:
                     hook.remove()
-            if not taken:
+            if not taken and _marks(model) == before:
                 raise TaskError(
-                    f"{self._name}.step has not updated anything; call .step() of the optimizers "
-                    f"in self.optimizers (it has: {', '.join(optimizers.parts)})"
+                    f"{self._name}.step has not updated anything; call .step(), or what the "
+                    "optimizer has instead, such as second_step(), of the optimizers in "
+                    f"self.optimizers (it has: {', '.join(optimizers.parts)})"
                 )
             self._has_stepped = True
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -256,6 +261,11 @@ class Update:
             self._scaler.load_state_dict(state["scaler"])
         for prefix, (_, model) in self._averages.items():
             model.load_state_dict(state["averages"][prefix])
+
+
+def _marks(model: torch.nn.Module) -> list[tuple[int, int]]:
+    """Return what changes when parameters are written to, or get other memory."""
+    return [(p.data_ptr(), p._version) for p in model.parameters()]
 
 
 def _no_compiler() -> bool:
