@@ -14,7 +14,7 @@ from thrifty.agents.documents import ArtifactDocument
 from thrifty.core import Artifact, ThriftyError, UsageError, plain_text
 from thrifty.core._trial_log import check_artifact_name
 from thrifty.store import Store
-from thrifty.store._artifact_files import ArtifactFiles
+from thrifty.store._plan_files import ArtifactFiles
 
 from ._options import complete_study, json_option, print_document, say, storage_option
 

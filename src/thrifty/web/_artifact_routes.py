@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from starlette.background import BackgroundTask
 
 from thrifty.core import CheckpointError
-from thrifty.store._artifact_files import ArtifactFiles
+from thrifty.store._plan_files import ArtifactFiles
 
 from ._responses import ALWAYS, NONE, AboutStudy, TrialNumber
 
