@@ -52,8 +52,7 @@ COMMANDS = {
         "Show the best trial of study NAME, or its Pareto front if it has several objectives.",
     ),
     "artifacts": _Command(
-        "_artifacts",
-        "Show the files that trials of study NAME have logged, or save copies of them.",
+        "_status", "Show the files that trials of study NAME have logged, or save copies of them."
     ),
     "logs": _Command(
         "_status",

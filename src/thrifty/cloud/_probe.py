@@ -15,8 +15,7 @@ from thrifty.core import CloudError, derive_seed
 
 from ._hardware import HardwareEstimates
 from ._offer import Interval, Offer
-from ._step_timing import StepTiming
-from ._workload import Workload
+from ._workload import StepTiming, Workload
 from .planning._devices import equal_steps
 from .planning._estimate import all_steps_s
 from .planning._fleet_options import FleetOptions, Goal

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict  # pydantic takes that of Python from 3.12 on only
 
-from ._base_document import Document, ErrorMessage
-from ._database_documents import FailureDocument, StudyStatus, TrialDocument
+from ._database_documents import Document, ErrorMessage, FailureDocument, StudyStatus, TrialDocument
 
 
 class UnitDocument(TypedDict):

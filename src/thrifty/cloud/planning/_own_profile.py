@@ -10,8 +10,7 @@ import numpy as np
 
 from thrifty.cloud._hardware import HardwareEstimates
 from thrifty.cloud._offer import Offer
-from thrifty.cloud._step_timing import ObservedSteps, StepTiming
-from thrifty.cloud._workload import Workload
+from thrifty.cloud._workload import ObservedSteps, StepTiming, Workload
 from thrifty.core import CloudError
 from thrifty.perf import StepProfile
 
