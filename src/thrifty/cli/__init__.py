@@ -96,7 +96,7 @@ COMMANDS = {
     ),
     "rent": _Command("_rent", "Show which machines to rent for the study or the task in FILE."),
     "catalogue": _Command(
-        "_price_lists",
+        "_rent._rent_options",
         "Show the price lists that ``thrifty rent`` reads, and how old their rows are.",
     ),
     "dashboard": _Command(

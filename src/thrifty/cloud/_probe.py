@@ -18,8 +18,7 @@ from ._offer import Interval, Offer
 from ._workload import StepTiming, Workload
 from .planning._devices import equal_steps
 from .planning._estimate import all_steps_s
-from .planning._fleet_options import FleetOptions, Goal
-from .planning._own_profile import calibrate, one_profile_only
+from .planning._fleet_options import FleetOptions, Goal, calibrate, one_profile_only
 from .planning._planner import FleetPlan, known_offers, plan_fleet
 from .planning._table import Table, table_of
 

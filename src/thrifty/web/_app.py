@@ -40,7 +40,7 @@ from ._responses import (
 from ._steering_routes import Steering, router as acts_router, trash_router
 from .views import (
     _charts as charts,
-    _forest_view as forests,
+    _layouts as forests,
     _models as models,
     _study_views as studies,
 )

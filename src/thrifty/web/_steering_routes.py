@@ -41,7 +41,7 @@ from thrifty.store._trash import Deleted
 
 from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, AtDesk, Responses, TrialNumber
 from .views import _models as models
-from .views._columns import texts
+from .views._layouts import texts
 from .views._study_views import max_epochs
 
 

@@ -15,8 +15,7 @@ from thrifty.perf import StepProfile
 
 from ._devices import Devices, EqualSteps, bound_by, equal_steps, kind_of
 from ._estimate import all_steps_s, estimate, fleet_of, machines_each
-from ._fleet_options import ALIKE, FleetOptions, Goal
-from ._own_profile import by_profile, profiled_on
+from ._fleet_options import ALIKE, FleetOptions, Goal, by_profile, profiled_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
