@@ -1,7 +1,8 @@
 """``thrifty demo``: tune a real network on real data, in a minute on any machine.
 
 A still smaller task is here for ``thrifty doctor``: it trains one epoch of two tiny trials on a
-back-end, to check that it works."""
+back-end, to check that it works.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ with the one in the checkpoint.
 
 Equal artefacts of a plan are one file, ``artifact-DIGEST``, which is verified when it is read. It
 is written to a temporary name, synced and renamed, before the record that names it. A run that is
-killed in between leaves an orphan, which is removed like those of checkpoints."""
+killed in between leaves an orphan, which is removed like those of checkpoints.
+"""
 
 from __future__ import annotations
 

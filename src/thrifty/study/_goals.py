@@ -1,6 +1,7 @@
 """What a study aims at and counts in: metrics to optimise, constraints, and units of epochs.
 
-An epoch of a task has a number of steps and tokens, so that amounts become epochs."""
+An epoch of a task has a number of steps and tokens, so that amounts become epochs.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What all JSON documents share, and documents about studies in a database.
 
-These are states, best trials, files, log lines and deletion."""
+These are states, best trials, files, log lines and deletion.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What the user gives a plan of a fleet: its goal and options, and measurements.
 
 Options include the quotas and capacity that limit a plan. Measurements are profiles of several
-devices, and steps that correct estimates."""
+devices, and steps that correct estimates.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def optuna_storage(url: str) -> BaseStorage:
         MissingExtraError: Optuna is not installed.
         StudyNotFoundError: There is no such database.
     """
-    storage: BaseStorage = _view().OptunaView(url)
+    storage: BaseStorage = _view_module().OptunaView(url)
     return storage
 
 
@@ -39,7 +39,7 @@ def export_optuna(url: str, name: str, *, file: Path) -> None:
         UsageError: The file exists already, or its folder does not exist.
         StudyNotFoundError: There is no such study.
     """
-    view = _view()
+    view = _view_module()
     if file.exists():
         raise UsageError(f"{file} exists; name a file that does not")
     if not file.parent.is_dir():
@@ -47,6 +47,6 @@ def export_optuna(url: str, name: str, *, file: Path) -> None:
     view.copy(url, name, target=f"sqlite:///{file}")
 
 
-def _view() -> Any:
+def _view_module() -> Any:
     require("optuna", extra="optuna")
     return import_module("thrifty.integrations.optuna._view")

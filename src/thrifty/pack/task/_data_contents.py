@@ -1,6 +1,7 @@
 """What data contains: arrays in memory, and memory-mapped files of tokens; with digests.
 
-Files of tokens are those that nanoGPT and its relatives write."""
+Files of tokens are those that nanoGPT and its relatives write.
+"""
 
 from __future__ import annotations
 

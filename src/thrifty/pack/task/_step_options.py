@@ -1,7 +1,8 @@
 """Steps of a task: the options of each, and epochs of a number of steps.
 
 A task says how a step is taken: its precision, the parts of a batch, averages, its own step. If an
-epoch is a number of optimizer steps, this module says which batches of which passes it has."""
+epoch is a number of optimizer steps, this module says which batches of which passes it has.
+"""
 
 from __future__ import annotations
 

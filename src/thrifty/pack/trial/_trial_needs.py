@@ -3,7 +3,8 @@
 Inputs are the initial weights, the order of batches, and random numbers. For the memory, nothing is
 trained: the model is made on PyTorch's meta device, where tensors have shapes and no values. One
 step of it shows which tensors it keeps, and which products depend on the frozen base and the batch
-alone."""
+alone.
+"""
 
 from __future__ import annotations
 

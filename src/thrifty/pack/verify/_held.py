@@ -1,7 +1,8 @@
 """What an object holds, and what code keeps when it runs first.
 
 An object holds attributes, slots, variables of functions and positions of iterators. None of this
-runs the user's code, and no iterator is advanced. What code keeps may depend on the seed."""
+runs the user's code, and no iterator is advanced. What code keeps may depend on the seed.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Schedules are split into their fields, and columns hold numbers or categories. The forest is
 computed from database rows. ``plan.stage_forest`` does the same for a plan in memory (a test checks
-that they agree). Rebuilding a plan of 100,000 trials would take seconds."""
+that they agree). Rebuilding a plan of 100,000 trials would take seconds.
+"""
 
 from __future__ import annotations
 
