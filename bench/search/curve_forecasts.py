@@ -13,8 +13,7 @@ from bench.search.curves import MAX_EPOCHS, Task
 from thrifty.core import derive_seed
 from thrifty.search import FreezeThaw, History, Proposal
 from thrifty.search._curve_model import CannotFit
-from thrifty.search._curve_view import Candidate, CurveView
-from thrifty.search._stage_prices import StageForest
+from thrifty.search._curve_view import Candidate, CurveView, StageForest
 from thrifty.space import Choice, Float, Int, Space
 
 

@@ -11,7 +11,7 @@ from bench.search.curves import MAX_EPOCHS, Task
 from bench.search.measuring import limit
 from bench.search.simulator import Job, OurSearch, simulate, study_seed
 from thrifty.search import ASHA
-from thrifty.search._checked_asha import MIN_TRIALS, _tau
+from thrifty.search._auto_algorithm import MIN_TRIALS, _tau
 
 
 EARLY, LATE = 1, 9

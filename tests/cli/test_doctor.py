@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 
 from tests.study.helpers import make_study
-from thrifty.cli import _doctor, _tiny_step
+from thrifty.cli import _demo, _doctor
 from thrifty.cli._doctor import doctor_command, extras_of
 from thrifty.store import Store
 
@@ -181,7 +181,7 @@ def test_a_check_that_fails_stops_no_other(monkeypatch):
         raise RuntimeError("no such\nluck")
 
     monkeypatch.setattr(_doctor, "_cpu", broken)
-    monkeypatch.setitem(_tiny_step._BACKENDS, "fused", broken)
+    monkeypatch.setitem(_demo._BACKENDS, "fused", broken)
     monkeypatch.setattr(_doctor.metadata, "requires", broken)
     result = CliRunner().invoke(doctor_command, ["--json"])
     found = {each["name"]: each for each in json.loads(result.output)["checks"]}
@@ -192,18 +192,18 @@ def test_a_check_that_fails_stops_no_other(monkeypatch):
 
 
 def test_what_every_study_needs_has_to_work(monkeypatch):
-    class Wrong(_tiny_step.SoloBackend):
+    class Wrong(_demo.SoloBackend):
         def step(self, plans):
             return {slot: ValueError("wrong") for slot in plans}
 
-    monkeypatch.setitem(_tiny_step._BACKENDS, "solo", Wrong)
+    monkeypatch.setitem(_demo._BACKENDS, "solo", Wrong)
     assert doctor(code=1)["back-ends", "solo"]["detail"] == "ValueError: wrong"
 
-    class Nowhere(_tiny_step.SoloBackend):
+    class Nowhere(_demo.SoloBackend):
         def step(self, plans):
             return {slot: {"mse": float("nan")} for slot in plans}
 
-    monkeypatch.setitem(_tiny_step._BACKENDS, "solo", Nowhere)
+    monkeypatch.setitem(_demo._BACKENDS, "solo", Nowhere)
     assert "gave nan" in doctor(code=1)["back-ends", "solo"]["detail"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.cli.documents import check
-from thrifty.cli._price_lists import catalogue_command, chosen_offers
+from thrifty.cli._rent._rent_options import catalogue_command, chosen_offers
 from thrifty.core import CloudError
 
 

@@ -20,7 +20,7 @@ from thrifty.cloud import (
     estimate,
     plan_fleet,
 )
-from thrifty.cloud._step_timing import ObservedSteps
+from thrifty.cloud._workload import ObservedSteps
 from thrifty.core import CloudError
 
 

@@ -20,7 +20,7 @@ from thrifty.cli import _app
 from thrifty.core import Artifact, Artifacts, CheckpointError, TaskError, UsageError
 from thrifty.integrations.functions._exploration_main import suggested
 from thrifty.store import CheckpointFolder, Store
-from thrifty.store._artifact_files import ArtifactFiles
+from thrifty.store._plan_files import ArtifactFiles
 
 
 pytestmark = pytest.mark.slow
@@ -267,7 +267,7 @@ def test_an_empty_file_and_a_large_one(tmp_path):
 def test_a_file_that_changes_while_it_is_copied(tmp_path, monkeypatch):
     stored = ArtifactFiles(CheckpointFolder(f"{tmp_path}/kept"), folder="plan")
     contents = iter([[b"a"], [b"b"]])
-    monkeypatch.setattr("thrifty.store._artifact_files._chunks", lambda _: iter(next(contents)))
+    monkeypatch.setattr("thrifty.store._plan_files._chunks", lambda _: iter(next(contents)))
     with pytest.raises(TaskError, match="changes while it is copied"):
         stored.put(tmp_path / "a", name="a")
     assert list(tmp_path.glob("kept/plan/*")) == []

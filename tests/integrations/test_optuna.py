@@ -88,6 +88,6 @@ def test_without_optuna_the_extra_is_named(study, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("thrifty.integrations.optuna.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    anew = importlib.import_module("thrifty.integrations.optuna._storage").optuna_storage
+    anew = importlib.import_module("thrifty.integrations.optuna").optuna_storage
     with pytest.raises(MissingExtraError, match=r"\.\[optuna\]"):
         anew(study.storage.url)

@@ -16,7 +16,7 @@ from tests.study.helpers import SOLO, StopAfter, make_study
 from thrifty.core import GraphError, TaskError
 from thrifty.pack import FusedBackend, Member, check_usual_step, inspect_task, open_source
 from thrifty.pack.task._data import steps_of, train_batches
-from thrifty.pack.task._epochs import epoch_batches, parts_of_epoch
+from thrifty.pack.task._step_options import epoch_batches, parts_of_epoch
 from thrifty.pack.trial._trial import TaskTrial
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Space, Step

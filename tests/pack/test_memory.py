@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.pack.test_frozen import WIDTH, Headed
-from thrifty.pack.trial._memory_forecast import (
+from thrifty.pack.trial._trial_needs import (
     MemoryForecast,
     TrialMemory,
     available_memory,

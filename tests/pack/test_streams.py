@@ -21,7 +21,7 @@ from tests.pack._drive import Trial, alone, assert_same, together
 from tests.study.helpers import SOLO, StopAfter, make_study
 from thrifty.core import StateError, TaskError
 from thrifty.pack import FusedBackend, Member, inspect_task, open_source
-from thrifty.pack.task._epochs import epoch_batches, epoch_length
+from thrifty.pack.task._step_options import epoch_batches, epoch_length
 from thrifty.pack.trial._trial import TaskTrial
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Space, Step
@@ -679,8 +679,8 @@ def test_a_file_that_the_identity_does_not_see(tmp_path):
 
 
 def test_large_files_are_digested_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("thrifty.pack.task._token_file.WHOLE_BYTES", 10)
-    monkeypatch.setattr("thrifty.pack.task._token_file.CHUNK_BYTES", 8)
+    monkeypatch.setattr("thrifty.pack.task._data_contents.WHOLE_BYTES", 10)
+    monkeypatch.setattr("thrifty.pack.task._data_contents.CHUNK_BYTES", 8)
     digests = set()
     for place in (None, 0, -1):
         path = tmp_path / f"{place}.bin"

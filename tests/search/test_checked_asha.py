@@ -5,7 +5,7 @@ import pytest
 
 from thrifty.core import AlgorithmError
 from thrifty.search import ASHA, CheckedASHA, History
-from thrifty.search._checked_asha import MAX_TRIALS, MIN_TRIALS
+from thrifty.search._auto_algorithm import MAX_TRIALS, MIN_TRIALS
 from thrifty.space import Float, Space
 
 

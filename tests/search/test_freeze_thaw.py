@@ -16,7 +16,7 @@ from thrifty.search import (
     _freeze_thaw,
 )
 from thrifty.search._curve_model import CannotFit, CurveModel
-from thrifty.search._stage_prices import StageForest
+from thrifty.search._curve_view import StageForest
 from thrifty.space import Choice, Constant, Float, Int, Space, Step
 from thrifty.testing import FakeStudy
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from thrifty.search import History, Proposal
-from thrifty.search._stage_prices import Prefix, StageForest
+from thrifty.search._curve_view import Prefix, StageForest
 from thrifty.space import Choice, Constant, Float, MultiStep, Space, Step, Timeline, common_prefix
 
 

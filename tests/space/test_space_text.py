@@ -10,7 +10,7 @@ from hypothesis import given
 from tests.strategies import spaces
 from thrifty.core import SpaceError
 from thrifty.space import Branched, Choice, Constant, Schedule, Space, Step, steps
-from thrifty.space._space_text import space_from_json
+from thrifty.space._space import space_from_json
 
 
 @given(spaces)

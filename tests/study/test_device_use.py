@@ -15,7 +15,7 @@ from tests.cli.documents import check as check_document
 from tests.web.conftest import opened
 from thrifty.cli import _app
 from thrifty.cli._status import _worker_lines
-from thrifty.run._device_use import device_use
+from thrifty.run._alone import device_use
 from thrifty.store import Store
 from thrifty.store._reports import worker_use
 from thrifty.testing import LineTask

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, text
 
 import thrifty as th
 from thrifty.store import CheckpointFolder, Store
-from thrifty.store._artifact_files import ArtifactFiles
+from thrifty.store._plan_files import ArtifactFiles
 
 from .conftest import SCRIPT, opened
 

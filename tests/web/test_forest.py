@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from thrifty.plan import SearchPlan, stage_forest as of_plan
 from thrifty.space import MultiStep, Timeline
-from thrifty.web.views._forest_view import draw, stage_forest
+from thrifty.web.views._layouts import draw, stage_forest
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from thrifty.pack.trial._memory_forecast import MemoryForecast
+from thrifty.pack.trial._trial_needs import MemoryForecast
 from thrifty.space import TimeUnit, config_to_json
 from thrifty.space._written_config import read_config, whole_config
 from thrifty.store import failure_groups

@@ -52,8 +52,7 @@ COMMANDS = {
         "Show the best trial of study NAME, or its Pareto front if it has several objectives.",
     ),
     "artifacts": _Command(
-        "_artifacts",
-        "Show the files that trials of study NAME have logged, or save copies of them.",
+        "_status", "Show the files that trials of study NAME have logged, or save copies of them."
     ),
     "logs": _Command(
         "_status",
@@ -97,7 +96,7 @@ COMMANDS = {
     ),
     "rent": _Command("_rent", "Show which machines to rent for the study or the task in FILE."),
     "catalogue": _Command(
-        "_price_lists",
+        "_rent._rent_options",
         "Show the price lists that ``thrifty rent`` reads, and how old their rows are.",
     ),
     "dashboard": _Command(

@@ -234,9 +234,7 @@ def _cuda(torch: Any, index: int) -> tuple[State, str]:
 
 
 def _step(name: str, device: str | None) -> tuple[State, str]:
-    found: tuple[State, str] = import_module("thrifty.cli._tiny_step").tiny_step(
-        name, device=device
-    )
+    found: tuple[State, str] = import_module("thrifty.cli._demo").tiny_step(name, device=device)
     return found
 
 

@@ -20,13 +20,11 @@ from ._offer import ACCELERATORS, Accelerator, Fleet, Interval, MachineGroup, Of
 from ._plan_plot import plot_front
 from ._probe import Probe, ProbeResult, Probes
 from ._skypilot import launch, time_estimator, to_skypilot
-from ._step_timing import StepTiming
-from ._workload import Workload, parallelism_phases_of
-from .planning._close_calls import CloseCall
+from ._workload import StepTiming, Workload, parallelism_phases_of
 from .planning._estimate import estimate
-from .planning._fleet_options import FleetOptions
-from .planning._own_profile import calibrate
+from .planning._fleet_options import FleetOptions, calibrate
 from .planning._planner import FleetPlan, plan_fleet, replan
+from .planning._table import CloseCall
 
 
 __all__ = [

@@ -12,7 +12,7 @@ from thrifty.perf import PRECISIONS, CollectiveModel, CollectiveTiming, Link, Pr
 
 from ._networks import NetworkPriors
 from ._offer import ACCELERATORS, VCPU, Interval, Offer
-from ._step_timing import ObservedSteps
+from ._workload import ObservedSteps
 
 
 SpeedSource = Literal["probe", "profile", "measured pairs", "data sheets"]

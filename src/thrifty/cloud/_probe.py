@@ -15,12 +15,10 @@ from thrifty.core import CloudError, derive_seed
 
 from ._hardware import HardwareEstimates
 from ._offer import Interval, Offer
-from ._step_timing import StepTiming
-from ._workload import Workload
+from ._workload import StepTiming, Workload
 from .planning._devices import equal_steps
 from .planning._estimate import all_steps_s
-from .planning._fleet_options import FleetOptions, Goal
-from .planning._own_profile import calibrate, one_profile_only
+from .planning._fleet_options import FleetOptions, Goal, calibrate, one_profile_only
 from .planning._planner import FleetPlan, known_offers, plan_fleet
 from .planning._table import Table, table_of
 

@@ -36,8 +36,7 @@ from ._job import (
 )
 from ._loss_check import Inspector, LossCheck
 from ._order import Place, Share
-from ._standby import Standby
-from .balance._allocation import Allocation
+from .balance._allocation import Allocation, Standby
 from .training._learner import Learner, Loss, Objective, Pass, Reduction, Weight, settings_digest
 from .training._samples import Collate, PublicAndPrivate
 from .workers._group import WorkerGroup

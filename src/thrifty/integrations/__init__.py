@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .functions._ray_function import RayFunction as RayFunction
     from .functions._ray_space import ray_space as ray_space
     from .functions._trainable import trainable as trainable
-    from .optuna._storage import export_optuna as export_optuna, optuna_storage as optuna_storage
+    from .optuna import export_optuna as export_optuna, optuna_storage as optuna_storage
     from .sklearn._search import ThriftySearchCV as ThriftySearchCV
 
 _HOMES = {
@@ -37,10 +37,10 @@ _HOMES = {
     "TensorBoard": "_trackers",
     "ThriftySearchCV": "sklearn._search",
     "WandB": "_trackers",
-    "export_optuna": "optuna._storage",
+    "export_optuna": "optuna",
     "lightning_cli": "_lightning_cli",
     "optimize": "functions._optimize",
-    "optuna_storage": "optuna._storage",
+    "optuna_storage": "optuna",
     "pack_tokens": "_fine_tune",
     "ray_space": "functions._ray_space",
     "trainable": "functions._trainable",

@@ -19,6 +19,7 @@ from .fused import BlockOptions, Group, Packed, UnfusableError, register_rule
 from .fused._activations import ACTIVATION_DISK, ActivationStore, keep_activations
 from .identity import TaskIdentity
 from .task._data import ArrayData, DatasetPair, Source, SourceData, epoch_order, open_source
+from .task._data_contents import TokenFile
 from .task._optimizer import SGD, Adagrad, Adam, AdamW, Optimizer, Optimizers, RMSprop, times
 from .task._step_options import EMA, SWA
 from .task._streams import StreamData
@@ -32,11 +33,10 @@ from .task._task import (
     optimizer_of,
     task_identity,
 )
-from .task._token_file import TokenFile
-from .trial._inputs import TrialInputs
 from .trial._probes import DataSize, TaskReport, Trial, inspect_task, measure_data
 from .trial._state_check import StateCheck
 from .trial._trial import TRAIN_LOSS, evaluate, evaluate_state
+from .trial._trial_needs import TrialInputs
 
 
 __all__ = [

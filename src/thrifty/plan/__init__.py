@@ -1,7 +1,14 @@
 """The search plan and the stage forest: pure data structures, without files or tensors."""
 
-from ._forest import ForestStage, StageState, stage_forest
-from ._policies import Measured, evictable_checkpoints, pack_size, superseded
+from ._derived import (
+    ForestStage,
+    Measured,
+    StageState,
+    evictable_checkpoints,
+    pack_size,
+    stage_forest,
+    superseded,
+)
 from ._search_plan import MAX_ATTEMPTS, MAX_EVICTIONS, MAX_LOSSES, SearchPlan
 from ._stages import Answer, Chain, Node, Stage
 

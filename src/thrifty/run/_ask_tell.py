@@ -23,7 +23,7 @@ from thrifty.core import (
 )
 from thrifty.pack import HyperParameters, Task, Trainable
 from thrifty.pack._state import pack_state
-from thrifty.store._bases import MAX_BASE_BYTES
+from thrifty.store._plan_files import MAX_BASE_BYTES
 
 from ._executor import Assignment, ChainProgress, Executor, ExecutorConfig, Report
 from ._running_chain import StateFiles

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from thrifty.core import EpochDone, Event, StageDone, StageFailed, StageStarted, UsageError
 from thrifty.pack import Prefer, Task, Trainable
 from thrifty.plan import Chain, Stage
-from thrifty.store._bases import MAX_BASE_BYTES
+from thrifty.store._plan_files import MAX_BASE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from thrifty.core import StoreWriteError, UsageError
 from thrifty.core._child import Child, ChildEndedError, wait_for
 from thrifty.core._pickling import pickled
 from thrifty.pack import ACTIVATION_DISK, Prefer, Task, Trainable
-from thrifty.store._bases import MAX_BASE_BYTES
+from thrifty.store._plan_files import MAX_BASE_BYTES
 
 from ._executor import (
     Assignment,

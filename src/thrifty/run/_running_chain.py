@@ -30,7 +30,7 @@ from thrifty.pack import (
 from thrifty.pack._frozen import Base, FrozenTensor, LoadedBase, bytes_of, digest_of
 from thrifty.plan import Stage
 from thrifty.store import CheckpointFolder
-from thrifty.store._bases import MAX_BASE_BYTES, BaseFile, BaseTensor, size_of
+from thrifty.store._plan_files import MAX_BASE_BYTES, BaseFile, BaseTensor, size_of
 
 from ._alone import member_at, plan_of
 from ._executor import Assignment, ChainProgress, Report

@@ -25,7 +25,7 @@ from thrifty.core import (
 from thrifty.pack import Task, Trainable
 from thrifty.plan import Stage
 from thrifty.space import Timeline
-from thrifty.store._bases import MAX_BASE_BYTES
+from thrifty.store._plan_files import MAX_BASE_BYTES
 
 from ._executor import Assignment, ChainProgress, Executor, ExecutorConfig, Report
 

@@ -30,7 +30,7 @@ import cloudpickle
 from thrifty.core import UsageError, WorkerLostError, plain_logger, require
 from thrifty.core._pickling import pickled
 from thrifty.pack import Prefer, Task, Trainable
-from thrifty.store._bases import MAX_BASE_BYTES
+from thrifty.store._plan_files import MAX_BASE_BYTES
 
 from ._cluster import ClusterExecutor, RemoteWorker, WorkerEvictedError, user_paths
 from ._executor import Assignment, Executor, ExecutorConfig, Order, check_options

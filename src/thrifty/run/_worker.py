@@ -56,11 +56,9 @@ from thrifty.pack._backend import no_exits
 from thrifty.perf import PackCurve
 from thrifty.plan import Stage
 from thrifty.store import CheckpointFolder
-from thrifty.store._artifact_files import ArtifactFiles
-from thrifty.store._bases import MAX_BASE_BYTES
+from thrifty.store._plan_files import MAX_BASE_BYTES, ArtifactFiles
 
-from ._alone import epoch_plan
-from ._device_use import device_use
+from ._alone import device_use, epoch_plan
 from ._executor import Assignment, Cut, Order, Report
 from ._running_chain import Completeness, RunningChain, StateFiles, evaluated, nothing_to_write
 

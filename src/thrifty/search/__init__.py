@@ -9,8 +9,7 @@ from ._algorithm import (
     next_decisions,
 )
 from ._async_sub_sampling import AsyncSubSampling
-from ._auto_algorithm import Auto
-from ._checked_asha import CheckedASHA
+from ._auto_algorithm import Auto, CheckedASHA
 from ._freeze_thaw import FreezeThaw
 from ._halving import ASHA, BOHB, Bracket, Hyperband, StoppingASHA, SuccessiveHalving
 from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState

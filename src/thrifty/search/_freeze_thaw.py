@@ -16,11 +16,10 @@ from thrifty.space import Config, Space
 
 from ._algorithm import Algorithm
 from ._curve_model import CannotFit, CurveModel, Rows
-from ._curve_view import NUM_ACTIVE, Candidate, CurveView, active_trials
+from ._curve_view import NUM_ACTIVE, Candidate, CurveView, StageForest, active_trials
 from ._halving import RungAlgorithm
 from ._history import Decision, History, Proposal, Trial
 from ._observations import coordinates_of
-from ._stage_prices import StageForest
 from .samplers import GridSampler
 from .samplers._base_sampler import Picker, check_counts, check_shares, option_error
 

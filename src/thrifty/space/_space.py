@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from thrifty.core import ScheduleError, SpaceError, check_hyperparameter_names
+from thrifty.core import ScheduleError, SpaceError, ThriftyError, check_hyperparameter_names
 
-from . import _variants
+from . import _variants, schedules
 from ._conditions import Branches, branches_of, conditions_of, order_of
-from ._domain import Choice, Domain, amounts_in, freeze, in_epochs
+from ._domain import Choice, Condition, Domain, Float, Int, amounts_in, freeze, in_epochs
 from ._pieces import Hold
 from ._timeline import starts_alike
-from ._units import Amount, EpochSize
+from ._units import Amount, EpochSize, epochs, steps, tokens
 from ._variants import every_value, templates_of, variants
 from .schedules import Schedule, schedule_from_json
 
@@ -274,3 +275,56 @@ def _plain(value: Any) -> Any:
 
 def _schedules(value: Any) -> Iterator[Schedule]:
     return (schedule for template in templates_of(value) for schedule in variants(template))
+
+
+_CALLS: Mapping[str, Callable[..., Any]] = {
+    **{each.__name__: each for each in (Choice, Condition, Float, Int)},
+    **{each.__name__: each for each in (epochs, steps, tokens)},
+    **{
+        name: each
+        for name, each in vars(schedules).items()
+        if isinstance(each, type) and issubclass(each, schedules.Schedule)
+    },
+}
+_MOST_CHARACTERS = 100_000
+
+
+def space_from_json(texts: Mapping[str, Any]) -> Space:
+    """Return the space whose ``to_json`` wrote the texts.
+
+    Domains, the schedules of this package and plain values are read; nothing else is called.
+
+    Raises:
+        SpaceError: A hyper-parameter has something else in its domain, such as a schedule of the
+            user's own.
+
+    >>> space = Space(lr=Choice([0.1, schedules.Step(Float(0.1, 1.0), [Int(1, 3)])]), width=64)
+    >>> space_from_json(space.to_json()).to_json() == space.to_json()
+    True
+    """
+    found = {}
+    for name, text in texts.items():
+        try:
+            if len(text) > _MOST_CHARACTERS:
+                raise ValueError("the text is too long")
+            value = _value(ast.parse(text, mode="eval").body)
+        except (ThriftyError, ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            value = None
+        if repr(value) != text:
+            raise SpaceError(
+                f"the domain of {name!r} can only be read by the code of its study: "
+                f"{str(text)[:200]}"
+            )
+        found[name] = value
+    return Space(**found)
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        given = {each.arg: _value(each.value) for each in node.keywords if each.arg is not None}
+        if node.func.id not in _CALLS or len(given) < len(node.keywords):
+            raise ValueError(f"{node.func.id} is not read")
+        return _CALLS[node.func.id](*map(_value, node.args), **given)
+    if isinstance(node, ast.Tuple):
+        return tuple(map(_value, node.elts))
+    return ast.literal_eval(node)

@@ -4,8 +4,8 @@ A checkpoint contains no pickle, and so nothing executable.
 
 Killed runs leave two kinds of files, which are found and deleted here. A *temporary* file is one
 that a writer did not finish. An *orphan* is a complete checkpoint without a row in the database:
-its run died before it wrote the row. A *base* (see ``_bases``) that no checkpoint names is deleted,
-too, and an *artefact* (see ``_artifacts``) that no epoch names.
+its run died before it wrote the row. A *base* (see ``_plan_files``) that no checkpoint names is
+deleted, too, and an *artefact* that no epoch names.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from thrifty.store._acts import Act
 from thrifty.store._records import ActApplied
 from thrifty.store._steering_requests import ask_longer, check_longer
 
-from ._epoch_size import EpochSizes
+from ._goals import EpochSizes
 from ._ledger import Ledger
 from ._reader import Reader
 from ._repository import Storage, StudyRepository

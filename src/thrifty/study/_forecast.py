@@ -12,12 +12,7 @@ import numpy as np
 
 from thrifty.core import error_text, plain_logger
 from thrifty.pack import Task, Trainable
-from thrifty.pack.trial._memory_forecast import (
-    MemoryForecast,
-    available_memory,
-    flops_per_s,
-    memory_of,
-)
+from thrifty.pack.trial._trial_needs import MemoryForecast, available_memory, flops_per_s, memory_of
 from thrifty.plan import ForestStage, SearchPlan, stage_forest
 from thrifty.search import Algorithm, History, Trial
 from thrifty.space import Config, Space, Timeline, TimeUnit

@@ -20,7 +20,7 @@ from thrifty.plan import Chain, Measured, SearchPlan, evictable_checkpoints, pac
 from thrifty.run import ExecutorConfig, Local
 from thrifty.run._local import num_cores
 from thrifty.store import CheckpointRemoved, Driver, Store
-from thrifty.store._bases import base_bytes
+from thrifty.store._plan_files import base_bytes
 
 from ._ledger import Ledger
 from ._results import best_ones

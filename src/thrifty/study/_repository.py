@@ -36,8 +36,7 @@ from thrifty.store import (
     redact_url,
 )
 from thrifty.store._address import redact_root, shell_command
-from thrifty.store._artifact_files import ArtifactFiles
-from thrifty.store._bases import MAX_BASE_BYTES
+from thrifty.store._plan_files import MAX_BASE_BYTES, ArtifactFiles
 from thrifty.store._records import ActApplied
 from thrifty.store._reports import is_legacy
 from thrifty.store._steering_requests import this_user

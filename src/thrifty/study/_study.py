@@ -33,7 +33,6 @@ from thrifty.space._written_config import fill_config, whole_config
 from thrifty.store import FrameBackend, StudyInfo, TrialLine, frame, nondominated, redact_url
 
 from ._asking import AskingMixin
-from ._epoch_size import EpochSizes, unit_of
 from ._extension import ExtensionMixin, extension_of, requests_for_longer
 from ._forecast import (
     Forecast,
@@ -43,7 +42,7 @@ from ._forecast import (
     memory_forecast,
     trained_forecast,
 )
-from ._goals import Bound, Goals, Mode
+from ._goals import Bound, EpochSizes, Goals, Mode, unit_of
 from ._identity import Recipe
 from ._ledger import Ledger
 from ._loop import Observer, StopWhen

@@ -25,7 +25,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from thrifty.core import StoreError
 from thrifty.store import COLUMNS, CheckpointFolder, Order, StudyView, TrialFilter, Views, sortable
 
-from ._artifact_routes import router as artifacts_router
 from ._responses import (
     ALWAYS,
     LARGEST,
@@ -36,11 +35,12 @@ from ._responses import (
     PollThrottle,
     ResponseService,
     TrialNumber,
+    router as artifacts_router,
 )
 from ._steering_routes import Steering, router as acts_router, trash_router
 from .views import (
     _charts as charts,
-    _forest_view as forests,
+    _layouts as forests,
     _models as models,
     _study_views as studies,
 )

@@ -31,7 +31,7 @@ from thrifty.core import (
 )
 from thrifty.space import Config, Timeline, config_from_json, config_to_json
 from thrifty.space._conditions import branched
-from thrifty.space._space_text import space_from_json
+from thrifty.space._space import space_from_json
 from thrifty.space._written_config import read_config, whole_config
 from thrifty.store import Store, StudyView, Views
 from thrifty.store._acts import Act
@@ -41,7 +41,7 @@ from thrifty.store._trash import Deleted
 
 from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, AtDesk, Responses, TrialNumber
 from .views import _models as models
-from .views._columns import texts
+from .views._layouts import texts
 from .views._study_views import max_epochs
 
 

@@ -5,16 +5,8 @@
 
 from collections.abc import Mapping
 
-from ._base_document import (
-    SCHEMA_VERSION as SCHEMA_VERSION,
-    Document as Document,
-    ErrorDocument as ErrorDocument,
-    ErrorMessage as ErrorMessage,
-    error_document as error_document,
-    finite as finite,
-    to_json as to_json,
-)
 from ._database_documents import (
+    SCHEMA_VERSION as SCHEMA_VERSION,
     Amounts as Amounts,
     ArtifactDocument as ArtifactDocument,
     ArtifactsDocument as ArtifactsDocument,
@@ -22,6 +14,9 @@ from ._database_documents import (
     BestValue as BestValue,
     DeleteDocument as DeleteDocument,
     DeletedStudy as DeletedStudy,
+    Document as Document,
+    ErrorDocument as ErrorDocument,
+    ErrorMessage as ErrorMessage,
     ExplainDocument as ExplainDocument,
     FailureDocument as FailureDocument,
     GcDocument as GcDocument,
@@ -33,6 +28,9 @@ from ._database_documents import (
     TrialDocument as TrialDocument,
     TrialFile as TrialFile,
     WorkerDocument as WorkerDocument,
+    error_document as error_document,
+    finite as finite,
+    to_json as to_json,
 )
 from ._machine_documents import (
     CatalogueDocument as CatalogueDocument,
@@ -51,28 +49,26 @@ from ._machine_documents import (
     RentDocument as RentDocument,
     WrittenDocument as WrittenDocument,
 )
-from ._tool_documents import (
-    BudgetDocument as BudgetDocument,
-    DomainDocument as DomainDocument,
-    JobDocument as JobDocument,
-    KnownDocument as KnownDocument,
-    KnownEpochDocument as KnownEpochDocument,
-    SpaceDocument as SpaceDocument,
-)
 from ._training_documents import (
     ActDocument as ActDocument,
     ActOfStudy as ActOfStudy,
     ActsDocument as ActsDocument,
     BranchDocument as BranchDocument,
+    BudgetDocument as BudgetDocument,
     ConfigCost as ConfigCost,
     CostDocument as CostDocument,
+    DomainDocument as DomainDocument,
     EnqueuedDocument as EnqueuedDocument,
     ExtensionDocument as ExtensionDocument,
     ImportanceDocument as ImportanceDocument,
+    JobDocument as JobDocument,
+    KnownDocument as KnownDocument,
+    KnownEpochDocument as KnownEpochDocument,
     MemoryDocument as MemoryDocument,
     PlanDocument as PlanDocument,
     ResultDocument as ResultDocument,
     SavingsDocument as SavingsDocument,
+    SpaceDocument as SpaceDocument,
     TriedDocument as TriedDocument,
     TriedTrial as TriedTrial,
     UnitDocument as UnitDocument,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from typing_extensions import TypedDict  # pydantic takes that of Python from 3.12 on only
 
-from ._base_document import Document
+from ._database_documents import Document
 
 
 class WrittenDocument(Document):

@@ -14,7 +14,6 @@ import click
 from rich.console import Console
 
 from thrifty.cli._options import cell, print_document, say
-from thrifty.cli._price_lists import chosen_offers
 from thrifty.cloud import (
     ACCELERATORS,
     Catalogue,
@@ -45,7 +44,7 @@ from ._output import (
     show_probes,
     show_values,
 )
-from ._rent_options import RentOptions, rent_options
+from ._rent_options import RentOptions, chosen_offers, rent_options
 
 
 _THREADS = re.compile(r"(\d+) thread\(s\)$")

@@ -12,8 +12,7 @@ from numpy.typing import ArrayLike
 from thrifty.cloud._hardware import HardwareEstimates, precision_of
 from thrifty.cloud._networks import NetworkPriors
 from thrifty.cloud._offer import GIB, Interval, Offer
-from thrifty.cloud._step_timing import ObservedSteps
-from thrifty.cloud._workload import Workload
+from thrifty.cloud._workload import ObservedSteps, Workload
 from thrifty.perf import CollectiveModel, Link, Precision, StepProfile, iteration_s, ring_s
 
 

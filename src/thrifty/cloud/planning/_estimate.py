@@ -25,7 +25,7 @@ from ._devices import (
     slopes_of,
     widened,
 )
-from ._own_profile import profiled_on
+from ._fleet_options import profiled_on
 
 
 Machines = Sequence[tuple[Offer, int, bool]]

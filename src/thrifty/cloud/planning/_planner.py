@@ -13,13 +13,11 @@ from thrifty.cloud._offer import Fleet, Interval, MachineGroup, Offer
 from thrifty.cloud._workload import Workload
 from thrifty.core import CloudError
 
-from ._close_calls import CloseCall, close_calls
 from ._devices import misfit, spell_s
 from ._estimate import estimate
-from ._fleet_options import FleetOptions, Goal, availability_notes
+from ._fleet_options import FleetOptions, Goal, availability_notes, one_profile_only, profiled_on
 from ._mixed import mixed_fleets
-from ._own_profile import one_profile_only, profiled_on
-from ._table import Table, flat, fleet_at, tables_of
+from ._table import CloseCall, Table, close_calls, flat, fleet_at, tables_of
 
 
 # -- what a plan says --------------------------------------------------------------------

@@ -30,9 +30,9 @@ from thrifty.pack.fused._row_state import steps_taken
 from thrifty.pack.fused._step import BlockOptions, denormals_flushed
 from thrifty.pack.fused._tape import BufferPool
 from thrifty.pack.fused.optimizers import GroupedOptimizer, grouped_optimizer
-from thrifty.pack.task._array_samples import Samples
 from thrifty.pack.task._data import LastingError, samples_of
-from thrifty.pack.task._epochs import order_of_epoch
+from thrifty.pack.task._data_contents import Samples
+from thrifty.pack.task._step_options import order_of_epoch
 from thrifty.pack.task._task import Task
 from thrifty.pack.verify import AloneTime, CheckBudget, SoloTimes
 

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from thrifty.core import plain_logger
 from thrifty.pack._frozen import digest_of
-from thrifty.pack.task._array_samples import Samples
+from thrifty.pack.task._data_contents import Samples
 from thrifty.pack.verify import relative_tolerance, rounds_to_tf32
 
 from ._structure import Variant

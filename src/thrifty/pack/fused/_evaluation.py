@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from thrifty.core import plain_logger
 from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._state import seed_everything
-from thrifty.pack.task._array_samples import Samples
 from thrifty.pack.task._data import Source, samples_of, valid_batches
+from thrifty.pack.task._data_contents import Samples
 from thrifty.pack.task._metrics import MetricSums
 from thrifty.pack.verify import (
     CheckBudget,

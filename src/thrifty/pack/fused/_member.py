@@ -12,10 +12,10 @@ from torch.utils import _pytree as pytree
 from thrifty.core import derive_seed, step_seed
 from thrifty.pack._backend import EpochPlan, Member, UnverifiedError
 from thrifty.pack._state import pack_state, seed_everything, seed_step, unpack_state
-from thrifty.pack.task._array_samples import Samples
 from thrifty.pack.task._data import Batch
-from thrifty.pack.task._epochs import offsets_of
+from thrifty.pack.task._data_contents import Samples
 from thrifty.pack.task._followed_optimizer import Options
+from thrifty.pack.task._step_options import offsets_of
 from thrifty.pack.task._task import Task, adapts
 from thrifty.pack.trial._trial import TaskTrial, values_at_step
 from thrifty.pack.verify import Change, Difference, Watch

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from thrifty.pack._frozen import FrozenTensor, cheap_copy, digest_of, is_shared
-from thrifty.pack.task._array_samples import Samples
+from thrifty.pack.task._data_contents import Samples
 
 from ._activations import ActivationStore, KeptTrunk, User
 from ._fusable import UnfusableError

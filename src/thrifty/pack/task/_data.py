@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from thrifty.core import TaskError, derive_seed
 
-from ._array_samples import Samples
+from ._data_contents import Samples
 
 
 Batch = Any

@@ -28,8 +28,8 @@ from thrifty.pack._state import (
 from thrifty.pack.verify import same, stand_in
 
 from ._data import Batch, DatasetPair, DatasetSource, Source, own_copy, to_device
-from ._epochs import epoch_batches, epoch_length
-from ._token_file import TokenFile
+from ._data_contents import TokenFile
+from ._step_options import epoch_batches, epoch_length
 from ._trial_stream import (
     CountedBatches,
     Reader,

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from thrifty.core import StateError, TaskError
 
 from ._data import Batch
-from ._token_file import TokenFile
+from ._data_contents import TokenFile
 
 
 END = object()

@@ -42,12 +42,17 @@ from thrifty.pack._state import (
     unpack_state,
 )
 from thrifty.pack.task._data import Batch, Source, valid_batches
-from thrifty.pack.task._epochs import epoch_batches, epoch_length
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer, FollowedOptimizers
 from thrifty.pack.task._metrics import MetricSums, as_number, check_metrics
 from thrifty.pack.task._optimizer import Optimizer
 from thrifty.pack.task._sources import sources_of
-from thrifty.pack.task._step_options import StepOptions, parts_of_batch, with_prefix
+from thrifty.pack.task._step_options import (
+    StepOptions,
+    epoch_batches,
+    epoch_length,
+    parts_of_batch,
+    with_prefix,
+)
 from thrifty.pack.task._streams import check_stream, token_files, trial_stream
 from thrifty.pack.task._task import (
     HyperParameters,

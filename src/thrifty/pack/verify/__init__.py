@@ -18,8 +18,8 @@ from ._compare import (
     step_differences,
     worst,
 )
+from ._held import MadeOnce, cached_name, digest_or_none
 from ._keeper import Keeper, as_it_was, cached_places, training_places
-from ._made_once import MadeOnce, cached_name, digest_or_none
 from ._reference import (
     AloneTime,
     CheckBudget,

@@ -17,8 +17,7 @@ from thrifty.store._records import nodes_of_replicas
 from thrifty.store._reports import worker_use
 
 from . import _models as models
-from ._columns import Column, columns
-from ._forest_view import StageForest, stage_forest
+from ._layouts import Column, StageForest, columns, stage_forest
 from ._models import finite
 from ._study_views import state_of, unit_of
 

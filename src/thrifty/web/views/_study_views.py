@@ -22,8 +22,7 @@ from thrifty.store._trial_lines import last_epoch
 from thrifty.store.queries._study_queries import Paths
 
 from . import _models as models
-from ._columns import texts
-from ._forest_view import StageForest
+from ._layouts import StageForest, texts
 from ._models import Line, Parameter, finite
 
 
