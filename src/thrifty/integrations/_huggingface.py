@@ -36,11 +36,12 @@ from ._lost_values import (
     LostValues,
     Mending,
     Rehearsal,
+    outcome_of,
     owners_of,
     seed_step,
     values_of,
 )
-from ._model_copies import Digests, ModelCopies, fill_in, frozen_digests, leave_out
+from ._model_copies import ModelCopies, fill_in, frozen_digests, leave_out
 from ._step_batches import PassSampler
 
 
@@ -221,8 +222,8 @@ class HuggingFaceTrainable(KeptTrainable):
             StateError: The last epoch has changed a value that results depend on, and that its
                 checkpoint does not hold.
         """
-        self._hp = hp
         self._lost.examine(epoch, self._rehearse)
+        self._hp = hp
         options = self._arguments(hp, epoch=epoch)
         seed = derive_seed(self._seed, "transformers", epoch) % 2**32
         stop = None if self._num_steps is None else (epoch + 1) * self._num_steps
@@ -238,10 +239,9 @@ class HuggingFaceTrainable(KeptTrainable):
             _place(args, self._device)
             trainer = self._trainer(model, args, book)
             resume = self._put_down(trainer, Path(folder), kept=self._kept, epoch=epoch)
-            owners = _owners(trainer)
-            before = self._kept
-            self._lost.begin(before, owners)
+            self._lost.begin(self._kept, _owners(trainer))
             trainer.train(resume_from_checkpoint=resume)
+            owners = _owners(trainer)  # a Trainer makes callbacks anew that export their state
             self._kept = book.keep(trainer, Path(folder))
         _release(trainer)
         self._kept["model"], self._kept["frozen"] = leave_out(self._kept["model"], frozen)
@@ -253,7 +253,7 @@ class HuggingFaceTrainable(KeptTrainable):
         )
 
     def _rehearse(
-        self, kept: dict[str, Any], epoch: int, hp: HyperParameters, run: Rehearsal
+        self, kept: dict[str, Any], *, epoch: int, hp: HyperParameters, run: Rehearsal
     ) -> None:
         """Train some epochs of few batches in one ``Trainer.train``."""
         options = self._arguments(hp, epoch=epoch)
@@ -279,17 +279,14 @@ class HuggingFaceTrainable(KeptTrainable):
             _place(args, self._device)
             trainer = self._trainer(model, args, book, first=step)
             trainer.rehearsal = run
-            step.owners = _owners(trainer)
+            step.trainer = trainer
             resume = self._put_down(trainer, Path(folder), kept=kept, epoch=epoch, is_short=True)
             trainer.train(resume_from_checkpoint=resume)
-            run.at_end = values_of(step.owners)
+            run.at_end = values_of(_owners(trainer))
             run.kept = book.keep(trainer, Path(folder))
         _release(trainer)
         state = run.kept["model"]
-        run.outcome = {
-            **{repr(name): tensor.clone() for name, tensor in state.items()},
-            "the optimizer's state": copy.deepcopy(run.kept["optimizer"]),
-        }
+        run.outcome = outcome_of(state, run.kept["optimizer"])
         run.metrics = book.metrics()
         run.kept["model"], run.kept["frozen"] = leave_out(state, frozen)
 
@@ -452,10 +449,11 @@ class _EpochCallback(transformers.TrainerCallback):
     """Callback that updates optimiser and scheduler, stops after an epoch and records metrics."""
 
     def __init__(
-        self, kept: Mapping[str, Any], *, stop: int | None, num_epochs: int = 1
+        self, kept: Mapping[str, Any], *, stop: int | None, num_epochs: int | None = None
     ) -> None:
         self._before = kept
-        self._epochs_left = num_epochs
+        self._epochs_left = num_epochs or 1
+        self._is_rehearsal = num_epochs is not None
         self._stop = stop
         self.trainer: Any = None
         self._evaluated: list[Mapping[str, Any]] = []
@@ -502,6 +500,8 @@ class _EpochCallback(transformers.TrainerCallback):
         There may be several sets, and other callbacks may still add to the dictionary.
         """
         self._evaluated.append(kwargs["metrics"])
+        if self._is_rehearsal:  # a study decides how long a trial is, not a callback that stops
+            control.should_training_stop = self._epochs_left <= 0
 
     def mean_loss(self) -> float:
         """Return the mean loss over the epoch's steps.
@@ -548,7 +548,7 @@ class _StepCallback(transformers.TrainerCallback):
     """
 
     def __init__(self, run: Rehearsal, *, last: int) -> None:
-        self.owners: dict[str, Any] = {}
+        self.trainer: Any = None
         self._run = run
         self._last = last
         self._epoch = last + 1 - run.num_epochs
@@ -562,7 +562,7 @@ class _StepCallback(transformers.TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Seed a step, and note the values before the first one of the last epoch."""
         if self._step == 0 and self._epoch == self._last:
-            self._run.at_start = values_of(self.owners)
+            self._run.at_start = values_of(_owners(self.trainer))
         seed_step(self._run, self._epoch, self._step)
         self._step += 1
 
@@ -573,10 +573,8 @@ class _StepCallback(transformers.TrainerCallback):
 
 def _owners(trainer: Any) -> dict[str, Any]:
     """Return the objects of a Trainer whose values may be lost."""
-    # Between the user's class and the Trainer is the one that this module makes.
-    trainers = owners_of([trainer])
-    own = {"trainer": each for each in trainers.values()}
-    return owners_of(trainer.callback_handler.callbacks, model=trainer.model, **own)
+    callbacks = trainer.callback_handler.callbacks
+    return owners_of(callbacks, model=trainer.model, trainer=trainer)
 
 
 def _going_on(trainer_class: type) -> type:
@@ -592,16 +590,14 @@ def _going_on(trainer_class: type) -> type:
             return self._short("train", super().get_train_dataloader(*args, **kwargs))
 
         def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-            number = f"evaluation {args} {kwargs}" if self.rehearsal is not None else ""
-            return self._short(number[:80], super().get_eval_dataloader(*args, **kwargs))
+            given = [each if isinstance(each, str) else id(each) for each in args]
+            return self._short(f"evaluation {given}", super().get_eval_dataloader(*args, **kwargs))
 
         def _short(self, name: str, loader: Any) -> Any:
             """Return the first batches of a loader in a rehearsal, and all of them otherwise."""
             if self.rehearsal is None:
                 return loader
-            return FirstBatches(
-                loader, kept=self.rehearsal.batches, name=name, seed=self.args.seed
-            )
+            return FirstBatches(loader, kept=self.rehearsal.batches, name=name, seed=self.args.seed)
 
         def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
             sampler = super()._get_train_sampler(*args, **kwargs)

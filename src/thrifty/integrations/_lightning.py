@@ -37,6 +37,7 @@ from ._lost_values import (
     LostValues,
     Mending,
     Rehearsal,
+    outcome_of,
     owners_of,
     seed_step,
     values_of,
@@ -91,11 +92,7 @@ _MENDING = Mending(
     ),
 )
 
-_FEW = {
-    "limit_train_batches": FEW_BATCHES,
-    "overfit_batches": 0.0,
-    "val_check_interval": 1.0,
-}
+_FEW = {"limit_train_batches": FEW_BATCHES, "overfit_batches": 0.0, "val_check_interval": 1.0}
 """Options of a Trainer in a rehearsal of few batches."""
 
 _NOT_KEPT = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters")
@@ -228,8 +225,8 @@ class LightningTrainable(KeptTrainable):
             steps_per_epoch=self._num_steps,
             epoch=epoch,
         )
-        self._hp = hp
         self._lost.examine(epoch, self._rehearse)
+        self._hp = hp
         module = self._modules.get(hp, seed=derive_seed(self._seed, "model"))
         lightning = _lightning_of(module)
         module, frozen = frozen_digests(module, kept=self._kept, make=self._build)
@@ -263,7 +260,7 @@ class LightningTrainable(KeptTrainable):
         )
 
     def _rehearse(
-        self, kept: dict[str, Any], epoch: int, hp: HyperParameters, run: Rehearsal
+        self, kept: dict[str, Any], *, epoch: int, hp: HyperParameters, run: Rehearsal
     ) -> None:
         """Train some epochs of few batches in one ``Trainer.fit``."""
         module = self._made(hp)
@@ -277,8 +274,8 @@ class LightningTrainable(KeptTrainable):
         memory = lightning.Memory(kept.get("checkpoint"), module=module, frozen=frozen)
         book = lightning.EpochCallback(kept, num_epochs=run.num_epochs)
         step = lightning.StepCallback(run, module=module)
-        few = {**_FEW, "limit_val_batches": min(self._options.get("limit_val_batches", 1), 1)}
-        few["limit_val_batches"] = FEW_BATCHES if few["limit_val_batches"] else 0
+        is_validated = self._options.get("limit_val_batches") != 0
+        few = {**_FEW, "limit_val_batches": FEW_BATCHES if is_validated else 0}
         trainer = self._trainer(lightning, memory, book, first=step, few=few)
         step.owners = owners_of(trainer.callbacks, module=module)
         given = _prepared(
@@ -291,11 +288,8 @@ class LightningTrainable(KeptTrainable):
         run.at_end = values_of(step.owners)
         run.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         run.kept = {"checkpoint": memory.kept, "frozen": memory.frozen, "options": book.options}
-        run.outcome = {
-            f"{part} of {name}" if part != "state_dict" else repr(name): value
-            for part in ("state_dict", "optimizer_states")
-            for name, value in _items(memory.kept[part])
-        }
+        made = memory.kept
+        run.outcome = outcome_of(made["state_dict"], made["optimizer_states"])
 
     def _lost_values(self) -> LostValues:
         return LostValues(
@@ -515,7 +509,7 @@ def _epoch_callback_class(base: Any) -> type:
 
 def _step_callback_class(base: Any) -> type:
     class StepCallback(base):  # type: ignore[misc]
-        """Callback of a rehearsal, which seeds each step and notes the values before the last epoch.
+        """Callback of a rehearsal, which seeds steps and notes the values before the last epoch.
 
         It comes before all others.
         """
@@ -527,12 +521,11 @@ def _step_callback_class(base: Any) -> type:
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             seed_step(self._run, trainer.current_epoch)
 
-        def on_train_batch_start(
-            self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-        ) -> None:
-            if batch_idx == 0:
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
+            number = batch[-1]
+            if number == 0:
                 self._run.at_start = values_of(self.owners)
-            seed_step(self._run, trainer.current_epoch, batch_idx)
+            seed_step(self._run, trainer.current_epoch, number)
 
     return StepCallback
 
@@ -551,19 +544,12 @@ def _stop_only_after(trainer: Any, book: Any) -> None:
 
 def _first_batches(loaders: Any, *, run: Rehearsal, seed: int, name: str = "train") -> Any:
     """Return loaders of the first batches only."""
+    part = partial(_first_batches, run=run, seed=seed)
     if isinstance(loaders, Mapping):
-        items = loaders.items()
-        return {n: _first_batches(each, run=run, seed=seed, name=f"{name} {n}") for n, each in items}
+        return {key: part(each, name=f"{name} {key}") for key, each in loaders.items()}
     if isinstance(loaders, list | tuple):
-        return [
-            _first_batches(each, run=run, seed=seed, name=f"{name} {number}")
-            for number, each in enumerate(loaders)
-        ]
+        return [part(each, name=f"{name} {number}") for number, each in enumerate(loaders)]
     return FirstBatches(loaders, kept=run.batches, name=name, seed=seed)
-
-
-def _items(part: Any) -> Any:
-    return part.items() if isinstance(part, Mapping) else enumerate(part)
 
 
 def _where(device: torch.device) -> dict[str, Any]:

@@ -10,16 +10,19 @@ from __future__ import annotations
 import copy
 import dis
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils.data import DataLoader
 
 from thrifty.core import StateError, derive_seed, plain_logger
 from thrifty.pack import HyperParameters, borrowed_streams
+from thrifty.pack._frozen import digest_of
 from thrifty.pack._state import seed_everything
 from thrifty.pack.identity import is_own, reach, vars_of
 from thrifty.pack.task._task import unread
@@ -110,9 +113,13 @@ def owners_of(callbacks: Sequence[Any], **others: Any) -> dict[str, Any]:
 
     Args:
         callbacks: The callbacks of a Trainer.
-        others: The model and, if it may have attributes of the user's, the Trainer.
+        others: The model, and the Trainer if its class may be the user's.
     """
-    owners = dict(others)
+    owners = {
+        name: each
+        for name, each in others.items()
+        if isinstance(each, torch.nn.Module) or _is_of_user(type(each))
+    }
     for each in callbacks:
         if _is_of_user(type(each)):
             name = type(each).__name__
@@ -204,6 +211,21 @@ def _used_by(classes: frozenset[type]) -> UsedNames:
     return used_names(kept, recorded=_RECORDED)
 
 
+def _in_use(
+    changed: Values, owners: Mapping[str, Any], *, excused: Collection[str]
+) -> tuple[str, ...]:
+    """Return the names of those values that the user's code uses, and that may not differ."""
+    if not changed:
+        return ()
+    used = _used_by(_user_classes(owners))
+    return tuple(
+        name
+        for name, value in changed.items()
+        if (not value.names or value.names & used.attributes)
+        and not value.names & frozenset(excused)
+    )
+
+
 # -- the experiment ------------------------------------------------------------------------
 
 
@@ -229,6 +251,9 @@ class FirstBatches:
         if isinstance(loader, Iterator) or type(loader).__name__ == "CombinedLoader":
             raise CannotRehearseError(f"a {type(loader).__name__} cannot be read again")
         self._loader = loader
+        if isinstance(loader, DataLoader):
+            loader = copy.copy(loader)
+            loader._iterator = None  # what workers that stay alive draw is for training
         if name not in kept:
             with borrowed_streams():
                 seed_everything(seed)
@@ -275,8 +300,20 @@ class Rehearsal:
     at_end: Values = field(default_factory=dict)
 
 
-Rehearse = Callable[[dict[str, Any], int, HyperParameters, Rehearsal], None]
-"""Trains some short epochs from a state, beginning with a given one, and fills the rehearsal in."""
+class Rehearse(Protocol):
+    """Trains short epochs and notes their results."""
+
+    def __call__(
+        self, kept: dict[str, Any], *, epoch: int, hp: HyperParameters, run: Rehearsal
+    ) -> None:
+        """Train the epochs of a rehearsal, and fill it in.
+
+        Args:
+            kept: The state to begin with; empty: a fresh trial.
+            epoch: The first epoch.
+            hp: Hyper-parameters of all epochs.
+            run: The rehearsal.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,13 +329,28 @@ class Mending:
     frozen: str
 
 
-class Examined:
-    """What was examined for a task in this process; all trials of the task share it."""
+@dataclass(slots=True, kw_only=True)
+class _Notes:
+    """What was examined for a task in this process.
 
-    def __init__(self) -> None:
-        self.passed: set[Any] = set()
-        self.said: set[str] = set()
-        self.num_experiments = 0
+    Attributes:
+        passed: Names of values, options and ranges of epochs.
+        said: Warnings.
+        num_experiments: The number of experiments.
+    """
+
+    passed: set[Any] = field(default_factory=set)
+    said: set[str] = field(default_factory=set)
+    num_experiments: int = 0
+
+
+class Examined:
+    """Stands for what was examined for a task in this process; all trials of the task share it.
+
+    It has no attributes, which would count as variables that trials share.
+    """
+
+    __slots__ = ("__weakref__",)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Examined:
         """Return itself: the copies of a task share it."""
@@ -307,6 +359,9 @@ class Examined:
     def __reduce__(self) -> tuple[Any, ...]:
         """Begin anew in another process."""
         return (Examined, ())
+
+
+_NOTES: WeakKeyDictionary[Examined, _Notes] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,9 +393,13 @@ class LostValues:
         self._name = name
         self._mending = mending
         self._heavy = frozenset(heavy)
-        self._examined = examined
+        self._task = examined
         self._before: tuple[dict[str, Any], Values] | None = None
         self._case: _Case | None = None
+
+    @property
+    def _examined(self) -> _Notes:
+        return _NOTES.setdefault(self._task, _Notes())
 
     def begin(self, kept: dict[str, Any], owners: Mapping[str, Any]) -> None:
         """Note what an epoch begins with.
@@ -378,16 +437,15 @@ class LostValues:
         light, before = self._before
         self._before = None
         after = values_of(owners)
-        names = self._in_use(_apart(before, after), (before, after), owners, excused)
+        changed = {name: {**before, **after}[name] for name in _apart(before, after)}
+        names = _in_use(changed, owners, excused=excused)
         # Code that options switch on, and effects that come late, are examined again.
         hp = unread(hp)
         options = {(n, v) for n, v in unread(hp).items() if v is None or isinstance(v, bool | str)}
         key = (frozenset(names), frozenset(options), (epoch + 1).bit_length())
         if names and key not in self._examined.passed:
             whole = self._with_heavy(light, kept)
-            self._case = _Case(
-                kept=whole, epoch=epoch, hp=hp, names=tuple(names), key=key, seed=seed
-            )
+            self._case = _Case(kept=whole, epoch=epoch, hp=hp, names=names, key=key, seed=seed)
 
     def examine(self, epoch: int, rehearse: Rehearse) -> None:
         """Compare two short epochs in one run with one after the other, if values may be lost.
@@ -415,7 +473,7 @@ class LostValues:
             if experiment.difference:
                 self._warn(case.names, f"two epochs in one run differ in {experiment.difference}")
             elif experiment.lost:
-                self._warn(experiment.lost, "two short epochs do not depend on it, later ones may")
+                self._warn(experiment.lost, "two short epochs do not show it, but later ones may")
         self._examined.passed.add(case.key)
 
     def _light(self, kept: dict[str, Any]) -> dict[str, Any]:
@@ -434,28 +492,11 @@ class LostValues:
             whole["checkpoint"] = self._with_heavy(light["checkpoint"], kept["checkpoint"])
         return whole
 
-    def _in_use(
-        self,
-        names: Sequence[str],
-        both: tuple[Values, Values],
-        owners: Mapping[str, Any],
-        excused: Collection[str],
-    ) -> list[str]:
-        if not names:
-            return []
-        used = _used_by(_user_classes(owners))
-        found = []
-        for name in names:
-            identifiers = both[1].get(name, both[0].get(name, Value(None, frozenset()))).names
-            is_used = not identifiers or identifiers & used.attributes
-            if is_used and not identifiers & frozenset(excused):
-                found.append(name)
-        return found
-
     def _warn(self, names: Sequence[str], why: str) -> None:
         text = (
             f"{self._name}: training changes {_listed(names)}, which the checkpoint does not hold, "
-            f"so it is lost at the end of an epoch; {why}. {self._mend(names)}"
+            f"so this is lost at the end of an epoch; {why}. {self._mend(names)}; or, if no "
+            "result depends on it, name the attribute in not_state"
         )
         if text not in self._examined.said:
             self._examined.said.add(text)
@@ -464,7 +505,7 @@ class LostValues:
     def _refusal(self, names: Sequence[str], difference: str) -> str:
         return (
             f"{self._name}: training changes {_listed(names)}, which the checkpoint does not hold. "
-            "Each epoch has a new model and a new Trainer, so it is lost at the end of an epoch: "
+            "Each epoch has a new model and a new Trainer, so this is lost at the end of an epoch: "
             f"two epochs in one run of the Trainer give another result ({difference} differs). "
             f"{self._mend(names)}"
         )
@@ -504,6 +545,8 @@ class _Experiment:
             CannotRehearseError: Equal epochs give different results.
         """
         whole = self._train(self._case.kept, self._case.epoch, 2)
+        if not whole.at_start:
+            raise CannotRehearseError("something ends training before the second epoch")
         first = self._train(self._case.kept, self._case.epoch, 1)
         second = self._train(first.kept, self._case.epoch + 1, 1)
         self._compare(whole, second)
@@ -532,7 +575,7 @@ class _Experiment:
     def _train(self, kept: dict[str, Any], epoch: int, num_epochs: int) -> Rehearsal:
         run = Rehearsal(num_epochs=num_epochs, batches=self._batches, seed=self._case.seed)
         # Optimizers change the tensors of the state that they have loaded.
-        self._rehearse(copy.deepcopy(kept), epoch, self._case.hp, run)
+        self._rehearse(copy.deepcopy(kept), epoch=epoch, hp=self._case.hp, run=run)
         return run
 
 
@@ -552,6 +595,27 @@ def _difference(one: Rehearsal, other: Rehearsal) -> str:
         if not same(value, other.outcome.get(name)):
             return name
     return ""
+
+
+def outcome_of(weights: Mapping[str, Any], optimizers: Any) -> dict[str, Any]:
+    """Return what two runs must have in common; digests need no memory of a device.
+
+    Args:
+        weights: The weights, by name.
+        optimizers: The state of all optimizers.
+    """
+    digests = {repr(name): _digest(value) for name, value in weights.items()}
+    return {**digests, "the optimizer's state": _digest(optimizers)}
+
+
+def _digest(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return digest_of(value)
+    if isinstance(value, Mapping):
+        return {key: _digest(inside) for key, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [_digest(inside) for inside in value]
+    return value
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -56,9 +56,7 @@ class UsedNames:
     variables: frozenset[str]
 
 
-def used_names(
-    functions: Iterable[FunctionType], *, recorded: Collection[str] = ()
-) -> UsedNames:
+def used_names(functions: Iterable[FunctionType], *, recorded: Collection[str] = ()) -> UsedNames:
     """Return the names of the variables and attributes that results depend on.
 
     Of a function whose source cannot be read, all names count as used.
