@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 
@@ -178,6 +179,25 @@ class Weighing(pl.Callback):
         pl_module.weight = 1 / self.num
 
 
+class Averaging(pl.Callback):
+    """Validates a moving average of the weights, which no ``state_dict`` holds."""
+
+    def on_fit_start(self, trainer, pl_module):
+        self.average = copy.deepcopy(pl_module.body)
+
+    def on_train_batch_end(self, trainer, pl_module, *batch):
+        for mean, weight in zip(
+            self.average.parameters(), pl_module.body.parameters(), strict=True
+        ):
+            mean.data.lerp_(weight.data, 0.1)
+
+    def on_validation_epoch_start(self, trainer, pl_module):
+        pl_module.body, self.average = self.average, pl_module.body
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module.body, self.average = self.average, pl_module.body
+
+
 class Weighed(Net):
     weight = 1.0
 
@@ -195,6 +215,7 @@ LOST = {
     "layer": (DroppedOnce, (), "'module.body.2.p'"),
     "torchmetrics": (Unreset, (), "'module.mean.mean_value'"),
     "callback": (Weighed, (Weighing(),), "'Weighing.num'"),
+    "average": (Net, (Averaging(),), "'Averaging.average'"),
 }
 
 

@@ -106,7 +106,8 @@ class LightningTrainable(KeptTrainable):
     draws its random numbers from a stream derived from seed and epoch, so a trial's metrics do not
     depend on which process trained its first epochs. Besides the values that the module logs, the
     task reports ``train_loss``, the mean over the epoch. Attributes of the module that are neither
-    parameters nor buffers last for one epoch, unless ``on_save_checkpoint`` saves them.
+    parameters nor buffers last for one epoch, unless ``on_save_checkpoint`` saves them; if results
+    depend on one of them, that is a ``StateError``.
 
     Args:
         module: Function that makes the LightningModule from the hyper-parameters. It is called for

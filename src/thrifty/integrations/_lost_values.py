@@ -13,7 +13,7 @@ import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -56,6 +56,7 @@ _NOT_VALUES = frozenset({
 """Attributes that are state, that every module has, or that the adapters set."""
 
 _SCALAR = (bool, int, float, str, type(None))
+_WITH_STATE = ("torch.optim.lr_scheduler", "torch.amp", "torch.cuda.amp")
 _LARGE_LIBRARIES = ("torch", "transformers", "peft")
 """Libraries whose modules have many attributes, of which only plain values may matter."""
 
@@ -118,10 +119,10 @@ def owners_of(callbacks: Sequence[Any], **others: Any) -> dict[str, Any]:
     owners = {
         name: each
         for name, each in others.items()
-        if isinstance(each, torch.nn.Module) or _is_of_user(type(each))
+        if isinstance(each, torch.nn.Module) or _is_of_user(each)
     }
     for each in callbacks:
-        if _is_of_user(type(each)):
+        if _is_of_user(each):
             name = type(each).__name__
             count = sum(key.partition("[")[0] == name for key in owners)
             owners[f"{name}[{count}]" if count else name] = each
@@ -129,8 +130,8 @@ def owners_of(callbacks: Sequence[Any], **others: Any) -> dict[str, Any]:
 
 
 def _note(where: str, owner: Any, *, found: Values, path: str = "", depth: int = 0) -> None:
-    kind = type(owner)
-    own = _is_of_user(kind)
+    kind: Any = type(owner)
+    own = _is_of_user(owner)
     left_out = _assigned_by_libraries(kind) if own else _NOT_VALUES
     only_plain = not own and kind.__module__.partition(".")[0] in _LARGE_LIBRARIES
     held = frozenset(path.split(".")) - {""}
@@ -140,28 +141,35 @@ def _note(where: str, owner: Any, *, found: Values, path: str = "", depth: int =
         names = frozenset({key}) if own else held | {key}
         if isinstance(value, _SCALAR):
             found[f"{where}.{key}"] = Value((type(value).__name__, repr(value)), names)
-        elif not only_plain and not callable(value):
+        elif not only_plain:
             found[f"{where}.{key}"] = Value(_stand_in(value), names)
-            if depth < _MAX_DEPTH and _is_of_user(type(value)):
+            is_walked = _is_of_user(value) and not isinstance(value, torch.nn.Module)
+            if depth < _MAX_DEPTH and is_walked:
                 _note(f"{where}.{key}", value, found=found, depth=depth + 1)
 
 
 def _stand_in(value: Any) -> Any:
-    """Return a stand-in for a value; schedules and scalers of torch are known by their state."""
-    if type(value).__module__.startswith(("torch.optim.lr_scheduler", "torch.amp", "torch.cuda")):
+    """Return a stand-in for a value; modules, schedules and scalers are known by their state."""
+    module = type(value).__module__
+    if isinstance(value, torch.nn.Module) or module.startswith(_WITH_STATE):
         state = getattr(value, "state_dict", None)
-        return content_of(state() if state is not None else None)
-    return content_of(value)
+        return content_of(dict(state()) if state is not None else None)
+    return None if isinstance(value, FunctionType | MethodType) else content_of(value)
+
+
+def _is_of_user(thing: Any) -> bool:
+    """Return whether the user has written the class of an object, or one that it inherits from."""
+    kind: Any = type(thing)
+    return _is_written(kind)
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_of_user(kind: type) -> bool:
-    """Return whether the user has written a class, or one that it inherits from."""
+def _is_written(kind: Any) -> bool:
     return any(is_own(each) for each in kind.__mro__)
 
 
 @functools.lru_cache(maxsize=128)
-def _assigned_by_libraries(kind: type) -> frozenset[str]:
+def _assigned_by_libraries(kind: Any) -> frozenset[str]:
     """Return the names of the attributes that a class's bases in libraries assign."""
     found = set(_NOT_VALUES)
     for base in kind.__mro__:
@@ -192,14 +200,14 @@ def _stored_in(code: CodeType) -> Iterator[str]:
 
 
 def _user_classes(owners: Mapping[str, Any]) -> frozenset[type]:
-    found: set[type] = set()
+    found: set[Any] = set()
     for owner in owners.values():
         parts = owner.modules() if isinstance(owner, torch.nn.Module) else (owner,)
         for part in parts:
             found.add(type(part))
-            if _is_of_user(type(part)):
+            if _is_of_user(part):
                 found.update(map(type, vars_of(part).values()))
-    return frozenset(kind for kind in found if _is_of_user(kind))
+    return frozenset(kind for kind in found if _is_written(kind))
 
 
 @functools.lru_cache(maxsize=16)
