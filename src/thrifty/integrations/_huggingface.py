@@ -30,6 +30,17 @@ from ._adapters import (
     options_of,
     to_plain,
 )
+from ._lost_values import (
+    Examined,
+    FirstBatches,
+    LostValues,
+    Mending,
+    Rehearsal,
+    outcome_of,
+    owners_of,
+    seed_step,
+    values_of,
+)
 from ._model_copies import ModelCopies, fill_in, frozen_digests, leave_out
 from ._step_batches import PassSampler
 
@@ -68,6 +79,20 @@ _OURS_WITH_STEPS = {
     "num_train_epochs": "say max_steps",
 }
 """The same, if the user sets ``steps_per_epoch``."""
+
+_HEAVY = ("model", "optimizer", "frozen")
+"""Parts of a state that are weights and moments."""
+
+_MENDING = Mending(
+    values=(
+        "keep tensors in buffers of the model (register_buffer), and other values in a callback "
+        "that is an ExportableState"
+    ),
+    frozen=(
+        "set requires_grad at the beginning of each epoch from then on (state.epoch >= n, "
+        "not state.epoch == n)"
+    ),
+)
 
 _TIMINGS = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
 """Suffixes of metrics that depend on the machine, not on the trial."""
@@ -122,7 +147,7 @@ class HuggingFaceTrainable(KeptTrainable):
     leave it out
     """
 
-    not_state = ("_models",)
+    not_state = ("_models", "_lost", "_examined")
 
     def __init__(  # noqa: PLR0913 -- the Trainer's arguments; all but the model are keywords
         self,
@@ -147,6 +172,8 @@ class HuggingFaceTrainable(KeptTrainable):
         self._compute_metrics = compute_metrics
         self._trainer_class = trainer_class or transformers.Trainer
         self._options = dict(trainer or {})
+        self._examined = Examined()
+        self._lost = self._lost_values()
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
         """Return the functions that make model and data, and all options."""
@@ -183,6 +210,7 @@ class HuggingFaceTrainable(KeptTrainable):
         super().setup(hp, seed=seed, device=device)
         self._made = tuple(HpMemo(each) if callable(each) else None for each in self._datasets)
         self._models = ModelCopies(self._make_model)
+        self._lost = self._lost_values()
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """Run one ``Trainer.train``, stopped at the end of the epoch.
@@ -191,7 +219,10 @@ class HuggingFaceTrainable(KeptTrainable):
             TaskError: The epoch is beyond ``num_train_epochs`` or ``max_steps``, or the chosen
                 lr_scheduler needs one of them and it is missing, or a stream of data has ended.
             DivergedError: The training loss is not finite.
+            StateError: The last epoch has changed a value that results depend on, and that its
+                checkpoint does not hold.
         """
+        self._lost.examine(epoch, self._rehearse)
         self._hp = hp
         options = self._arguments(hp, epoch=epoch)
         seed = derive_seed(self._seed, "transformers", epoch) % 2**32
@@ -199,7 +230,7 @@ class HuggingFaceTrainable(KeptTrainable):
         book = _EpochCallback(self._kept, stop=stop)
         model = self._models.get(hp, seed=derive_seed(self._seed, "model"))
         model, frozen = frozen_digests(model, kept=self._kept, make=self._fresh)
-        self._load(model)
+        self._load(model, self._kept)
         model.train()
         with _on(self._device), TemporaryDirectory(prefix="thrifty-") as folder:
             args = transformers.TrainingArguments(
@@ -207,14 +238,62 @@ class HuggingFaceTrainable(KeptTrainable):
             )
             _place(args, self._device)
             trainer = self._trainer(model, args, book)
-            resume = self._put_down(trainer, Path(folder), epoch=epoch)
+            resume = self._put_down(trainer, Path(folder), kept=self._kept, epoch=epoch)
+            self._lost.begin(self._kept, _owners(trainer))
             trainer.train(resume_from_checkpoint=resume)
+            owners = _owners(trainer)  # a Trainer makes callbacks anew that export their state
             self._kept = book.keep(trainer, Path(folder))
         _release(trainer)
         self._kept["model"], self._kept["frozen"] = leave_out(self._kept["model"], frozen)
         loss = book.mean_loss()
         check_loss(loss, epoch=epoch, clipping="max_grad_norm")
         self._kept["metrics"] = {TRAIN_LOSS: loss, **book.metrics()}
+        self._lost.end(
+            self._kept, owners, epoch=epoch, hp=hp, seed=self._seed, excused=self.not_state
+        )
+
+    def _rehearse(
+        self, kept: dict[str, Any], *, epoch: int, hp: HyperParameters, run: Rehearsal
+    ) -> None:
+        """Train some epochs of few batches in one ``Trainer.train``."""
+        options = self._arguments(hp, epoch=epoch)
+        seed = derive_seed(self._seed, "transformers", epoch) % 2**32
+        last = epoch + run.num_epochs
+        if self._num_steps is not None:
+            # One short pass takes the place of an epoch of steps.
+            options |= {"eval_strategy": "epoch" if self._datasets[1] is not None else "no"}
+            options.pop("max_steps")
+            options["ignore_data_skip"] = True
+        # Runs that are compared have the same length, which a schedule may ask for.
+        options["num_train_epochs"] = max(options.get("num_train_epochs", 0), epoch + 2)
+        book = _EpochCallback(kept, stop=None, num_epochs=run.num_epochs)
+        step = _StepCallback(run, last=last - 1)
+        model = self._made_with(hp)
+        model, frozen = frozen_digests(model, kept=kept, make=lambda: self._made_with(hp))
+        self._load(model, kept)
+        model.train()
+        with _on(self._device), TemporaryDirectory(prefix="thrifty-") as folder:
+            args = transformers.TrainingArguments(
+                **options, output_dir=folder, seed=seed, data_seed=seed
+            )
+            _place(args, self._device)
+            trainer = self._trainer(model, args, book, first=step)
+            trainer.rehearsal = run
+            step.trainer = trainer
+            resume = self._put_down(trainer, Path(folder), kept=kept, epoch=epoch, is_short=True)
+            trainer.train(resume_from_checkpoint=resume)
+            run.at_end = values_of(_owners(trainer))
+            run.kept = book.keep(trainer, Path(folder))
+        _release(trainer)
+        state = run.kept["model"]
+        run.outcome = outcome_of(state, run.kept["optimizer"])
+        run.metrics = book.metrics()
+        run.kept["model"], run.kept["frozen"] = leave_out(state, frozen)
+
+    def _lost_values(self) -> LostValues:
+        return LostValues(
+            type(self).__name__, mending=_MENDING, heavy=_HEAVY, examined=self._examined
+        )
 
     @property
     def model(self) -> torch.nn.Module:
@@ -224,18 +303,20 @@ class HuggingFaceTrainable(KeptTrainable):
 
     def _build(self) -> torch.nn.Module:
         model = self._fresh()
-        self._load(model)
+        self._load(model, self._kept)
         return model
 
     def _fresh(self) -> torch.nn.Module:
+        return self._made_with(self._hp)
+
+    def _made_with(self, hp: HyperParameters) -> torch.nn.Module:
         seed_everything(derive_seed(self._seed, "model"))
-        model: torch.nn.Module = self._make_model(self._hp)
+        model: torch.nn.Module = self._make_model(hp)
         return model
 
-    def _load(self, model: torch.nn.Module) -> None:
-        if self._kept:
-            frozen = self._kept.get("frozen", {})
-            model.load_state_dict(fill_in(self._kept["model"], frozen, model=model))
+    def _load(self, model: torch.nn.Module, kept: Mapping[str, Any]) -> None:
+        if kept:
+            model.load_state_dict(fill_in(kept["model"], kept.get("frozen", {}), model=model))
 
     def _arguments(self, hp: HyperParameters, *, epoch: int) -> dict[str, Any]:
         given = dict(self._checked(self._args(hp)) if callable(self._args) else self._args)
@@ -280,13 +361,16 @@ class HuggingFaceTrainable(KeptTrainable):
             "use_cpu": self._device.type == "cpu",
         }
 
-    def _trainer(self, model: torch.nn.Module, args: Any, book: _EpochCallback) -> Any:
+    def _trainer(
+        self, model: torch.nn.Module, args: Any, book: _EpochCallback, *, first: Any = None
+    ) -> Any:
         train, evaluation = (
             given if made is None else made.get(self._hp, seed=self._seed)
             for given, made in zip(self._datasets, self._made, strict=True)
         )
         options = copy.deepcopy(self._options)  # callbacks belong to one trial
-        callbacks = [*(options.pop("callbacks", None) or []), book]
+        before = [] if first is None else [first]
+        callbacks = [*before, *(options.pop("callbacks", None) or []), book]
         trainer = _going_on(self._trainer_class)(
             model=model,
             args=args,
@@ -305,18 +389,27 @@ class HuggingFaceTrainable(KeptTrainable):
             trainer.accelerator.free_memory = lambda *objects: objects
         return trainer
 
-    def _put_down(self, trainer: Any, folder: Path, *, epoch: int) -> str | None:
+    def _put_down(
+        self,
+        trainer: Any,
+        folder: Path,
+        *,
+        kept: Mapping[str, Any],
+        epoch: int,
+        is_short: bool = False,
+    ) -> str | None:
         """Write the Trainer's own state file, which is plain JSON, and return its folder."""
-        if self._num_steps is not None:
+        has_steps = self._num_steps is not None and not is_short
+        if has_steps:
             trainer.pass_seed = derive_seed(self._seed, "data order")
-        if not self._kept:
+        if not kept:
             return None
         per_pass = _steps_of(trainer)
-        step = epoch * (per_pass if self._num_steps is None else self._num_steps)
+        step = epoch * (self._num_steps if has_steps and self._num_steps else per_pass)
         trainer.first_pass = step // per_pass
         # The batch size may have changed, and the Trainer computes the epoch from the step.
         now = {"global_step": step, "train_batch_size": trainer.args.train_batch_size}
-        text = json.dumps({**self._kept["trainer"], **now})
+        text = json.dumps({**kept["trainer"], **now})
         (folder / "trainer_state.json").write_text(text, encoding="utf-8")
         return str(folder)
 
@@ -353,10 +446,14 @@ def _release(trainer: Any) -> None:
 
 
 class _EpochCallback(transformers.TrainerCallback):
-    """Callback that updates optimiser and scheduler, stops after one epoch and records metrics."""
+    """Callback that updates optimiser and scheduler, stops after an epoch and records metrics."""
 
-    def __init__(self, kept: Mapping[str, Any], *, stop: int | None) -> None:
+    def __init__(
+        self, kept: Mapping[str, Any], *, stop: int | None, num_epochs: int | None = None
+    ) -> None:
         self._before = kept
+        self._epochs_left = num_epochs or 1
+        self._is_rehearsal = num_epochs is not None
         self._stop = stop
         self.trainer: Any = None
         self._evaluated: list[Mapping[str, Any]] = []
@@ -381,13 +478,14 @@ class _EpochCallback(transformers.TrainerCallback):
             control.should_training_stop = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop training after one epoch, unless steps say when it ends.
+        """Stop training after the last epoch, usually the first, unless steps say when it ends.
 
         Raises:
             TaskError: A stream of data has ended before the last step of the epoch.
         """
         if self._stop is None:
-            control.should_training_stop = True
+            self._epochs_left -= 1
+            control.should_training_stop = self._epochs_left <= 0
         elif state.global_step < self._stop and not has_length(self.trainer.train_dataset):
             raise TaskError(
                 f"HuggingFaceTrainable(steps_per_epoch=...): the stream of training data ends "
@@ -402,6 +500,8 @@ class _EpochCallback(transformers.TrainerCallback):
         There may be several sets, and other callbacks may still add to the dictionary.
         """
         self._evaluated.append(kwargs["metrics"])
+        if self._is_rehearsal:  # a study decides how long a trial is, not a callback that stops
+            control.should_training_stop = self._epochs_left <= 0
 
     def mean_loss(self) -> float:
         """Return the mean loss over the epoch's steps.
@@ -441,6 +541,42 @@ class _EpochCallback(transformers.TrainerCallback):
         }
 
 
+class _StepCallback(transformers.TrainerCallback):
+    """Callback of a rehearsal, which seeds each step and notes the values before the last epoch.
+
+    It comes before the user's callbacks.
+    """
+
+    def __init__(self, run: Rehearsal, *, last: int) -> None:
+        self.trainer: Any = None
+        self._run = run
+        self._last = last
+        self._epoch = last + 1 - run.num_epochs
+        self._step = 0
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Seed what callbacks draw at the beginning of an epoch."""
+        seed_step(self._run, self._epoch)
+        self._step = 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Seed a step, and note the values before the first one of the last epoch."""
+        if self._step == 0 and self._epoch == self._last:
+            self._run.at_start = values_of(_owners(self.trainer))
+        seed_step(self._run, self._epoch, self._step)
+        self._step += 1
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count epochs."""
+        self._epoch += 1
+
+
+def _owners(trainer: Any) -> dict[str, Any]:
+    """Return the objects of a Trainer whose values may be lost."""
+    callbacks = trainer.callback_handler.callbacks
+    return owners_of(callbacks, model=trainer.model, trainer=trainer)
+
+
 def _going_on(trainer_class: type) -> type:
     class ResumedTrainer(trainer_class):  # type: ignore[misc]
         """A Trainer whose model already has the trial's weights, and which records the losses."""
@@ -448,6 +584,20 @@ def _going_on(trainer_class: type) -> type:
         losses: list[torch.Tensor]
         pass_seed: int | None = None
         first_pass = 0
+        rehearsal: Rehearsal | None = None
+
+        def get_train_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+            return self._short("train", super().get_train_dataloader(*args, **kwargs))
+
+        def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+            given = [each if isinstance(each, str) else id(each) for each in args]
+            return self._short(f"evaluation {given}", super().get_eval_dataloader(*args, **kwargs))
+
+        def _short(self, name: str, loader: Any) -> Any:
+            """Return the first batches of a loader in a rehearsal, and all of them otherwise."""
+            if self.rehearsal is None:
+                return loader
+            return FirstBatches(loader, kept=self.rehearsal.batches, name=name, seed=self.args.seed)
 
         def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
             sampler = super()._get_train_sampler(*args, **kwargs)

@@ -30,6 +30,18 @@ from ._adapters import (
     options_of,
     to_plain,
 )
+from ._lost_values import (
+    FEW_BATCHES,
+    Examined,
+    FirstBatches,
+    LostValues,
+    Mending,
+    Rehearsal,
+    outcome_of,
+    owners_of,
+    seed_step,
+    values_of,
+)
 from ._model_copies import Digests, ModelCopies, fill_in, frozen_digests, leave_out
 from ._step_batches import StepBatches, reseed
 
@@ -65,6 +77,24 @@ _PLACE = "the state of the trial"
 
 _LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
 
+_HEAVY = ("state_dict", "optimizer_states", "frozen")
+"""Parts of a state that are weights and moments."""
+
+_MENDING = Mending(
+    values=(
+        "keep tensors in buffers (self.register_buffer), other values of the module in "
+        "on_save_checkpoint and on_load_checkpoint, and those of a callback in state_dict and "
+        "load_state_dict"
+    ),
+    frozen=(
+        "set requires_grad at the start of each epoch from then on (current_epoch >= n, "
+        "not current_epoch == n)"
+    ),
+)
+
+_FEW = {"limit_train_batches": FEW_BATCHES, "overfit_batches": 0.0, "val_check_interval": 1.0}
+"""Options of a Trainer in a rehearsal of few batches."""
+
 _NOT_KEPT = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters")
 """Arguments of the module, left out because it is made again from the hyper-parameters."""
 
@@ -76,7 +106,8 @@ class LightningTrainable(KeptTrainable):
     draws its random numbers from a stream derived from seed and epoch, so a trial's metrics do not
     depend on which process trained its first epochs. Besides the values that the module logs, the
     task reports ``train_loss``, the mean over the epoch. Attributes of the module that are neither
-    parameters nor buffers last for one epoch, unless ``on_save_checkpoint`` saves them.
+    parameters nor buffers last for one epoch, unless ``on_save_checkpoint`` saves them; if results
+    depend on one of them, that is a ``StateError``.
 
     Args:
         module: Function that makes the LightningModule from the hyper-parameters. It is called for
@@ -110,7 +141,7 @@ class LightningTrainable(KeptTrainable):
     Study.run(observers=...); leave it out
     """
 
-    not_state = ("_modules",)
+    not_state = ("_modules", "_lost", "_examined")
 
     def __init__(
         self,
@@ -140,6 +171,8 @@ class LightningTrainable(KeptTrainable):
         self._max_epochs = max_epochs
         self._num_steps = steps_per_epoch
         self._options = dict(trainer or {})
+        self._examined = Examined()
+        self._lost = self._lost_values()
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
         """Return the functions that make module and data, and all options."""
@@ -167,6 +200,7 @@ class LightningTrainable(KeptTrainable):
         """Discard the state and the data of the previous trial."""
         super().setup(hp, seed=seed, device=device)
         self._modules = ModelCopies(self._make_module)
+        self._lost = self._lost_values()
         self._data = None if self._make_data is None else HpMemo(self._make_data)
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
@@ -177,6 +211,8 @@ class LightningTrainable(KeptTrainable):
                 ``max_epochs``, two schedules control the learning rate, or a metric to monitor is
                 not logged.
             DivergedError: The training loss is not finite.
+            StateError: The last epoch has changed a value that results depend on, and that its
+                checkpoint does not hold.
         """
         if self._max_epochs is not None and epoch >= self._max_epochs:
             raise TaskError(
@@ -190,6 +226,7 @@ class LightningTrainable(KeptTrainable):
             steps_per_epoch=self._num_steps,
             epoch=epoch,
         )
+        self._lost.examine(epoch, self._rehearse)
         self._hp = hp
         module = self._modules.get(hp, seed=derive_seed(self._seed, "model"))
         lightning = _lightning_of(module)
@@ -204,6 +241,8 @@ class LightningTrainable(KeptTrainable):
         given = _prepared(
             data, module, seed=self._seed, change=partial(self._loaders, epoch=epoch, seed=seed)
         )
+        owners = owners_of(trainer.callbacks, module=module)
+        self._lost.begin(self._kept, owners)
         seed_everything(seed)
         with _quiet(lightning):
             trainer.fit(module, **given, ckpt_path=_PLACE if self._kept else None)
@@ -217,6 +256,46 @@ class LightningTrainable(KeptTrainable):
             "options": book.options,
             "metrics": self._metrics(trainer.callback_metrics, book, epoch=epoch),
         }
+        self._lost.end(
+            self._kept, owners, epoch=epoch, hp=hp, seed=self._seed, excused=self.not_state
+        )
+
+    def _rehearse(
+        self, kept: dict[str, Any], *, epoch: int, hp: HyperParameters, run: Rehearsal
+    ) -> None:
+        """Train some epochs of few batches in one ``Trainer.fit``."""
+        module = self._made(hp)
+        lightning = _lightning_of(module)
+        module, frozen = frozen_digests(module, kept=kept, make=partial(self._made, hp))
+        data = None if self._data is None else self._data.get(hp, seed=self._seed)
+        if not isinstance(data, tuple) and hasattr(data, "train_dataloader"):
+            data = copy.copy(data)  # it may count how often it is asked for loaders
+            vars(data).pop("train_dataloader", None)
+        seed = derive_seed(self._seed, "lightning", epoch)
+        memory = lightning.Memory(kept.get("checkpoint"), module=module, frozen=frozen)
+        book = lightning.EpochCallback(kept, num_epochs=run.num_epochs)
+        step = lightning.StepCallback(run, module=module)
+        is_validated = self._options.get("limit_val_batches") != 0
+        few = {**_FEW, "limit_val_batches": FEW_BATCHES if is_validated else 0}
+        trainer = self._trainer(lightning, memory, book, first=step, few=few)
+        step.owners = owners_of(trainer.callbacks, module=module)
+        given = _prepared(
+            data, module, seed=self._seed, change=partial(_first_batches, run=run, seed=seed)
+        )
+        seed_everything(seed)
+        with _quiet(lightning):
+            trainer.fit(module, **given, ckpt_path=_PLACE if kept else None)
+            trainer.save_checkpoint(_PLACE)
+        run.at_end = values_of(step.owners)
+        run.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        run.kept = {"checkpoint": memory.kept, "frozen": memory.frozen, "options": book.options}
+        made = memory.kept
+        run.outcome = outcome_of(made["state_dict"], made["optimizer_states"])
+
+    def _lost_values(self) -> LostValues:
+        return LostValues(
+            type(self).__name__, mending=_MENDING, heavy=_HEAVY, examined=self._examined
+        )
 
     @property
     def model(self) -> torch.nn.Module:
@@ -230,12 +309,23 @@ class LightningTrainable(KeptTrainable):
         return module  # type: ignore[no-any-return]
 
     def _build(self) -> Any:
-        seed_everything(derive_seed(self._seed, "model"))
-        return self._make_module(self._hp)
+        return self._made(self._hp)
 
-    def _trainer(self, lightning: _Lightning, *ours: Any) -> Any:
-        memory, book = ours
+    def _made(self, hp: HyperParameters) -> Any:
+        seed_everything(derive_seed(self._seed, "model"))
+        return self._make_module(hp)
+
+    def _trainer(
+        self,
+        lightning: _Lightning,
+        memory: Any,
+        book: Any,
+        *,
+        first: Any = None,
+        few: Mapping[str, Any] | None = None,
+    ) -> Any:
         options = copy.deepcopy(self._options)  # callbacks and plugins belong to one trial
+        options.update(few or {})
         plugins = options.pop("plugins", [])
         plugins = plugins if isinstance(plugins, list) else [plugins]
         callbacks = options.pop("callbacks", [])
@@ -249,13 +339,15 @@ class LightningTrainable(KeptTrainable):
                 enable_progress_bar=False,
                 enable_model_summary=False,
                 num_sanity_val_steps=0,
-                callbacks=[*callbacks, book],
+                callbacks=[*([] if first is None else [first]), *callbacks, book],
                 plugins=[*plugins, memory, lightning.environment()],
                 **options,
             )
         # With `max_steps`, Lightning takes a checkpoint from the end of an epoch for one from
         # within, and would train nothing. `_check_num_steps` sees if this no longer mends it.
         trainer.fit_loop._iteration_based_training = lambda: False
+        if first is not None:
+            _stop_only_after(trainer, book)
         return trainer
 
     def _loaders(self, loaders: Any, *, epoch: int, seed: int) -> Any:
@@ -323,6 +415,7 @@ class _Lightning(NamedTuple):
     Trainer: Any
     Memory: Any
     EpochCallback: Any
+    StepCallback: Any
     environment: Any
     warning: type[Warning]
 
@@ -346,6 +439,7 @@ def _parts(package: str) -> _Lightning:
         Trainer=pl.Trainer,
         Memory=_memory_class(plugins.CheckpointIO),
         EpochCallback=_epoch_callback_class(pl.Callback),
+        StepCallback=_step_callback_class(pl.Callback),
         environment=import_module(f"{package}.plugins.environments").LightningEnvironment,
         warning=import_module(f"{package}.utilities.warnings").PossibleUserWarning,
     )
@@ -382,9 +476,10 @@ def _memory_class(base: Any) -> type:
 
 def _epoch_callback_class(base: Any) -> type:
     class EpochCallback(base):  # type: ignore[misc]
-        """Callback that updates options, sums up the loss and stops after one epoch."""
+        """Callback that updates options, sums up the loss and stops, usually after one epoch."""
 
-        def __init__(self, kept: Mapping[str, Any]) -> None:
+        def __init__(self, kept: Mapping[str, Any], *, num_epochs: int = 1) -> None:
+            self.epochs_left = num_epochs
             self._before: Options | None = kept.get("options")
             self.options: Options = []
             self._losses: list[torch.Tensor] = []
@@ -404,12 +499,58 @@ def _epoch_callback_class(base: Any) -> type:
                 self._losses.append(loss.detach() * trainer.accumulate_grad_batches)
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            trainer.should_stop = True
+            self.epochs_left -= 1
+            trainer.should_stop = self.epochs_left <= 0
 
         def mean_loss(self) -> float | None:
             return float(torch.stack(self._losses).mean()) if self._losses else None
 
     return EpochCallback
+
+
+def _step_callback_class(base: Any) -> type:
+    class StepCallback(base):  # type: ignore[misc]
+        """Callback of a rehearsal, which seeds steps and notes the values before the last epoch.
+
+        It comes before all others.
+        """
+
+        def __init__(self, run: Rehearsal, *, module: Any) -> None:
+            self.owners: dict[str, Any] = {"module": module}
+            self._run = run
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            seed_step(self._run, trainer.current_epoch)
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
+            number = batch[-1]
+            if number == 0:
+                self._run.at_start = values_of(self.owners)
+            seed_step(self._run, trainer.current_epoch, number)
+
+    return StepCallback
+
+
+def _stop_only_after(trainer: Any, book: Any) -> None:
+    """Let a Trainer train all epochs, whoever stops it: a study decides how long a trial is."""
+    loop = trainer.fit_loop
+    end = loop.on_advance_end
+
+    def on_advance_end() -> None:
+        end()
+        trainer.should_stop = book.epochs_left <= 0
+
+    loop.on_advance_end = on_advance_end
+
+
+def _first_batches(loaders: Any, *, run: Rehearsal, seed: int, name: str = "train") -> Any:
+    """Return loaders of the first batches only."""
+    part = partial(_first_batches, run=run, seed=seed)
+    if isinstance(loaders, Mapping):
+        return {key: part(each, name=f"{name} {key}") for key, each in loaders.items()}
+    if isinstance(loaders, list | tuple):
+        return [part(each, name=f"{name} {number}") for number, each in enumerate(loaders)]
+    return FirstBatches(loaders, kept=run.batches, name=name, seed=seed)
 
 
 def _where(device: torch.device) -> dict[str, Any]:

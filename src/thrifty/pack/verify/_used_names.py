@@ -11,7 +11,7 @@ import ast
 import functools
 import linecache
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
@@ -56,20 +56,23 @@ class UsedNames:
     variables: frozenset[str]
 
 
-def used_names(functions: Iterable[FunctionType]) -> UsedNames:
+def used_names(functions: Iterable[FunctionType], *, recorded: Collection[str] = ()) -> UsedNames:
     """Return the names of the variables and attributes that results depend on.
 
     Of a function whose source cannot be read, all names count as used.
 
     Args:
         functions: The user's functions and methods that run in training and evaluation.
+        recorded: Names of functions that look as if they only showed what they get, such as
+            ``log``, and whose values are results.
     """
-    return _used_in(tuple({function.__code__: None for function in functions}))
+    codes = tuple({function.__code__: None for function in functions})
+    return _used_in(codes, SHOWING.difference(recorded))
 
 
 @functools.lru_cache(maxsize=8)  # trials of one task are compared again and again
-def _used_in(known: tuple[CodeType, ...]) -> UsedNames:
-    flow = _Flow()
+def _used_in(known: tuple[CodeType, ...], showing: frozenset[str]) -> UsedNames:
+    flow = _Flow(showing=showing)
     nodes = _sources_of(known)
     flow.known = {_name(code, node) for code, node in nodes.items()}
     for code, node in nodes.items():
@@ -86,6 +89,8 @@ def _used_in(known: tuple[CodeType, ...]) -> UsedNames:
 class _Flow:
     """From which nodes each node gets its value, over all functions."""
 
+    showing: frozenset[str] = SHOWING
+    """The names of functions that only show what they get."""
     sources: dict[Node, set[Node]] = field(default_factory=lambda: defaultdict(set))
     known: set[str] = field(default_factory=set)
     """The names of the user's functions."""
@@ -408,7 +413,7 @@ class _Function:
     def _is_showing(self, call: ast.Call) -> bool:
         """Return whether a call only shows what it gets; what it calls for that is noted."""
         name = _called(call)
-        if name not in SHOWING or name in self._flow.known:
+        if name not in self._flow.showing or name in self._flow.known:
             return False
         self._arguments(call)
         return True
