@@ -78,6 +78,9 @@ _LOOK_AT_ALL_OBJECTS = frozenset({
 })  # fmt: skip
 """Their tests go through all objects of the process: at its end, that takes seconds for each."""
 
+_LONGEST = frozenset({"test_browser.py"})
+"""Files of two minutes, by themselves: if one of them begins last, a core waits for it."""
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out most cases of tests marked ``sample``, and tests marked ``thorough``.
@@ -88,7 +91,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # Slow files begin early, so that the last ones to end are short.
     items.sort(
         key=lambda item: (
-            item.path.name not in _LOOK_AT_ALL_OBJECTS, item.get_closest_marker("slow") is None
+            item.path.name not in _LOOK_AT_ALL_OBJECTS,
+            item.path.name not in _LONGEST,
+            item.get_closest_marker("slow") is None,
         )
     )  # fmt: skip
     if config.getoption("device") is not None:

@@ -468,6 +468,7 @@ NOT_DRAWN = [
 ]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("task", NOT_DRAWN, ids=name_of)
 def test_what_depends_on_no_trial_may_be_kept(task):
     together = curves(task, widths=(8, 16))

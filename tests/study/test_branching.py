@@ -202,6 +202,11 @@ def test_a_hyperparameter_that_is_read_once_cannot_change(tmp_path):
     assert "reads it only once" in study.trials[-1].error
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return grid(tmp_path_factory.mktemp("finished")).run(progress=False, executor=SOLO)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -223,10 +228,10 @@ def test_a_hyperparameter_that_is_read_once_cannot_change(tmp_path):
         ),
     ],
 )
-def test_branches_that_mean_nothing(tmp_path, options, told):
-    study = grid(tmp_path).run(progress=False, executor=SOLO)
+def test_branches_that_mean_nothing(finished, options, told):
+    trial = options["trial"]
     with pytest.raises(UsageError, match=told):
-        study.branch(options.pop("trial"), **options)
+        finished.branch(trial, **{key: options[key] for key in options.keys() - {"trial"}})
 
 
 @pytest.mark.parametrize("config", ["lr", None, 3, [("lr", 0.1)]])

@@ -135,6 +135,7 @@ def at_once(folder, epochs, **options):
     return trained(study), records(study)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", LONGER)
 @pytest.mark.parametrize(("stop", "seeds"), [(None, 1), (7, 1), (7, 2)])
 def test_a_longer_study_is_the_one_that_was_longer_from_the_beginning(tmp_path, kind, stop, seeds):
