@@ -15,6 +15,7 @@ import transformers
 import thrifty as th
 from tests.integrations._drive import train
 from tests.integrations.test_huggingface import (
+    LINEAR,
     TRAIN,
     VALID,
     accuracy,
@@ -459,6 +460,28 @@ def test_a_trial_that_goes_on_elsewhere_is_not_examined():
     assert len([*metrics, *others]) == 2
 
 
+class Decaying(FrozenOnce):
+    """Has a rate that is 0 after all steps of the Trainer, which has few in a rehearsal."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+        total = int(self.trainer.estimated_stepping_batches)
+        made = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: max(1 - i / total, 0.0))
+        return [optimizer], [{"scheduler": made, "interval": "step"}]
+
+
+def many(hp):
+    train_loader, valid = loaders(shuffle=False)
+    rows = torch.utils.data.ConcatDataset([train_loader.dataset] * 5)
+    return torch.utils.data.DataLoader(rows, batch_size=8), valid
+
+
+def test_short_epochs_that_train_nothing_say_nothing(caplog):
+    one = task(kind=Decaying, data=many, max_epochs=3)
+    train(one, fixed, epochs=3)
+    assert "the learning rate of a short epoch is 0" in caplog.text
+
+
 class WithCount(pl.LightningDataModule):
     """Counts how often it is asked for loaders; a study names such a count in ``not_state``."""
 
@@ -605,6 +628,16 @@ BERT_LOST = {
     ),
     "frozen": (
         lambda: with_callback(FreezingOnce()),
+        r"'model.classifier.weight \(requires_grad\)'",
+    ),
+    "frozen, linear": (
+        lambda: with_callback(FreezingOnce(), args={**LINEAR, "num_train_epochs": 4}),
+        r"'model.classifier.weight \(requires_grad\)'",
+    ),
+    "frozen, steps, linear": (
+        lambda: with_callback(
+            FreezingOnce(), args={"lr_scheduler_type": "linear", "max_steps": 12}, steps_per_epoch=3
+        ),
         r"'model.classifier.weight \(requires_grad\)'",
     ),
     "callback": (lambda: with_callback(Counting()), "'Counting.num'"),

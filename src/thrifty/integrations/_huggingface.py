@@ -36,6 +36,7 @@ from ._lost_values import (
     LostValues,
     Mending,
     Rehearsal,
+    check_rates,
     outcome_of,
     owners_of,
     seed_step,
@@ -262,7 +263,7 @@ class HuggingFaceTrainable(KeptTrainable):
         if self._num_steps is not None:
             # One short pass takes the place of an epoch of steps.
             options |= {"eval_strategy": "epoch" if self._datasets[1] is not None else "no"}
-            options.pop("max_steps")
+            options["num_train_epochs"] = math.ceil(options.pop("max_steps") / self._num_steps)
             options["ignore_data_skip"] = True
         # Runs that are compared have the same length, which a schedule may ask for.
         options["num_train_epochs"] = max(options.get("num_train_epochs", 0), epoch + 2)
@@ -279,6 +280,9 @@ class HuggingFaceTrainable(KeptTrainable):
             _place(args, self._device)
             trainer = self._trainer(model, args, book, first=step)
             trainer.rehearsal = run
+            if "last_epoch" in kept.get("scheduler", ()):
+                # A schedule over all steps is to be where it is in training, not at its end.
+                kept["scheduler"]["last_epoch"] = epoch * _steps_of(trainer)
             step.trainer = trainer
             resume = self._put_down(trainer, Path(folder), kept=kept, epoch=epoch, is_short=True)
             trainer.train(resume_from_checkpoint=resume)
@@ -562,6 +566,7 @@ class _StepCallback(transformers.TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Seed a step, and note the values before the first one of the last epoch."""
         if self._step == 0 and self._epoch == self._last:
+            check_rates([self.trainer.optimizer])
             self._run.at_start = values_of(_owners(self.trainer))
         seed_step(self._run, self._epoch, self._step)
         self._step += 1

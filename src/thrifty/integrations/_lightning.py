@@ -37,6 +37,7 @@ from ._lost_values import (
     LostValues,
     Mending,
     Rehearsal,
+    check_rates,
     outcome_of,
     owners_of,
     seed_step,
@@ -525,6 +526,7 @@ def _step_callback_class(base: Any) -> type:
         def on_train_batch_start(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
             number = batch[-1]
             if number == 0:
+                check_rates(trainer.optimizers)
                 self._run.at_start = values_of(self.owners)
             seed_step(self._run, trainer.current_epoch, number)
 

@@ -632,6 +632,18 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(few) + (f" and {more} more" if more else "")
 
 
+def check_rates(optimizers: Sequence[Any]) -> None:
+    """Check that an epoch of a rehearsal trains something.
+
+    Raises:
+        CannotRehearseError: All learning rates are 0, as at the end of a schedule that counts the
+            steps of short epochs.
+    """
+    rates = [group["lr"] for each in optimizers for group in each.param_groups]
+    if rates and not any(float(rate) for rate in rates):
+        raise CannotRehearseError("the learning rate of a short epoch is 0")
+
+
 def seed_step(run: Rehearsal, *numbers: int) -> None:
     """Seed a step of a rehearsal, so that it draws the same in each run.
 
