@@ -12,7 +12,7 @@ demo: .venv/ready-demo
 	$(BIN)/thrifty demo
 
 test: .venv/ready-test
-	$(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # The whole suite with many more random cases, twice the time.
 thorough: export THRIFTY_THOROUGH := 1
@@ -32,7 +32,7 @@ coverage: REPEATING := tests/docs tests/examples tests/graph/test_uncompiled.py 
 coverage: export PYTHONPATH := $(CURDIR)/scripts/measured
 coverage: .venv/ready-test
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -p save_at_end --numprocesses 4 --dist loadfile --no-loadscope-reorder \
+	$(BIN)/coverage run -m pytest -p save_at_end --numprocesses 3 --dist loadfile --no-loadscope-reorder \
 		--hypothesis-profile few $(addprefix --ignore=,$(REPEATING))
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
