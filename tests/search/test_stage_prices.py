@@ -5,7 +5,18 @@ import pytest
 
 from thrifty.search import History, Proposal
 from thrifty.search._curve_view import Prefix, StageForest
-from thrifty.space import Choice, Constant, Float, MultiStep, Space, Step, Timeline, common_prefix
+from thrifty.space import (
+    WSD,
+    Choice,
+    Constant,
+    Cosine,
+    Float,
+    MultiStep,
+    Space,
+    Step,
+    Timeline,
+    common_prefix,
+)
 
 
 CONSTANT, STEP = {"lr": Constant(0.1)}, {"lr": Step(0.1, [5])}
@@ -52,18 +63,28 @@ SPACE = Space(
 )
 
 
+# Values that are equal in some ways and not in others, and schedules that begin like them.
+MIXED = Space(
+    lr=Choice([0.1, Constant(0.1), Step(0.1, [3]), Cosine(0.1), Cosine(0.2), WSD(0.1, cooldown=4)]),
+    batch=Choice([1, 1.0, True, "1", (1, 2), MultiStep([1, 2], milestones=[5])]),
+)
+
+
+@pytest.mark.parametrize("space", [SPACE, MIXED], ids=["schedules", "mixed"])
 @pytest.mark.parametrize("seed", range(20))
-def test_is_the_longest_common_prefix_with_any_trial(seed):
+def test_is_the_longest_common_prefix_with_any_trial(seed, space):
     rng = np.random.default_rng(seed)
     history = History()
     for _ in range(6):
         target = int(rng.integers(1, 10))
-        number = history.record_decision(Proposal(target=target, config=SPACE.sample(rng)))
+        number = history.record_decision(Proposal(target=target, config=space.sample(rng)))
         if rng.random() < 0.6:
             history.record_scores(number, [0.5] * target)
         forest = StageForest.of(history, epochs=9)  # it is kept up to date
+        if rng.random() < 0.3:
+            forest.prefix(space.sample(rng))  # which changes nothing
     timelines = [Timeline(trial.config, epochs=9) for trial in history]
-    for config in SPACE.grid():
+    for config in space.grid():
         mine = Timeline(config, epochs=9)
         shared = [common_prefix(mine, other) for other in timelines]
         requested = max(min(s, t.target) for s, t in zip(shared, history, strict=True))
