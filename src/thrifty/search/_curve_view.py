@@ -63,9 +63,9 @@ class StageForest:
         """Number of different epochs that trials were asked for so far."""
         self._epochs = epochs
         self._timelines = ConfigCache(lambda config: Timeline(config, epochs=epochs))
-        self._alone: dict[Hashable, Trial] = {}
+        self._alone: dict[int, Trial] = {}
         """Trials without stages, by their first values, which no other trial has."""
-        self._met: set[Hashable] = set()
+        self._met: set[int] = set()
         """The first values of trials that have stages."""
         self._stages: dict[Hashable, _Stage] = {}
         self._names: dict[Hashable, int] = {}
@@ -122,7 +122,7 @@ class StageForest:
         self._meet(first)
         self._add_stages(trial)
 
-    def _meet(self, first: Hashable) -> None:
+    def _meet(self, first: int) -> None:
         """Give stages to the trial that was alone with its first values."""
         self._met.add(first)
         trial = self._alone.pop(first)
@@ -151,21 +151,22 @@ class StageForest:
 _KNOWN: WeakKeyDictionary[History, dict[int, StageForest]] = WeakKeyDictionary()
 
 
-def _first_values(config: Config, epochs: int) -> Hashable:
-    """Return what two configurations have in common if their first epochs are equal.
+def _first_values(config: Config, epochs: int) -> int:
+    """Return a number that is the same for two configurations if their first epochs are equal.
 
     The reverse is not true: it tells apart what is cheap to tell apart.
     """
-    return frozenset([(name, _first_value(value, epochs)) for name, value in config.items()])
+    # Hashes are enough, and 100,000 sets would be half a second of work for the garbage collector.
+    return hash(frozenset([(name, _first_value(value, epochs)) for name, value in config.items()]))
 
 
 def _first_value(value: Any, epochs: int) -> Any:
-    if isinstance(value, Schedule):
-        piece = value.segments(epochs)[0].piece
-        if not isinstance(piece, Hold):
-            return piece
-        value = piece.value
-    return value if type(value) in _TOLD_APART and value == value else None  # not NaN
+    if type(value) in _TOLD_APART:
+        return value if value == value else None  # not NaN
+    if not isinstance(value, Schedule):
+        return None
+    piece = value.segments(epochs)[0].piece
+    return _first_value(piece.value, epochs) if isinstance(piece, Hold) else piece
 
 
 _TOLD_APART = frozenset({bool, float, int, str})
