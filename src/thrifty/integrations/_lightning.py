@@ -534,7 +534,7 @@ def _step_callback_class(base: Any) -> type:
 
 
 def _stop_only_after(trainer: Any, book: Any) -> None:
-    """Let a Trainer train all epochs, whoever stops it: a study decides how long a trial is."""
+    """Let a Trainer train all epochs, also if a callback stops it: the study ends trials."""
     loop = trainer.fit_loop
     end = loop.on_advance_end
 
