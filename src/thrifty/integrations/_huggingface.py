@@ -281,7 +281,7 @@ class HuggingFaceTrainable(KeptTrainable):
             trainer = self._trainer(model, args, book, first=step)
             trainer.rehearsal = run
             if "last_epoch" in kept.get("scheduler", ()):
-                # The few steps of an experiment begin where this epoch begins in the whole schedule.
+                # The few steps of an experiment begin where this epoch begins in the schedule.
                 kept["scheduler"]["last_epoch"] = epoch * _steps_of(trainer)
             step.trainer = trainer
             resume = self._put_down(trainer, Path(folder), kept=kept, epoch=epoch, is_short=True)
