@@ -38,12 +38,11 @@ from ._lost_values import (
     Rehearsal,
     check_rates,
     outcome_of,
-    owners_of,
     seed_step,
-    values_of,
 )
 from ._model_copies import ModelCopies, fill_in, frozen_digests, leave_out
 from ._step_batches import PassSampler
+from ._unsaved_values import owners_of, values_of
 
 
 try:

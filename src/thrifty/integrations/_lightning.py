@@ -39,12 +39,11 @@ from ._lost_values import (
     Rehearsal,
     check_rates,
     outcome_of,
-    owners_of,
     seed_step,
-    values_of,
 )
 from ._model_copies import Digests, ModelCopies, fill_in, frozen_digests, leave_out
 from ._step_batches import StepBatches, reseed
+from ._unsaved_values import owners_of, values_of
 
 
 _OURS = {
