@@ -120,7 +120,7 @@ def test_free_prefix_is_preferred_among_equals():
 def test_longer_free_prefix_is_preferred_among_equals(monkeypatch):
     """Both are as likely to end best; the one that branches off later leaves less to train."""
     monkeypatch.setattr(_freeze_thaw, "MODELLED_SHARE", 1.0)
-    monkeypatch.setattr(CurveModel, "exceeds", lambda self, places, threshold: 0.0 * places.times)
+    monkeypatch.setattr(CurveModel, "improvement", lambda self, places, at: 0.0 * places.times + 1)
     configs = [{"lr": Constant(rate)} for rate in (0.1, 0.2, 0.3, 0.4)]
     options = [Step(0.1, [3]), Step(0.1, [9]), *(c["lr"] for c in configs)]
     space = Space(lr=Choice(options))
@@ -129,6 +129,57 @@ def test_longer_free_prefix_is_preferred_among_equals(monkeypatch):
     decisions = ask(algorithm, history, space=space, num=2)
     assert [d.config["lr"] for d in decisions] == [Step(0.1, [9]), Step(0.1, [3])]
     assert [d.target for d in decisions] == [27, 9]
+
+
+RATES = [Constant(0.1 * rate) for rate in range(1, 7)]
+DROPS = [Step(rate.value, [9, late]) for rate in RATES for late in (12, 15, 18)]
+
+
+def of_schedules(config, epoch):
+    """Return a score that rises, the faster the closer the rate is to 0.4, and jumps at drops."""
+    schedule = config["lr"]
+    drops = sum(epoch > at for at in getattr(schedule, "milestones", ()))
+    return (1.0 - abs(schedule.value - 0.4)) * (1.0 - 1.0 / (epoch + 1)) + 0.05 * drops
+
+
+def until(target, algorithm, *, space, num=1, seed=0, most=500):
+    """Return the history when a trial first ends at ``target`` or above."""
+    history, rng = History(), np.random.default_rng(seed)
+    for _ in range(most):
+        decisions = algorithm.ask(history, space, num=num, rng=rng)
+        assert decisions, "the study has ended"
+        for decision in decisions:
+            number = history.record_decision(decision)
+            config = history[number].config
+            scores = [of_schedules(config, epoch) for epoch in range(1, decision.target + 1)]
+            history.record_scores(number, scores)
+        board = history.leaderboard(algorithm.max_epochs)
+        if len(board) and board[0][0] >= target:
+            return history
+    raise AssertionError("the target was not reached")
+
+
+@pytest.mark.parametrize("num", [1, 8])
+def test_best_of_schedules_that_share_epochs_is_found_early(num):
+    """The end of a good trial's sibling is cheap, so it is trained before rungs would allow it."""
+    space = Space(lr=Choice([*RATES, *DROPS]))
+    best = max(of_schedules({"lr": lr}, 27) for lr in (*RATES, *DROPS))
+    everything = 6 * 27 + 18 * (27 - 9)
+    algorithm = freeze_thaw(
+        max_epochs=27, sampler=GridSampler(), num_trials=99, budget_epochs=everything
+    )
+    history = until(best, algorithm, space=space, num=num)
+    assert StageForest.of(history, epochs=27).num_epochs < everything / 2
+
+
+def test_trial_that_promises_little_waits_for_those_in_training():
+    """With eight free workers, not all of them get a sibling at once."""
+    space = Space(lr=Choice([*RATES, *DROPS]))
+    algorithm = freeze_thaw(
+        max_epochs=27, sampler=GridSampler(), num_trials=99, budget_epochs=9_999, full_share=0.0
+    )
+    history = until(0.0, algorithm, space=space)
+    assert 1 <= len(ask(algorithm, history, space=space, num=24)) < 12
 
 
 def test_sibling_is_trained_to_where_something_is_new():

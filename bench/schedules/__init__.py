@@ -1,0 +1,1 @@
+"""Parts of ``bench_schedules``: spaces of schedules, and searches on tables of their curves."""
