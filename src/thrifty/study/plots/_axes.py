@@ -34,8 +34,10 @@ def tidy(axes: Axes) -> None:
 
 
 def count_in_whole_ticks(axes: Axes) -> None:
-    """Put the ticks below the picture at whole numbers, as there is no half of an epoch or trial."""
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    """Put the ticks of the lower axis at whole numbers: there is no half epoch and no half trial."""
+    axes.xaxis.set_major_locator(
+        MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
+    )
 
 
 def limits(values: Sequence[float], *, mode: str) -> tuple[float, float, int]:
