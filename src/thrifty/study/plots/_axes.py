@@ -34,7 +34,7 @@ def tidy(axes: Axes) -> None:
 
 
 def count_in_whole_ticks(axes: Axes) -> None:
-    """Put the ticks of the lower axis at whole numbers: there is no half epoch and no half trial."""
+    """Put the ticks of the lower axis at whole numbers: there is no half epoch or trial."""
     axes.xaxis.set_major_locator(
         MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
     )
