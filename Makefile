@@ -84,7 +84,7 @@ clean:
 	touch $@
 
 .venv/ready-demo: .venv/ready-torch pyproject.toml
-	$(INSTALL) --editable '.[demo,plots]'
+	$(INSTALL) --editable '.[demo,plots,web]'
 	touch $@
 
 .venv/ready-test: .venv/ready-torch pyproject.toml

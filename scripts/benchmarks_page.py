@@ -57,6 +57,22 @@ class Result:
         """The goals that do not hold."""
         return [goal for goal in self.goals if not goal.holds]
 
+    @property
+    def machine(self) -> str:
+        """The machine that the bench ran on."""
+        return self.setting.partition(", ")[0]
+
+    @property
+    def heading(self) -> str:
+        """The heading of this result: a bench that also ran on a GPU has one for each machine."""
+        maker, _, model = self.machine.partition(" ")
+        return f"{self.name}, {model}" if maker == "NVIDIA" else self.name
+
+    @property
+    def anchor(self) -> str:
+        """The anchor that mkdocs and GitHub both give to the heading."""
+        return self.heading.lower().replace(",", "").replace(" ", "-")
+
 
 def page(
     results: Path = ROOT / "bench" / "results", readme: Path = ROOT / "bench" / "README.md"
@@ -69,8 +85,8 @@ def page(
 
 
 def purposes(readme: str) -> dict[str, str]:
-    """What each bench is for, by its name: the comments beside the commands."""
-    found = re.findall(r"python -m bench\.(\w+) +# (.+)", readme)
+    """What each bench measures, by its name: the rows of the table of benches."""
+    found = re.findall(r"^\| `(bench_\w+)` \| (.+) \|$", readme, flags=re.MULTILINE)
     return {name: words[:1].upper() + words[1:] for name, words in found}
 
 
@@ -140,21 +156,22 @@ def _is_output(line: str) -> bool:
 
 def _overview(found: list[Result], what: dict[str, str]) -> list[str]:
     rows = [
-        f"| [`{r.name}`](#{r.name}) | {what.get(r.name, '')} "
+        f"| [`{r.name}`](#{r.anchor}) | {r.machine} | {what.get(r.name, '')} "
         f"| {len(r.goals) - len(r.missed)} | {len(r.missed)} |"
         for r in found
     ]
-    return ["| bench | measures | goals held | missed |", "|---|---|---:|---:|", *rows, ""]
+    head = ["| bench | machine | measures | goals held | missed |", "|---|---|---|---:|---:|"]
+    return [*head, *rows, ""]
 
 
 def _section(result: Result, what: dict[str, str]) -> str:
     purpose = f"{what[result.name]}.\n" if result.name in what else ""
-    parts = [f"## {result.name}\n", purpose, f"```\n{result.command}\n```\n"]
+    parts = [f"## {result.heading}\n", purpose, f"```\n{result.command}\n```\n"]
     parts.append(f"*{result.setting}*\n")
     parts += [result.words + "\n", _verdicts(result)]
     if result.tables:
         tables = "\n".join(f"    {line}".rstrip() for line in result.tables.splitlines())
-        parts.append(f'??? note "All tables of {result.name}"\n\n{tables}\n')
+        parts.append(f'??? note "All tables of {result.heading}"\n\n{tables}\n')
     return "\n".join(part for part in parts if part)
 
 
@@ -175,7 +192,7 @@ def _verdicts(result: Result) -> str:
         for g in result.goals
     ]
     table = "\n".join(["    | goal | measured | required | |", "    |---|---:|---|---|", *rows])
-    return f'{first}\n??? note "All goals of {result.name}"\n\n{table}\n'
+    return f'{first}\n??? note "All goals of {result.heading}"\n\n{table}\n'
 
 
 def _where(goal: Goal) -> str:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from thrifty.cli import COMMANDS, _app, main
+from thrifty.cli._demo import _dashboard
 from thrifty.store import Store
 
 
@@ -343,6 +344,7 @@ def test_the_demo_answers_and_answers_again(folder, monkeypatch, capsys):
     thrifty("demo", "--quiet", monkeypatch=monkeypatch)
     again = capsys.readouterr().out
     assert first.splitlines()[-5:] == again.splitlines()[-5:]
+    assert again.splitlines()[-1].endswith("thrifty dashboard sqlite:///demo/demo.db --open")
     thrifty("demo", "--json", monkeypatch=monkeypatch)
     assert json.loads(capsys.readouterr().out)["written"] == ["demo/forest.png", "demo/curves.png"]
     options = ("--storage", "sqlite:///demo/demo.db")
@@ -350,6 +352,19 @@ def test_the_demo_answers_and_answers_again(folder, monkeypatch, capsys):
     assert "share in what makes trials differ in accuracy" in capsys.readouterr().out
     thrifty("resume", "digits", "--quiet", *options, monkeypatch=monkeypatch)
     assert "best of 81 trials" in capsys.readouterr().out
+
+
+def test_the_demo_says_how_to_open_the_dashboard(tmp_path, monkeypatch):
+    command = "dashboard sqlite:///demo/demo.db --open"
+    monkeypatch.setattr("thrifty.cli._demo.shutil.which", lambda _: "/usr/bin/thrifty")
+    assert _dashboard(Path("demo")) == f"thrifty {command}"
+    monkeypatch.setattr("thrifty.cli._demo.find_spec", lambda _: None)
+    assert _dashboard(Path("demo")) == f"thrifty {command} (first install the extra 'web')"
+    # without the environment on the PATH, as after `make demo`
+    monkeypatch.setattr("thrifty.cli._demo.shutil.which", lambda _: None)
+    monkeypatch.setattr("thrifty.cli._demo.sys.executable", str(tmp_path / "python"))
+    (tmp_path / "thrifty").touch()
+    assert _dashboard(Path("demo")).startswith(f"{tmp_path / 'thrifty'} {command}")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import sys
 import tomllib
@@ -150,6 +151,19 @@ def test_little_disk_is_a_warning(tmp_path, monkeypatch):
 def test_an_extra_that_was_asked_for_has_to_be_there(monkeypatch):
     assert doctor("--extra", "graph")["extras", "graph"]["needed"]
     assert "there is no such extra" in doctor("--extra", "tea", code=1)["extras", "tea"]["detail"]
+
+
+def test_what_is_absent_is_optional_unless_it_is_needed(monkeypatch):
+    monkeypatch.setattr(_doctor.metadata, "requires", lambda _: ["tea-leaves>=1; extra == 'tea'"])
+
+    def said(*args):
+        result = CliRunner().invoke(doctor_command, args, env={"COLUMNS": "200"})
+        assert "absent" not in result.stdout
+        return result.stdout
+
+    assert "tea  not installed (optional)  tea-leaves" in re.sub("  +", "  ", said())
+    assert "tea  not installed  tea-leaves" in re.sub("  +", "  ", said("--extra", "tea"))
+    assert ", 1 not installed" in said("--extra", "tea").splitlines()[-1]
 
 
 def test_extras_that_are_absent_or_old(monkeypatch):

@@ -123,7 +123,7 @@ def test_a_format_outvotes_an_ending(export):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "say what to write"),
+        ((), "say what to write: --csv FILE, --format csv, json or parquet"),
         (("--out", "t.doc"), "its extension must be one of .csv, .json, .parquet"),
         (("--format", "parquet"), "name a file with --out FILE"),
         (("--out", "none/t.csv"), "cannot write none/t.csv: No such file"),

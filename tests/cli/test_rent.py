@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -113,6 +114,15 @@ def test_a_table_and_what_it_rests_on(folder):
     assert "timed on Tesla T4" in said
     assert "the speed of L4 is that of data sheets" in said
     assert "considered" in said
+    assert "; compute: a step waits for the devices" in said
+    assert "input" not in said
+    assert "the chosen fleet's price is of 2024-0" in said
+
+
+def test_a_fleet_that_waits_for_data_is_explained(folder):
+    (folder / "t4.json").write_text(json.dumps(replace(PROFILE, sample_input_s=10.0).to_json()))
+    said = rent(*LONG, "--deadline", "9999d").stdout
+    assert "; input: a step waits for data" in said
 
 
 def test_micro_batches_where_samples_do_not_fit(folder):
@@ -214,6 +224,18 @@ def test_a_busy_machine_is_said(folder, monkeypatch):
     assert any("which made steps 40 % longer" in n for n in notes)
     profile.write_text(json.dumps(PROFILE.to_json()))
     assert not any("busy" in n for n in data(*LONG, "--deadline", "2d")["notes"])
+
+
+def test_a_busy_machine_is_said_once(folder, monkeypatch, caplog):
+    """The notes say it, so the warning of ``profile_step`` is left out."""
+    text = "the machine was busy, which made steps 40 % longer"
+    monkeypatch.setattr(StepProfile, "is_noisy", property(lambda _: True))
+    monkeypatch.setattr(StepProfile, "disturbance", property(lambda _: text))
+    asked = ("--catalogue", "prices.csv", "--epochs", "2", "--batch", "16", "--deadline", "2d")
+    with caplog.at_level(logging.WARNING, logger="thrifty.hetero"):
+        said = rent(*asked, "--accelerator", "").stdout
+    assert said.count("the machine was busy") == 1
+    assert "busy" not in caplog.text
 
 
 def test_a_close_call_is_shown_beside_the_choice(folder):

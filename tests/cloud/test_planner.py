@@ -274,8 +274,8 @@ def notes(catalogue, *, workload=None, **options):
 
 def test_all_is_known():
     dated = an_offer(accelerator="", priced_on=date(2024, 6, 1), vcpus=8, memory_gib=64)
-    assert notes([dated]) == ("prices are those of 2024-06-01",)
-    assert notes([replace(dated, priced_on=None)]) == ("the prices have no date",)
+    assert notes([dated]) == ("the chosen fleet's price is of 2024-06-01",)
+    assert notes([replace(dated, priced_on=None)]) == ("the chosen fleet's price has no date",)
     assert notes([dated], deadline_s=None) == ()
 
 
@@ -283,7 +283,7 @@ def test_a_plan_says_that_capacity_is_not_known():
     found = notes([an_offer("own.type", cloud="else")])
     assert found == (
         "capacity: whether 1 x own.type (1 V100) can be rented now is not known",
-        "the prices have no date",
+        "the chosen fleet's price has no date",
     )
 
 

@@ -75,19 +75,43 @@ def test_tables_stand_by_themselves():
 def test_the_page_says_what_was_missed(tmp_path):
     (tmp_path / "speed.md").write_text(TEXT)
     readme = tmp_path / "README"
-    readme.write_text("    python -m bench.bench_speed    # how fast it is\n")
+    readme.write_text("| `bench_speed` | how fast it is |\n")
     made = page(tmp_path, readme)
-    assert "| [`bench_speed`](#bench_speed) | How fast it is | 2 | 1 |" in made
+    assert "| [`bench_speed`](#bench_speed) | 2 CPU cores | How fast it is | 2 | 1 |" in made
     assert '!!! warning "2 of 3 goals held"' in made
     assert "- (first run) c = **0.5**, goal <= 0.4" in made
     assert "| (first run) a \\| b | 2 | >= 1 | held |" in made
     assert "| a \\| b | 3 | >= 1 | held |" in made
 
 
-def test_purposes_are_the_comments_beside_the_commands():
-    assert purposes("python -m bench.bench_a   # what it is\npython -m bench.bench_b\n") == {
-        "bench_a": "What it is"
-    }
+def test_purposes_are_the_rows_of_the_table_of_benches():
+    readme = "| `python -m bench.` | measures |\n|---|---|\n| `bench_a` | what it is |\n"
+    other = "| path | holds |\n|---|---|\n| `bench_<thing>.py` | the command |\n"
+    assert purposes(readme + other) == {"bench_a": "What it is"}
+
+
+def test_a_run_on_a_gpu_has_a_heading_of_its_own():
+    found = parsed(TEXT.replace("2 CPU cores", "NVIDIA H200"))
+    assert found.machine == "NVIDIA H200"
+    assert found.heading == "bench_speed, H200"
+    assert found.anchor == "bench_speed-h200"
+    assert parsed(TEXT).heading == parsed(TEXT).anchor == "bench_speed"
+
+
+def test_each_bench_of_the_page_says_where_and_what_it_measures():
+    made = page()
+    rows = [line.strip("| ").split("|") for line in re.findall(r"^\| \[`.+$", made, re.MULTILINE)]
+    assert len(rows) == len(RESULTS)
+    assert [row for row in rows if len(row) != 5 or not all(map(str.strip, row))] == []
+
+
+def test_no_heading_of_the_page_repeats_and_each_link_has_one():
+    made = page()
+    headings = re.findall(r"^## (.+)$", made, re.MULTILINE)
+    assert len(set(headings)) == len(headings) == len(RESULTS)
+    # as mkdocs and GitHub make them
+    anchors = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in headings]
+    assert re.findall(r"^\| \[`.+?`\]\(#(.+?)\)", made, re.MULTILINE) == anchors
 
 
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.stem)

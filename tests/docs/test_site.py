@@ -142,6 +142,17 @@ def test_sessions_and_raw_results_of_pages():
     )
 
 
+def test_a_list_of_links_to_scripts_is_a_row_of_tabs():
+    page = "".join(
+        f"- {title}: [`{name}.py`](../../examples/port/{name}.py)\n"
+        for title, name in (("Plain", "a"), ("thrifty", "b"))
+    )
+    made = script("docs_hooks").on_page_markdown(page)
+    assert re.findall(r'^=== "(\w+)"$', made, re.MULTILINE) == ["Plain", "thrifty"]
+    assert "    --8<--\n    examples/port/b.py\n    --8<--\n" in made
+    assert "](" not in made
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

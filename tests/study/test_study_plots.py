@@ -71,6 +71,13 @@ def test_history_shows_the_best_so_far(trials):
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("trials", "loss")
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 3, 7, 9])
+def test_ticks_are_at_whole_epochs(epochs):
+    few = trials_of(NESTED, nested_value, num=4, epochs=lambda _: epochs)
+    (axes,) = draw(plots.learning_curves(few, metric="loss", mode="min")).axes
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+
+
 def test_history_of_a_maximum_over_epochs(trials):
     spent = list(range(3, 63, 3))
     axes = draw(plots.history(trials, metric="score", mode="max", unique_epochs=spent)).axes[0]

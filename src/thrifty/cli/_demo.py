@@ -7,8 +7,12 @@ back-end, to check that it works.
 from __future__ import annotations
 
 import math
+import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +127,16 @@ def demo_command(*, folder: Path, quiet: bool, as_json: bool) -> None:
         as_json=as_json,
         pictures=lambda: _draw(asked, folder),
     )
+    say(f"dashboard: {_dashboard(folder)}")
+
+
+def _dashboard(folder: Path) -> str:
+    """Return the command that shows the demo in the dashboard, and what it lacks."""
+    beside = Path(sys.executable).with_name("thrifty")  # `make demo` puts nothing on the PATH
+    program = str(beside) if shutil.which("thrifty") is None and beside.exists() else "thrifty"
+    command = shlex.join([program, "dashboard", f"sqlite:///{folder / 'demo.db'}", "--open"])
+    missing = any(find_spec(package) is None for package in ("fastapi", "uvicorn"))
+    return command + (" (first install the extra 'web')" if missing else "")
 
 
 def _draw(study: th.Study, folder: Path) -> Sequence[Path]:

@@ -393,11 +393,20 @@ def _table(found: list[Finding]) -> Table:
         table.add_row(
             cell(each.section if each.section != section else "", style="bold"),
             cell(each.name),
-            cell(each.state, style=colour),
+            cell(_said(each), style=colour),
             cell(each.detail),
         )
         section = each.section
     return table
+
+
+def _said(finding: Finding) -> str:
+    """Return a state in words: what is absent is optional unless it is needed."""
+    if finding.state != "absent":
+        return finding.state
+    if finding.section not in ("extras", "drivers", "kernels"):
+        return "none"
+    return "not installed" if finding.needed else "not installed (optional)"
 
 
 def _summary(found: list[Finding]) -> str:
@@ -405,7 +414,8 @@ def _summary(found: list[Finding]) -> str:
 
 
 def _counted(found: list[Finding]) -> Iterator[str]:
-    counts = Counter(each.state for each in found)
+    counts = Counter((each.state, _said(each)) for each in found)
     for state, colour in _COLOURS.items():
-        if counts[state]:
-            yield f"[{colour}]{counts[state]} {state}[/{colour}]"
+        for (counted, said), num in counts.items():
+            if counted == state:
+                yield f"[{colour}]{num} {said}[/{colour}]"

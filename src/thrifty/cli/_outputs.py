@@ -205,8 +205,8 @@ def export_command(  # noqa: PLR0913 (one argument for each option)
         wanted.append((_kind(kind, out), out))
     if optuna is None and adapter is None and not wanted:
         raise UsageError(
-            "say what to write: --format csv, json or parquet, --out FILE, --optuna FILE, or "
-            "--adapter DIR"
+            "say what to write: --csv FILE, --format csv, json or parquet, --out FILE, "
+            "--optuna FILE, or --adapter DIR"
         )
     if number is not None and adapter is None:
         raise UsageError("--trial says whose adapter to write; add --adapter DIR")

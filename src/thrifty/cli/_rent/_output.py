@@ -43,6 +43,10 @@ def show_plan(plan: FleetPlan, *, console: Console) -> None:
         legend.append("≈ is about as good a choice as →")
     if any(each.num_micro > 1 for fleet in rows for each in fleet.machines):
         legend.append("4 x 16 are four micro-batches, one after the other")
+    if any(fleet.why == "compute" for fleet in rows):
+        legend.append("compute: a step waits for the devices")
+    if any(fleet.why == "input" for fleet in rows):
+        legend.append("input: a step waits for data")
     if any("network" in fleet.why for fleet in rows):
         legend.append("a network's share is how long a step waits for sums")
     more = len({*plan.front, plan.best, *nearly} - {None}) - len(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -85,7 +86,7 @@ class ProfiledTask:
         with self._user_code("its optimizer"):
             optimizer = optimizer_of(self.task, hp).build(model.named_parameters(), self.values)
         sizes = {min(-(-batch // part), source.num_train) for part in _PARTS}
-        with self._user_code("a step"):
+        with self._user_code("a step"), _without_its_warning():
             return profile_step(
                 model,
                 optimizer,
@@ -107,6 +108,21 @@ class ProfiledTask:
                 f"{what} failed with {error_text(error)}; change the task, or give other values "
                 "with --hp NAME=VALUE"
             ) from error
+
+
+@contextmanager
+def _without_its_warning() -> Iterator[None]:
+    """Drop the warning that the machine is busy: the notes of ``thrifty rent`` say that."""
+    log = logging.getLogger("thrifty.hetero")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("while a step was timed")
+
+    log.addFilter(is_other)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_other)
 
 
 def load_subject(file: Path, *, name: str | None, hp: Mapping[str, Any]) -> ProfiledTask:

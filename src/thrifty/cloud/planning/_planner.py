@@ -86,9 +86,9 @@ def notes_on(
     notes.extend(availability_notes(machines, quotas=options.quotas))
     dates = [rented.offer.priced_on for rented in machines]
     if None in dates:
-        notes.append("the prices have no date")
+        notes.append("the chosen fleet's price has no date")
     elif dates:
-        notes.append(f"prices are those of {min(date for date in dates if date)}")
+        notes.append(f"the chosen fleet's price is of {min(date for date in dates if date)}")
     return tuple(notes)
 
 

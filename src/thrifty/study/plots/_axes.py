@@ -33,6 +33,13 @@ def tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def count_in_whole_ticks(axes: Axes) -> None:
+    """Put the ticks of the lower axis at whole numbers: there is no half epoch or trial."""
+    axes.xaxis.set_major_locator(
+        MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
+    )
+
+
 def limits(values: Sequence[float], *, mode: str) -> tuple[float, float, int]:
     """Return the range worth showing and the number of far worse values outside of it.
 

@@ -22,7 +22,7 @@ from thrifty.study._preflight import escaped
 from thrifty.study._results import TrialResult
 from thrifty.study._scaling_law import ScalingLaw
 
-from ._axes import COLOURS, limits, tidy
+from ._axes import COLOURS, count_in_whole_ticks, limits, tidy
 
 
 def history(
@@ -70,6 +70,7 @@ def history(
     if shown:
         axes.legend(facecolor="white", edgecolor="none", framealpha=0.8, loc=_corner(mode))
     axes.set_xlabel(f"{unit.name} trained, shared ones once" if unique_epochs else "trials")
+    count_in_whole_ticks(axes)
     axes.set_ylabel(escaped(metric))
     tidy(axes)
     return figure
@@ -132,6 +133,7 @@ def learning_curves(trials: Sequence[TrialResult], *, metric: str, mode: str) ->
             )
         axes.legend(frameon=False, loc=_corner(mode))
     axes.set_xlabel(unit.name[:-1])
+    count_in_whole_ticks(axes)
     axes.set_ylabel(metric)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -317,6 +319,7 @@ def stage_forest(
             zorder=2,
         )
     axes.set_xlabel(unit.name[:-1])
+    count_in_whole_ticks(axes)
     axes.set_yticks([])
     axes.margins(x=0.01, y=0.06)
     axes.spines[["top", "right", "left"]].set_visible(False)

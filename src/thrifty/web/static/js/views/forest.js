@@ -1,4 +1,4 @@
-// The stage forest: epochs to the right, a row for each way to the end; what is tall is shared by many.
+// The stage forest: epochs to the right, a row for each branch; a stage spans the rows of its branches.
 
 import { Chart, axis, tooltip } from "../chart.js";
 import { Panel, badge, fill, h } from "../dom.js";
