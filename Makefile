@@ -57,6 +57,7 @@ bench: .venv/ready-bench
 	$(BIN)/python -m bench.bench_pack_hyperband
 	$(BIN)/python -m bench.bench_bandits
 	$(BIN)/python -m bench.bench_search --standard
+	$(BIN)/python -m bench.bench_schedules
 	$(BIN)/python -m bench.bench_rex
 	$(BIN)/python -m bench.bench_ladder
 	$(BIN)/python -m bench.bench_finetune
