@@ -50,10 +50,13 @@ class FreezeThaw(RungAlgorithm):
     A Gaussian process models the curves of all trials over configurations, epochs and schedules.
     At each rung, one in ``eta`` of the trials goes on, as with ``ASHA``. Here it is not the trial
     with the best score so far but the one with the best predicted end. Where some need fewer epochs
-    until then, it is the one that is most likely to end best, for these epochs. Epochs that another
-    trial with equal hyper-parameters trains or has trained cost nothing, and their scores are
-    known. Other trials are paused and may go on at any time. Half of the new configurations are
-    chosen by the model, too.
+    until then, it is the one with the largest expected improvement for each of them. Epochs that
+    another trial with equal hyper-parameters trains or has trained cost nothing, and their scores
+    are known. Other trials are paused and may go on at any time. Half of the new configurations
+    are chosen by the model, too.
+
+    Where trials share epochs, as in a grid of schedules, rungs end once a first trial has ended:
+    any trial may then go on, and any configuration may start, that promises most for its price.
 
     A study ends when its budget is used up; the trial with the best score is then trained to
     ``max_epochs``.
