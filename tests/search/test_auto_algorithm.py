@@ -7,7 +7,6 @@ from thrifty.search import (
     BOSS,
     Auto,
     CheckedASHA,
-    FreezeThaw,
     GridSampler,
     GridSearch,
     KDESampler,
@@ -60,17 +59,6 @@ def test_a_grid_that_shares_nothing_is_halved():
     study = FakeStudy(found.algorithm, space, num_workers=2)
     study.run()
     assert sorted(trial.config["width"] for trial in study.history) == [*range(1, 13)]
-
-
-def test_a_grid_of_schedules_that_share_epochs_is_searched_by_a_model():
-    drops = [(rate, end) for rate in (0.1, 0.2, 0.4) for end in range(9, 21)]
-    space = Space(lr=Choice([Step(rate, [end]) for rate, end in drops]))
-    found = AUTO.chosen(space, workers=8)
-    sampler = GridSampler(levels=36)
-    assert found.algorithm == FreezeThaw(max_epochs=27, num_trials=36, sampler=sampler)
-    assert found.reason == (
-        "all 36 configurations take 510 epochs, rungs about 47 as trials share epochs, 102 if not"
-    )
 
 
 def test_a_grid_with_more_configurations_than_trials_is_no_grid():

@@ -121,17 +121,13 @@ def test_what_is_assumed_is_more_certain_and_not_better():
     assert model.predict(place)[1] < deviation
 
 
-def test_improvement_is_that_of_draws_from_the_prediction():
+def test_chances_are_those_of_a_normal_variable():
     seen, scores = curves(6, [0.1, 0.5], lambda x, t: x + t)
     model = CurveModel(seen, scores, is_choice=NUMBER)
     place = rows([0.5], [1.0], paths=[[99]])
-    mean, deviation = model.predict(place)
-    rng = np.random.default_rng(0)
-    for threshold in mean[0] + deviation[0] * np.array([-3.0, 0.0, 1.0]):
-        draws = mean + deviation * rng.standard_normal(100_000)
-        expected = np.maximum(draws - threshold, 0.0).mean()
-        assert model.improvement(place, threshold) == pytest.approx([expected], rel=0.3)
-    assert model.improvement(place, float(mean[0]) + 99.0) == pytest.approx([0.0])
+    mean, _ = model.predict(place)
+    assert np.exp(model.exceeds(place, float(mean[0]))) == pytest.approx([0.5], abs=0.1)
+    assert np.exp(model.exceeds(place, float(mean[0]) + 99.0)) == pytest.approx([0.0])
 
 
 @pytest.mark.parametrize("scores", [[0.0], [0.0, math.nan], [0.0, math.inf]])

@@ -49,12 +49,6 @@ def test_prefix_of_a_step(trials, num_epochs, prefix):
     assert (forest.num_epochs, forest.prefix(STEP)) == (num_epochs, prefix)
 
 
-def test_share_is_that_of_epochs_that_others_train():
-    history = history_of((CONSTANT, 9, True), (STEP, 7, False))
-    assert StageForest.of(history, epochs=9).share == pytest.approx(1 - 11 / 16)
-    assert StageForest.of(History(), epochs=9).share == pytest.approx(0.0)
-
-
 def test_failed_trials_are_paid_for_and_report_nothing():
     history = history_of((CONSTANT, 9, False))
     history.record_failure(0)

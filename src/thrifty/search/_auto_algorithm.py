@@ -18,7 +18,6 @@ from thrifty.core import AlgorithmError
 from thrifty.space import Space, Timeline
 
 from ._algorithm import Algorithm, GridSearch, RandomSearch, draw
-from ._freeze_thaw import FreezeThaw
 from ._halving import RungAlgorithm, last_promotion, promotions
 from ._history import Decision, History, Proposal
 from ._observations import coordinates_of
@@ -177,12 +176,6 @@ MOST_FOR_A_GRID = 1.5
 
 See docs/design/search.md for the measurement."""
 
-MOST_FOR_RUNGS = 0.7
-"""If rungs would take less than this share of what they take without shared epochs, a model of the
-learning curves spends the rest.
-
-Where trials share epochs, rungs see many equal scores, and end early."""
-
 MANY_TRIALS = 300
 """From this number of trials on, configurations come from a sampler that learns.
 
@@ -270,10 +263,6 @@ class Auto(Algorithm):
         if name == "CheckedASHA over the grid":
             sampler = GridSampler(levels=_most_levels(space) or 1)
             return CheckedASHA(max_epochs=epochs, num_trials=num, sampler=sampler)
-        if name == "FreezeThaw over the grid":
-            sampler = GridSampler(levels=_most_levels(space) or 1)
-            size = len(_small_grid(space, most=num) or ()) or num
-            return FreezeThaw(max_epochs=epochs, num_trials=size, sampler=sampler)
         if name == "RandomSearch":
             return RandomSearch(max_epochs=epochs, num_trials=num)
         if name == "CheckedASHA":
@@ -315,15 +304,10 @@ def _rule(auto: Auto, space: Space, *, workers: int, num_objectives: int) -> tup
             return ("RandomSearch", f"{why}, and {whole}") if grid is None else ("GridSearch", why)
     if grid is not None:
         total, halved = _costs(grid, rungs)
-        apart = FreezeThaw(max_epochs=auto.max_epochs, num_trials=len(grid)).budget()
-        reason = (
+        name = "GridSearch" if total <= MOST_FOR_A_GRID * halved else "CheckedASHA over the grid"
+        return name, (
             f"all {len(grid):,} configurations take {total:,} epochs, rungs about {halved:,.0f}"
         )
-        if total <= MOST_FOR_A_GRID * halved:
-            return "GridSearch", reason
-        if halved < MOST_FOR_RUNGS * apart:
-            return "FreezeThaw over the grid", f"{reason} as trials share epochs, {apart:,} if not"
-        return "CheckedASHA over the grid", reason
     if workers == 1:
         return "BOSS", "one worker trains one round after the other"
     reason = f"{workers:,} workers never wait for each other"

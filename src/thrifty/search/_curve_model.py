@@ -234,15 +234,13 @@ class CurveModel:
         variance = weights @ (variances + np.square(means)) - np.square(mean)
         return mean, np.sqrt(np.maximum(variance, 1e-18))
 
-    def improvement(self, places: Rows, threshold: float) -> FloatArray:
-        """Return by how much each score is expected to exceed a threshold, counting no losses."""
+    def exceeds(self, places: Rows, threshold: float) -> FloatArray:
+        """Return the logarithm of the probability of each score to be above a threshold."""
         means, variances = self._moments(places)
         weights = np.array([fit.weight for fit in self._fits])
-        deviations = np.sqrt(variances)
-        above = (means - threshold) / deviations
-        density = np.exp(-0.5 * np.square(above)) / math.sqrt(2.0 * math.pi)
-        out: FloatArray = weights @ (deviations * (density + above * _normal(above)))
-        return np.maximum(out, 0.0)
+        tails = _log_upper_tail((threshold - means) / np.sqrt(variances))
+        out: FloatArray = np.log(weights @ np.exp(np.maximum(tails, -600.0)))
+        return out
 
     def assume(self, places: Rows) -> None:
         """Add places as if their predicted means had been observed there.
@@ -371,10 +369,10 @@ def _log_evidence(covariance: FloatArray, centred: FloatArray, setting: Setting)
     return -0.5 * (num * math.log(max(explained, 1e-12)) + log_determinant) - 0.5 * off
 
 
-def _normal(z: FloatArray) -> FloatArray:
-    """Return the probability of a standard normal value below ``z``.
+def _log_upper_tail(z: FloatArray) -> FloatArray:
+    """Return the logarithm of the probability of a standard normal value above ``z``.
 
     NumPy has no error function, and the base package does not need SciPy.
     """
-    flat = [0.5 * math.erfc(-value) for value in (z / math.sqrt(2.0)).flat]
+    flat = [math.log(0.5 * math.erfc(min(value, 26.0))) for value in (z / math.sqrt(2)).flat]
     return np.array(flat, float).reshape(z.shape)

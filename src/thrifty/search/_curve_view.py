@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -62,9 +62,6 @@ class StageForest:
         self.num_epochs = 0
         """Number of different epochs that trials were asked for so far."""
         self._epochs = epochs
-        self._lengths: list[int] = []
-        """How many epochs each trial was asked for."""
-        self._num_trial_epochs = 0
         self._timelines = ConfigCache(lambda config: Timeline(config, epochs=epochs))
         self._alone: dict[int, Trial] = {}
         """Trials without stages, by their first values, which no other trial has."""
@@ -90,11 +87,6 @@ class StageForest:
         """Return the timeline of a configuration."""
         return self._timelines.of(config)
 
-    @property
-    def share(self) -> float:
-        """Share of the trials' epochs that another trial trains for them, from 0 to 1."""
-        return 1.0 - self.num_epochs / self._num_trial_epochs if self._num_trial_epochs else 0.0
-
     def prefix(self, config: Config) -> Prefix:
         """Return how many first epochs of a configuration are requested and reported."""
         first = _first_values(config, self._epochs)
@@ -118,9 +110,6 @@ class StageForest:
         return Prefix(requested, reported, trial)
 
     def _add(self, trial: Trial) -> None:
-        self._lengths += [0] * (trial.number + 1 - len(self._lengths))
-        self._num_trial_epochs += self._length(trial) - self._lengths[trial.number]
-        self._lengths[trial.number] = self._length(trial)
         first = _first_values(trial.config, self._epochs)
         if first in self._met:
             self._add_stages(trial)
@@ -232,26 +221,12 @@ def active_trials(history: History, rungs: Sequence[int], *, num: int) -> list[T
 
 
 class _Features(NamedTuple):
-    """What the model knows about a configuration.
+    """What the model knows about a configuration: ``decays`` and ``paths`` at each rung."""
 
-    ``decays``, ``courses`` and ``paths`` have a row for each rung; the first two are those of
-    scheduled hyper-parameters.
-    """
-
-    config: Config
     point: FloatArray
     decays: dict[str, FloatArray]
-    courses: dict[str, FloatArray]
     paths: IntArray
     moves: bool
-
-    def course(self, name: str, num_rungs: int) -> FloatArray:
-        """Return what has been seen of a hyper-parameter at each rung; NaN if it is absent."""
-        if name in self.courses:
-            return self.courses[name]
-        value = self.config.get(name)
-        number = _decades(np.array([value]))[0] if isinstance(value, int | float) else math.nan
-        return np.full((num_rungs, 2), number)
 
 
 class CurveView:
@@ -268,8 +243,6 @@ class CurveView:
         self._features = _features(space, forest, rungs)
         self._names: list[str] = []
         self._moves = False
-        self._courses: dict[str, tuple[float, float]] = {}
-        self._is_plain = np.ones(len(self._coordinates), dtype=bool)
 
     def model(
         self, active: Sequence[Trial], history: History, candidates: Sequence[Candidate]
@@ -284,7 +257,6 @@ class CurveView:
         both = [*features, *(self._features.of(c.config) for c in candidates)]
         self._names = sorted({name for each in both for name in each.decays})
         self._moves = any(each.moves for each in both)
-        self._see_courses(both)
         most = max(NUM_ROWS // max(len(seen), 1), 1)
         rows: dict[int, tuple[_Features, int, float]] = {}
         for trial, each in zip(seen, features, strict=True):
@@ -305,43 +277,12 @@ class CurveView:
         places = self._rows(
             [each for each, _, _ in rows.values()], [r for _, r, _ in rows.values()]
         )
-        is_choice = np.zeros(places.points.shape[1], dtype=bool)
-        is_choice[: self._is_plain.sum()] = self._coordinates.is_choice[self._is_plain]
-        return CurveModel(places, self.scale.apply(scores), is_choice=is_choice)
+        return CurveModel(places, self.scale.apply(scores), is_choice=self._coordinates.is_choice)
 
     def places(self, candidates: Sequence[Candidate], epochs: Sequence[int]) -> Rows:
         """Return rows of candidates at epochs, each of which is a rung."""
         features = [self._features.of(candidate.config) for candidate in candidates]
         return self._rows(features, np.searchsorted(self._rungs, epochs).tolist())
-
-    def _see_courses(self, features: Sequence[_Features]) -> None:
-        """Decide which hyper-parameters are seen as courses, and the scale of each.
-
-        What a schedule has done so far says more than its kind and parameters: two of different
-        kinds may do nearly the same.
-        """
-        self._courses = {}
-        for name in sorted({name for each in features for name in each.courses}):
-            values = np.concatenate([each.course(name, len(self._rungs)) for each in features])
-            low, high = float(np.nanmin(values)), float(np.nanmax(values))
-            self._courses[name] = low, min(max(high - low, 1e-9), 1.0)
-        self._is_plain = np.array(
-            [not _belongs(each.name, self._courses) for each in self._coordinates.coordinates],
-            dtype=bool,
-        )
-
-    def _points(self, features: Sequence[_Features], rungs: Sequence[int]) -> FloatArray:
-        """Return plain coordinates, then the courses of schedules up to the rungs, ``[n, d]``."""
-        num = len(features)
-        plain = np.array([each.point for each in features]).reshape(num, len(self._coordinates))
-        columns = [plain[:, self._is_plain]]
-        for name, (low, size) in self._courses.items():
-            seen = [
-                each.course(name, len(self._rungs))[rung]
-                for each, rung in zip(features, rungs, strict=True)
-            ]
-            columns.append((np.array(seen).reshape(num, 2) - low) / size)
-        return np.concatenate(columns, axis=1)
 
     def _rows(self, features: Sequence[_Features], rungs: Sequence[int]) -> Rows:
         times = [self._rungs[r] / self._rungs[-1] for r in rungs]
@@ -351,7 +292,7 @@ class CurveView:
         ]
         paths = [each.paths if self._moves else each.paths[:1] for each in features]
         return Rows(
-            points=self._points(features, rungs),
+            points=np.array([each.point for each in features]).reshape(len(features), -1),
             times=np.array(times),
             decays=np.array(decays, float).reshape(len(features), len(self._names)),
             paths=np.array(paths),
@@ -419,19 +360,18 @@ def _deepest(trials: Sequence[Trial], num: int) -> list[Trial]:
 def _features(space: Space, forest: StageForest, rungs: tuple[int, ...]) -> ConfigCache[_Features]:
     """Return the cache of what the model knows about configurations of a space."""
     coordinates = coordinates_of(space)
+    ids: dict[Hashable, int] = {}  # not hashes: those of -1 and -2 are equal
 
     def features(config: Config) -> _Features:
         point = points_of([config], coordinates)
         runs = forest.timeline(config).runs
-        paths = [
-            hash(tuple((min(run.stop, rung), run.key) for run in runs if run.start < rung))
+        prefixes = [
+            tuple((min(run.stop, rung), run.key) for run in runs if run.start < rung)
             for rung in rungs
         ]
+        paths = [ids.setdefault(prefix, len(ids)) for prefix in prefixes]
         schedules = {n: v for n, v in config.items() if isinstance(v, Schedule)}
-        courses = {name: _course(forest.timeline(config), name, rungs) for name in schedules}
         return _Features(
-            config=config,
-            courses={name: course for name, course in courses.items() if course is not None},
             point=point[0] if len(point) else np.full(len(coordinates), np.nan),
             decays={
                 name: _decay([
@@ -444,38 +384,6 @@ def _features(space: Space, forest: StageForest, rungs: tuple[int, ...]) -> Conf
         )
 
     return ConfigCache(features)
-
-
-NUM_SAMPLED = 16
-"""Epochs before each rung at which a schedule is looked at."""
-
-
-def _course(timeline: Timeline, name: str, rungs: Sequence[int]) -> FloatArray | None:
-    """Return the largest and the mean value of a schedule up to each rung, in decades.
-
-    None if its values are not numbers.
-    """
-    spread = [np.linspace(0, rung - 1, min(NUM_SAMPLED, rung)).astype(int) for rung in rungs]
-    epochs = np.unique(np.concatenate(spread))
-    values = [timeline.values(name, epoch, num_steps=1) for epoch in epochs.tolist()]
-    if not all(isinstance(value, int | float) for value in values):
-        return None
-    sizes = np.abs(np.array(values, float))
-    lasts = np.diff(np.append(epochs, rungs[-1]))
-    places = np.searchsorted(epochs, rungs) - 1
-    largest = np.maximum.accumulate(sizes)[places]
-    mean = (np.cumsum(sizes * lasts) / np.cumsum(lasts))[places]
-    return _decades(np.stack([largest, mean], axis=1))
-
-
-def _decades(values: FloatArray) -> FloatArray:
-    out: FloatArray = np.log10(np.maximum(np.abs(values), 1e-12))
-    return out
-
-
-def _belongs(coordinate: str, names: Iterable[str]) -> bool:
-    """Return whether a coordinate is one of these hyper-parameters or lies within one."""
-    return any(coordinate == n or coordinate.startswith((f"{n}.", f"{n}[")) for n in names)
 
 
 def _decay(values: Sequence[Any]) -> FloatArray:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from thrifty.space import Config, Space
 
 from ._algorithm import Algorithm
-from ._curve_model import CannotFit, CurveModel, FloatArray, Rows
+from ._curve_model import CannotFit, CurveModel, Rows
 from ._curve_view import NUM_ACTIVE, Candidate, CurveView, StageForest, active_trials
 from ._halving import RungAlgorithm
 from ._history import Decision, History, Proposal, Trial
@@ -26,13 +27,6 @@ from .samplers._base_sampler import Picker, check_counts, check_shares, option_e
 
 NUM_DRAWS = 16
 """New configurations among which the model chooses."""
-NUM_SHARED_DRAWS = 128
-"""The same, where trials share epochs: siblings of a good trial are cheap, so look at many."""
-MIN_SHARE = 0.1
-"""Trials share epochs if others train at least this share of them."""
-MIN_WORTH = 0.5
-"""Where trials share epochs, one that is worth less than this share of the best one in training
-waits for its result."""
 MODELLED_SHARE = 0.5
 """Share of the new configurations that the model chooses; the others are the sampler's next."""
 NUM_COMPARED = 32
@@ -50,13 +44,10 @@ class FreezeThaw(RungAlgorithm):
     A Gaussian process models the curves of all trials over configurations, epochs and schedules.
     At each rung, one in ``eta`` of the trials goes on, as with ``ASHA``. Here it is not the trial
     with the best score so far but the one with the best predicted end. Where some need fewer epochs
-    until then, it is the one with the largest expected improvement for each of them. Epochs that
-    another trial with equal hyper-parameters trains or has trained cost nothing, and their scores
-    are known. Other trials are paused and may go on at any time. Half of the new configurations
-    are chosen by the model, too.
-
-    Where trials share epochs, as in a grid of schedules, rungs end once a first trial has ended:
-    any trial may then go on, and any configuration may start, that promises most for its price.
+    until then, it is the one that is most likely to end best, for these epochs. Epochs that another
+    trial with equal hyper-parameters trains or has trained cost nothing, and their scores are
+    known. Other trials are paused and may go on at any time. Half of the new configurations are
+    chosen by the model, too.
 
     A study ends when its budget is used up; the trial with the best score is then trained to
     ``max_epochs``.
@@ -142,6 +133,8 @@ class FreezeThaw(RungAlgorithm):
                 out.append(pick.proposal())
         if out or history.num_running or leader is None or not missing:
             return out
+        if forest.num_epochs + missing >= self.budget() + self.max_epochs:
+            return []  # earlier leaders have been trained to their ends, and failed or got worse
         return [Proposal(target=self.max_epochs, trial=leader.number)]
 
 
@@ -205,16 +198,10 @@ class _Picks:
         """Their number, by the rung at which they waited."""
         self._untold: list[Pick] = []
         """New trials of this answer that the model does not know of."""
-        self._least_value = -math.inf
-        """The least value of a trial that goes on by its price."""
 
     def __iter__(self) -> Iterator[Pick]:
         for _ in range(self._num):
-            pick = self._enqueued()
-            if pick is None and self._goes_by_price:
-                pick = self._cheap()
-            elif pick is None:
-                pick = self._promotion() or self._new() or self._left_over()
+            pick = self._enqueued() or self._promotion() or self._new() or self._left_over()
             if pick is None:
                 return
             trial = pick.candidate.trial
@@ -232,41 +219,6 @@ class _Picks:
             return None
         configs = self._history.next_enqueued(self._num_new + 1)[self._num_new :]
         return self._started(self._candidate(configs[0], None)) if configs else None
-
-    @cached_property
-    def _goes_by_price(self) -> bool:
-        """Whether trials go on from any rung: where they share epochs, once one has ended.
-
-        There, the end of a good trial's sibling may cost as little as a new trial's first epochs,
-        and rungs would keep it waiting.
-        """
-        has_ended = len(self._history.leaderboard(self._rungs[-1])) > 0
-        return self._shares and has_ended and self._model is not None
-
-    @property
-    def _shares(self) -> bool:
-        return self._forest.share >= MIN_SHARE
-
-    def _cheap(self) -> Pick | None:
-        """Return the trial or configuration that promises most for each epoch that it costs.
-
-        None if what trains already promises much more.
-        """
-        waiting = [self._candidate(trial.config, trial.number) for trial in self._waiting]
-        candidates = [*waiting, *self._draws]
-        if not candidates:
-            return None
-        if self._model is None:
-            values = np.array([c.requested for c in candidates])
-        else:
-            values = self._values(candidates, threshold=self._best_known)
-        index = int(np.argmax(values))
-        if values[index] < self._least_value:
-            return None
-        self._least_value = max(self._least_value, values[index] + math.log(MIN_WORTH))
-        if index < len(waiting):
-            return Pick(candidates[index], self._next_rung(candidates[index]))
-        return self._started(self._draws.pop(index - len(waiting)))
 
     def _promotion(self) -> Pick | None:
         """Return the best trial of the deepest rung from which another one may go on."""
@@ -308,45 +260,32 @@ class _Picks:
         return share * num_promoted
 
     def _left_over(self) -> Pick | None:
-        """Return the best of all waiting trials, as no new one may start.
-
-        Where trials share epochs, it is worth waiting for those in training.
-        """
-        if self._shares:
-            is_idle = not (self._history.num_running or self._num_new or self._gone)
-            return self._cheap() if is_idle else None
-        numbers = [trial.number for trial in self._waiting]
-        return self._best_of(numbers) if numbers else None
-
-    @property
-    def _waiting(self) -> list[Trial]:
-        """Trials that may go on."""
-        return [
-            trial
+        """Return the best of all waiting trials, as no new one may start."""
+        numbers = [
+            trial.number
             for trial in self._active
             if trial.state == "waiting"
             and trial.reached < self._algorithm.max_epochs
             and trial.number not in self._gone
         ]
+        if not numbers:  # those that wait are none of the active ones
+            waiting = chain.from_iterable(map(self._history.waiting, self._rungs[-2::-1]))
+            others = (number for _, number in waiting if number not in self._gone)
+            numbers = list(islice(others, NUM_COMPARED))
+        return self._best_of(numbers) if numbers else None
 
     def _new(self) -> Pick | None:
         """Return a new configuration, half of the time by the model.
 
-        A trial that trains to its end at once is expensive, so the model always chooses it. Where
-        trials share epochs, only those start here whose first epochs are new.
+        A trial that trains to its end at once is expensive, so the model always chooses it.
         """
-        draws = self._draws
-        if self._shares:
-            draws = [draw for draw in draws if draw.requested < self._rungs[0]]
-        if self._num_open <= 0 or not draws:
+        if self._num_open <= 0 or not self._draws:
             return None
         index = 0
         chooses = self._rng.random() < MODELLED_SHARE or self._is_full
         if chooses and not self._algorithm.sampler.adapts:
-            index = self._most_promising(draws) or 0
-        chosen = draws[index]
-        self._draws.remove(chosen)
-        return self._started(chosen)
+            index = self._most_promising(self._draws) or 0
+        return self._started(self._draws.pop(index))
 
     def _best_of(self, numbers: Sequence[int]) -> Pick:
         """Return the trial to train next: by the model, or else the deepest and best."""
@@ -362,34 +301,19 @@ class _Picks:
         """Return the candidate with the best predicted end, if all have the same price.
 
         The price is the number of epochs until the end that nothing else trains. Where prices
-        differ, it is the one with the largest expected improvement for its price. The answer is
-        None if there is no model.
+        differ, it is the one most likely to become the best, for its price. The answer is None if
+        there is no model.
         """
         model = self._model
         if model is None:
             return None
         prices = [self._rungs[-1] - candidate.requested for candidate in candidates]
         if len(set(prices)) == 1:
-            # Predicted ends rank better than expected improvements, which favour what is uncertain,
-            # but only improvements can be divided by a price.
+            # Predicted ends rank better than chances, which favour what is uncertain, but only
+            # chances can be divided by a price.
             return int(np.argmax(model.predict(self._ends(candidates))[0].round(6)))
-        return int(np.argmax(self._values(candidates, threshold=self._best_end)))
-
-    def _values(self, candidates: Sequence[Candidate], *, threshold: float) -> FloatArray:
-        """Return the logarithm of the expected improvement for each epoch that it costs."""
-        assert self._model is not None
-        gains = self._model.improvement(self._ends(candidates), threshold)
-        prices = [max(self._rungs[-1] - candidate.requested, 1) for candidate in candidates]
-        out: FloatArray = np.log(np.maximum(gains, 1e-300) / prices).round(6)
-        return out
-
-    @property
-    def _best_known(self) -> float:
-        """The best score at the end of a trial, or the worst possible one."""
-        board = self._history.leaderboard(self._rungs[-1])
-        if not len(board):
-            return self._best_end
-        return float(self._view.scale.apply(np.array([board[0][0]]))[0])
+        chances = model.exceeds(self._ends(candidates), self._best_end)
+        return int(np.argmax((chances - np.log(np.maximum(prices, 1))).round(6)))
 
     @property
     def _best_end(self) -> float:
@@ -441,19 +365,10 @@ class _Picks:
         try:
             model = self._view.model(active, self._history, [*self._draws, *going, *untold])
             if running:
-                self._least_value = self._value_in_training(model, going)
                 model.assume(self._view.places(going, [trial.target for trial in running]))
         except CannotFit:
             return None
         return model
-
-    def _value_in_training(self, model: CurveModel, going: Sequence[Candidate]) -> float:
-        """Return what another trial must be worth to train beside these, as a logarithm."""
-        if not len(self._history.leaderboard(self._rungs[-1])):
-            return -math.inf
-        gains = model.improvement(self._ends(going), self._best_known)
-        prices = [max(self._rungs[-1] - len(candidate.known), 1) for candidate in going]
-        return float(np.log(np.maximum(gains, 1e-300) / prices).max()) + math.log(MIN_WORTH)
 
     @cached_property
     def _draws(self) -> list[Candidate]:
@@ -462,15 +377,14 @@ class _Picks:
         if self._num_open <= 0:
             return []
         num = min(self._num, self._num_open)
-        num_more = NUM_SHARED_DRAWS if self._shares else NUM_DRAWS
         if sampler.adapts:
             found = sampler.sample(history, self._space, num=num, rng=self._rng)
         elif isinstance(sampler, GridSampler):
             # The model takes points of the grid in any order, so read it from its start.
-            num += history.num_drawn + num_more
+            num += len(history) + NUM_DRAWS
             found = sampler.sample(History(), self._space, num=num, rng=self._rng)
         else:
-            found = sampler.sample(history, self._space, num=num + num_more, rng=self._rng)
+            found = sampler.sample(history, self._space, num=num + NUM_DRAWS, rng=self._rng)
         out = []
         for config in found:
             if not self._picker.is_known(config):
