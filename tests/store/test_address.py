@@ -202,9 +202,9 @@ def test_checkpoints_do_not_show_the_password_of_their_address(monkeypatch, tmp_
     [("digits.db", "sqlite:///digits.db"), ("/data/my digits.db", "sqlite:////data/my digits.db")],
 )
 def test_a_path_is_quoted_with_the_address_that_was_meant(path, meant):
-    for given in (path, Path(path)):
+    for address in (path, Path(path)):
         with pytest.raises(UsageError) as error:
-            read_address(given)
+            read_address(address)
         assert str(error.value) == f"{path!r} is not a database address; did you mean {meant}?"
 
 
