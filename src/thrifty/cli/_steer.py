@@ -25,6 +25,7 @@ from thrifty.space._written_config import read_config
 from thrifty.store import Store
 from thrifty.store._acts import Act, ActKind
 from thrifty.store._address import shell_command
+from thrifty.store._reports import trials_text
 from thrifty.store._steering_requests import ask, is_run, this_user
 from thrifty.store._trash import KEPT_S, Deleted
 from thrifty.study import Study
@@ -361,7 +362,7 @@ def delete_command(*, name: str, storage: str, yes: bool, as_json: bool) -> None
         summary = store.studies.summary(name)
         if not yes:
             num_trials = sum(summary.num_trials.values())
-            shown = f"{plain_text(name)} with its {num_trials:,} trials"
+            shown = f"{plain_text(name)} with its {trials_text(num_trials)}"
             click.confirm(f"delete study {shown}?", abort=True)
         deleted = store.trash.put(store.studies.get(name), who=this_user())
     if as_json:
@@ -446,4 +447,5 @@ def gc_command(
 def _say_all(studies: Sequence[Deleted]) -> None:
     for each in studies:
         when = datetime.fromtimestamp(each.at).astimezone().strftime("%Y-%m-%d %H:%M")
-        say(f"{when}  {plain_text(each.who)}  {plain_text(each.name)} ({each.num_trials:,} trials)")
+        trials = trials_text(each.num_trials)
+        say(f"{when}  {plain_text(each.who)}  {plain_text(each.name)} ({trials})")

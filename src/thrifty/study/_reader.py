@@ -15,7 +15,7 @@ from thrifty.space import Config, Timeline, TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store import Store, StudyInfo, redact_url
 from thrifty.store._address import read_address
-from thrifty.store._reports import mean_curve
+from thrifty.store._reports import mean_curve, trials_text
 
 from ._goals import Goals
 from ._ledger import Ledger
@@ -412,7 +412,7 @@ def _counted(states: Counter[str]) -> str:
     """
     total = states.total()
     each = ", ".join(f"{states[state]:,} {state}" for state in _STATES if states[state])
-    return f"{total:,} trial{'' if total == 1 else 's'}{': ' if each else ''}{each}"
+    return f"{trials_text(total)}{': ' if each else ''}{each}"
 
 
 def _why_none(ledger: Ledger, *, name: str) -> str:

@@ -31,6 +31,7 @@ from thrifty.space import Amount, Space, TimeUnit
 from thrifty.space._conditions import branched
 from thrifty.space._written_config import fill_config, whole_config
 from thrifty.store import FrameBackend, StudyInfo, TrialLine, frame, nondominated, redact_url
+from thrifty.store._reports import no_such_trial
 
 from ._asking import AskingMixin
 from ._extension import ExtensionMixin, extension_of, requests_for_longer
@@ -469,9 +470,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         ledger = self._current_ledger()
         is_number = isinstance(trial, int) and not isinstance(trial, bool)
         if not is_number or trial not in range(len(ledger.history)):
-            raise UsageError(
-                f"study {self.name!r} has no trial {trial!r}; it has {len(ledger.history)}"
-            )
+            raise UsageError(no_such_trial(self.name, trial, num_trials=len(ledger.history)))
         parent = ledger.history[trial]
         horizon = self.algorithm.max_epochs if parent.horizon is None else parent.horizon
         epoch = self._first_epochs(after) if isinstance(after, Amount) else after
