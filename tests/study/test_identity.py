@@ -146,7 +146,7 @@ def test_after_a_change_of_metrics_only_what_is_kept_is_evaluated_again(project)
     forecast = second.plan()
     assert (forecast.known_epochs, forecast.evaluated_epochs) == (0, len(states))
     assert forecast.epochs_to_train == 12 - len(states)
-    assert "5 evaluated again with kept states: 7 left to train" in str(forecast)
+    assert "5 epochs evaluated again with kept states: 7 left to train" in str(forecast)
     seen = run(second)
     assert seen.evaluated == len(states) == forecast.evaluated_epochs
     assert seen.trained == forecast.epochs_to_train
