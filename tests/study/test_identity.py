@@ -304,6 +304,30 @@ def test_a_run_says_where_its_results_come_from(project, caplog):
     )
 
 
+def where_from(caplog) -> str:
+    """Return the line of a run that says where its results come from; "to go on" is the last."""
+    lines = [r.message for r in caplog.records if r.name == "thrifty.study._session"]
+    (found,) = [line for line in lines if line.endswith((" trained", " yet)", "to train"))]
+    return re.sub(r"\d{4}-\d\d-\d\d", "DAY", found)
+
+
+def test_a_run_that_was_stopped_counts_what_no_trial_has_reported(project, caplog):
+    caplog.set_level(logging.INFO)
+    one = Space(lr=Choice([0.1]))
+    seen = run(project(space=one), observers=[StopAfter(4)])
+    study = project(space=one)
+    num_reported = study.savings.unique_epochs
+    assert num_reported < seen.trained == 4
+    assert where_from(caplog) == (
+        f"study 'a': 4 epochs trained ({4 - num_reported} of them not reported by a trial yet)"
+    )
+    with Store.open(study.storage.url, create=False) as store:
+        assert store.studies.summary("a").plan_epochs == 4
+    caplog.clear()
+    assert run(study).trained == 2
+    assert where_from(caplog) == ("study 'a': 4 of 6 epochs known from this study (DAY), 2 trained")
+
+
 def test_it_is_said_on_the_terminal(project, capsys):
     project().run(executor=SOLO)
     assert "study 'a': 12 epochs trained" in capsys.readouterr().err

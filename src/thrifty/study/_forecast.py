@@ -121,11 +121,12 @@ class Forecast:
         low, high = map(unit.count, self.unique_range)
         span = "" if self.exact else f" ({low:,} to {high:,} in simulations)"
         saved = 1 - 1 / max(self.merge_rate, 1)
+        trials = trials_text(self.num_trials)
         trial_epochs = f"{unit.count(self.trial_epochs):,.0f}"
         unique = f"{unit.count(self.unique_epochs):,.0f}"
         rate = f"merge rate {about}{self.merge_rate:.2f}"
         out = [
-            f"{trials_text(self.num_trials)}, {about}{trial_epochs} trial-{_noun(unit, trial_epochs)}",
+            f"{trials}, {about}{trial_epochs} trial-{_noun(unit, trial_epochs)}",
             f"{about}{unique} unique {_noun(unit, unique)} to train{span}",
             f"{rate}: sharing saves {about}{saved:.0%} of the trial-{unit.name}",
         ]
