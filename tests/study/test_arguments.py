@@ -44,7 +44,7 @@ class Odd(Algorithm):
         ({"metric": ["mse", "mse"], "mode": ["min", "min"]}, "each only once"),
         ({"metric": []}, "name at least one metric"),
         ({"metric": None}, "must be a metric's name"),
-        ({"mode": None}, "mode is None"),
+        ({"mode": 1}, "mode is 1; it must be"),
         ({"storage": None}, "storage is None; give an address such as 'sqlite:///thrifty.db'"),
         ({"storage": 3}, "storage is 3"),
     ],

@@ -43,7 +43,7 @@ from ._forecast import (
     memory_forecast,
     trained_forecast,
 )
-from ._goals import Bound, EpochSizes, Goals, Mode, unit_of
+from ._goals import Bound, EpochSizes, Goals, Mode, is_better_smaller, unit_of
 from ._identity import Recipe
 from ._ledger import Ledger
 from ._loop import Observer, StopWhen
@@ -89,7 +89,8 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         algorithm: What to try and for how long (``Hyperband``, ``ASHA``, ``GridSearch``, ...).
         metric: The metric of the task to optimise, or a list of them; algorithms compare trials by
             the first.
-        mode: ``"max"`` or ``"min"``; a list of these for a list of metrics.
+        mode: ``"max"`` or ``"min"``; a list of these for a list of metrics. None means ``"max"``;
+            for a loss, pass ``mode="min"``.
         constraints: Limits on metrics: a number that must not be exceeded, or ``at_least(number)``.
             A trial that keeps them is better than any that does not. Among those that do not, the
             one with the smallest violation is the best.
@@ -129,7 +130,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         *,
         algorithm: Algorithm,
         metric: str | Sequence[str],
-        mode: Mode | Sequence[Mode] = "max",
+        mode: Mode | Sequence[Mode] | None = None,
         constraints: Mapping[str, Bound | float] | None = None,
         storage: Storage | str = "sqlite:///thrifty.db",
         name: str,
@@ -139,7 +140,9 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
     ) -> None:
         check_arguments(task, space, algorithm=algorithm)
         self.task = task
-        self.goals = Goals.of(metric, mode, constraints=constraints)
+        self.goals = Goals.of(metric, "max" if mode is None else mode, constraints=constraints)
+        self._may_say_mode = mode is None
+        """Whether a run or a plan may still warn that the metric is maximised by default."""
         self.storage = Storage.of(storage)
         self.name = checked_name(name)
         self.seed = checked_seed(seed)
@@ -218,6 +221,17 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         """Whether to maximise or minimise the first metric."""
         return self.goals.modes[0]
 
+    def _check_mode(self) -> None:
+        """Log a warning, once, if a metric that looks like a loss is maximised by default."""
+        if self._may_say_mode and is_better_smaller(self.metric):
+            logger.warning(
+                "study %r maximises %r, because mode was not given, but its name says that "
+                'smaller is better; pass mode="min" to minimise it (or mode="max" to keep this)',
+                self.name,
+                self.metric,
+            )
+        self._may_say_mode = False
+
     # -- before a run -----------------------------------------------------------------
 
     def plan(self, *, memory: bool | None = None) -> Forecast:
@@ -236,6 +250,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
             StudyNotFoundError: A study given in ``warm_start`` does not exist.
             StudyMismatchError: The database has a different study of this name.
         """
+        self._check_mode()
         self.space.check(max_epochs=self.algorithm.max_epochs)
         longer = self._as_requested()
         if longer is not self:
@@ -592,6 +607,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         """
         check_run(executor, stop, observers)
         check_trains(self.task, executor)
+        self._check_mode()
         if stop is not None:
             stop = stop.in_epochs(self._sizes.of(stop.amounts()))
         repository = self._repository()
