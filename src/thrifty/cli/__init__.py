@@ -140,7 +140,7 @@ class _Lazy(click.Group):
             # click itself suggests only commands that are imported already
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             if near and not args[0].startswith("-"):
-                error.message += f" Did you mean {near[0]!r}?"
+                error.message += f" Did you mean {near[0]!r}?"  # type: ignore[misc]
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
