@@ -76,6 +76,17 @@ if TYPE_CHECKING:
 
 logger = plain_logger(__name__)
 
+_ELSEWHERE = {
+    "best_value": "study.best_trial.value",
+    "best_params": "study.best_trial.config",
+    "best_config": "study.best_trial.config",
+    "best_model": "study.best_trial.load_model()",
+    "direction": "study.mode",
+    "directions": "study.goals.modes",
+    "optimize": "study.run()",
+}
+"""What other libraries call an attribute of a study, and what to write here."""
+
 
 class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
     """A study that tunes a task over a space, training every shared step once.
@@ -166,6 +177,16 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
     def __repr__(self) -> str:
         algorithm = self._algorithm if self._space is None else self.algorithm
         return f"Study({self.name!r}, {algorithm!r}, storage={redact_url(self.storage.url)!r})"
+
+    if not TYPE_CHECKING:  # else the type checker would not report unknown attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError; for names of other libraries, it says what to write."""
+            if name in _ELSEWHERE:
+                message = f"a Study has no attribute {name!r}; use {_ELSEWHERE[name]}"
+                raise AttributeError(message, name=name)
+            # This raises the error of a property again, which would be lost otherwise.
+            return object.__getattribute__(self, name)
 
     def _repr_html_(self) -> str:
         """Return an overview for notebooks; it reads the database and creates nothing."""
