@@ -195,6 +195,22 @@ _HOME_OF = {name: f"thrifty.{home}" for home, names in _HOMES.items() for name i
 
 __all__ = sorted(_HOME_OF)
 
+_ELSEWHERE = {
+    "Categorical": "Choice",
+    "Discrete": "Choice",
+    "choice": "Choice",
+    "Integer": "Int",
+    "randint": "Int",
+    "Real": "Float",
+    "Uniform": "Float",
+    "uniform": "Float",
+    "LogUniform": "Float(low, high, log=True)",
+    "loguniform": "Float(low, high, log=True)",
+    "create_study": "Study",
+    "PBT": "PopulationBasedTraining",
+}
+"""What other libraries call something, and the name that it has here."""
+
 
 if not TYPE_CHECKING:  # else the type checker would not report unknown names
 
@@ -206,7 +222,8 @@ if not TYPE_CHECKING:  # else the type checker would not report unknown names
             value = getattr(import_module(_HOME_OF[name]), name)
             globals()[name] = value
             return value
-        raise AttributeError(f"module 'thrifty' has no attribute {name!r}")
+        hint = f"; use thrifty.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"module 'thrifty' has no attribute {name!r}{hint}", name=name)
 
 
 def __dir__() -> list[str]:

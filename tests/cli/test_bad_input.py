@@ -72,6 +72,8 @@ def config(text: str) -> list[str]:
 BAD: list[tuple[list[str], str]] = [
     ([""], "No such command"),
     (["nope"], "No such command 'nope'"),
+    (["runn"], "No such command 'runn'. Did you mean 'run'?"),
+    (["bets", "line"], "No such command 'bets'. Did you mean 'best'?"),
     # files
     (["run"], "Missing argument 'FILE'"),
     (["run", ""], "does not exist"),
@@ -142,7 +144,7 @@ BAD: list[tuple[list[str], str]] = [
     (["try", *config('{"lr": 0.1}'), "--as", ""], "give the study a name"),
     # databases and studies
     (["status", "--storage", ""], "not a database address"),
-    (["status", "--storage", "nonsense"], "not a database address"),
+    (["status", "--storage", "nonsense"], "'nonsense' is not a database address; did you mean"),
     (["status", "--storage", "http://localhost"], "'http' is not a database"),
     (["status", "--storage", "mysql://localhost/none"], "'mysql' is not a database"),
     (["status", "--storage", "postgresql://localhost:1/none"], "does not answer"),
@@ -190,8 +192,8 @@ BAD: list[tuple[list[str], str]] = [
     (["tag", "line", "good", *DB, "--trial", "-1"], "no trial -1"),
     (["acts", "nope", *DB], "no study 'nope'"),
     (["logs", "line", *DB], "Missing option"),
-    (["logs", "line", *DB, "--trial", "9"], "and no trial 9"),
-    (["logs", "line", *DB, "--trial", "-1"], "and no trial -1"),
+    (["logs", "line", *DB, "--trial", "9"], "has no trial 9"),
+    (["logs", "line", *DB, "--trial", "-1"], "has no trial -1"),
     (["logs", "line", *DB, "--trial", "0", "--last", "0"], "0 is not in the range x>=1"),
     (["logs", "nope", *DB, "--trial", "0"], "no study 'nope'"),
     (["extend", "line", *DB], "Missing option"),

@@ -459,6 +459,17 @@ def test_a_script_that_trains_nothing_is_not_exported(folder, script, message):
     assert not Path("sky.yaml").exists()
 
 
+def test_the_plan_is_printed_before_an_export_is_refused(folder):
+    given = ["rented.py", *LONG, "--deadline", "2d", "--export", "sky.yaml"]
+    found = CliRunner().invoke(rent_command, given)
+    assert isinstance(found.exception, UsageError)
+    assert "l4.one" in found.stdout
+    # with --json, an error is the only document
+    found = CliRunner().invoke(rent_command, [*given, "--json"])
+    assert isinstance(found.exception, UsageError)
+    assert not found.stdout
+
+
 IMPORTS = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
 
 

@@ -216,8 +216,11 @@ def test_an_extension_of_a_study_that_runs_is_queued(folder, as_json):  # noqa: 
 def test_resume_takes_back_what_was_asked_while_no_process_ran(folder, act):  # noqa: F811
     thrifty("run", "line_study.py", "--quiet", "--stop-epochs", "1")
     said = thrifty(act, "line", *DB)
-    what = "asked to stop the study" if act == "stop" else "asked to pause the study"
-    assert said == f"{what}; no process runs it, so the next one does so before it trains\n"
+    then = "stops" if act == "stop" else "waits"
+    assert said == (
+        f"asked to {act} the study; no process runs it, so the next run {then} before it trains; "
+        f"take this back, and train, with: thrifty resume line --storage {DB[1]}\n"
+    )
     assert asked()[-1].endswith("(queued)")
     done = CliRunner().invoke(_app, ["resume", "line", *DB, "--quiet", "--trust-file"])
     assert done.exit_code == 0

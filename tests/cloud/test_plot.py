@@ -57,7 +57,7 @@ def test_every_fleet_is_where_it_belongs():
     figure = plot_front(a_plan())
     (axes,) = figure.axes
     found = points(axes)
-    assert found["neither dearer nor slower than another"][0] == [[1.0, 40.0], [4.0, 20.0]]
+    assert found["no other is both cheaper and faster"][0] == [[1.0, 40.0], [4.0, 20.0]]
     middles, (times, costs) = found["chosen"]
     assert middles == [[2.0, 30.0]]
     assert times[0].ravel().tolist() == pytest.approx([1.6, 30.0, 2.5, 30.0])
@@ -85,7 +85,7 @@ def test_the_goal_is_a_line():
 def test_nothing_may_be_chosen():
     (axes,) = plot_front(a_plan(best=None)).axes
     assert len(points(axes)) == 1
-    assert len(points(axes)["neither dearer nor slower than another"][0]) == 3
+    assert len(points(axes)["no other is both cheaper and faster"][0]) == 3
 
 
 def test_the_chosen_one_may_be_off_the_front_or_all_of_it():

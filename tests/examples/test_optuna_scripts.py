@@ -81,6 +81,7 @@ def test_a_ported_script_gives_them_too_in_parts(name, tmp_path):
             ported,
             algorithm=th.Enqueued(max_epochs=epochs),
             metric="value" if name == "quadratic" else metric,
+            mode="min" if metric == "error" else "max",
             storage=f"sqlite:///{tmp_path}/t.db",
             name=name,
         )

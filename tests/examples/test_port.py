@@ -155,6 +155,7 @@ def test_packed_trials_are_those_of_plain_pytorch_within_rounding(name, monkeypa
         module.study.space,
         algorithm=th.GridSearch(max_epochs=5),
         metric=metric,
+        mode=module.study.mode,
         storage="sqlite:///packed.db",
         name=name,
     )

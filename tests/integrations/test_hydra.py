@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -205,3 +207,21 @@ def test_an_application_without_a_sweep_imports_no_torch(folder):
         timeout=60,
     )
     assert found.returncode == 0, found.stderr
+
+
+def test_the_page_runs_as_it_is_printed(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "hydra.md").read_text()
+    (tmp_path / "conf").mkdir()
+    for name, text in re.findall(r'^```\w+ title="([^"]*)"\n(.*?)^```', page, re.M | re.S):
+        (tmp_path / name).write_text(text)
+    commands = [line for line in page.splitlines() if line.startswith("python app.py")]
+    assert len(commands) == 2
+    for command in commands:
+        _, _, *arguments = shlex.split(command)
+        code, said = in_a_fork(tmp_path, *arguments)
+        assert not code, said
+        assert results(tmp_path)["best_params"]["net.width"] in range(16, 129)
+    # without the name, the second command is refused, and the message names the option
+    code, said = in_a_fork(tmp_path, *arguments[:-1])
+    assert code
+    assert "To name this sweep: hydra.sweeper.study_name=NAME" in said

@@ -21,7 +21,9 @@ from thrifty.core import StateError, TaskError, UsageError
 from thrifty.integrations.functions import _objective, _objective_suggestions, _suspended
 from thrifty.integrations.functions._objective import ObjectiveRun, end_waiting
 from thrifty.integrations.functions._objective_suggestions import ObjectiveAsker
+from thrifty.integrations.functions._optimize import what_would_be_shared
 from thrifty.search import History, Stop, StoppingASHA
+from thrifty.study import TrialResult
 
 
 def optimized(objective, *, n_trials=6, **options):
@@ -137,7 +139,7 @@ def test_it_says_what_a_training_function_would_share(capsys, caplog):
     caplog.set_level("INFO")
     optimized(curve, max_epochs=9, n_trials=12)
     (said,) = [r.getMessage() for r in caplog.records if "training function" in r.getMessage()]
-    assert re.match(r"\d+ trials have stopped after \d+ epochs, and cannot go on", said)
+    assert re.match(r"\d+ trials were stopped, after \d+ epochs in all, and cannot go on\.", said)
     optimized(square, n_trials=2, progress=True)
     assert "An objective has no state" in capsys.readouterr().err
 
@@ -692,3 +694,16 @@ def test_stopping_asha_decides_at_once():
     assert {trial.state for trial in history} <= {"stopped", "waiting"}
     assert all(t.reached == 9 for t in history if t.state == "waiting")
     assert history[0].reached == 9
+
+
+def test_epochs_of_stopped_trials_are_counted_together():
+    def said(*epochs):
+        trials = [
+            TrialResult(number=0, config={}, state="stopped", epochs=each, value=None, curve=())
+            for each in epochs
+        ]
+        return what_would_be_shared(trials, max_epochs=6).partition(" An objective")[0]
+
+    assert said(1, 3, 6) == "2 trials were stopped, after 4 epochs in all, and cannot go on."
+    assert said(3, 6) == "1 trial was stopped, after 3 epochs, and cannot go on."
+    assert said(6).startswith("An objective")

@@ -186,6 +186,7 @@ def test_a_task_that_cannot_be_loaded_is_said(tmp_path):
         th.Space(lr=0.1),
         algorithm=th.GridSearch(max_epochs=1),
         metric="mse",
+        mode="min",
         storage=f"sqlite:///{tmp_path}/t.db",
         name="line",
     )

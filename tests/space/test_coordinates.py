@@ -215,3 +215,12 @@ def test_a_coordinate_that_is_there_needs_a_position():
 def test_names_that_coincide_are_refused():
     with pytest.raises(SpaceError, match="rename one"):
         Coordinates(Space(**{"lr": Choice([Float(0, 1)]), "lr[0]": Float(0, 1)}))
+
+
+def test_a_domain_in_a_message_has_no_empty_conditions():
+    space = Space(lr=Choice([0.1]), m=Choice([0.9]).when(lr=0.1))
+    with pytest.raises(SpaceError) as error:
+        Coordinates(space).values({"lr": 0.2})
+    assert str(error.value) == "lr=0.2 is not in Choice(options=(0.1,))"
+    with pytest.raises(SpaceError, match=r"conditions=.*name='lr'"):
+        Coordinates(space).values({"lr": 0.1, "m": 0.8})

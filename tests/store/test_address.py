@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import traceback
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -194,3 +195,23 @@ def test_checkpoints_do_not_show_the_password_of_their_address(monkeypatch, tmp_
     with pytest.raises(UsageError, match="cannot be kept at nothing://me") as unknown:
         CheckpointFolder(f"nothing://me:{SECRET}@host/dir")
     assert clean(str(unknown.value))
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [("digits.db", "sqlite:///digits.db"), ("/data/my digits.db", "sqlite:////data/my digits.db")],
+)
+def test_a_path_is_quoted_with_the_address_that_was_meant(path, meant):
+    for address in (path, Path(path)):
+        with pytest.raises(UsageError) as error:
+            read_address(address)
+        assert str(error.value) == f"{path!r} is not a database address; did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    "address", ["me:hunter2xyz@host", "host=here password=hunter2xyz", "here?password=hunter2xyz"]
+)
+def test_what_may_have_a_password_is_not_quoted(address):
+    with pytest.raises(UsageError, match="that is not a database address") as error:
+        read_address(address)
+    assert "hunter2xyz" not in str(error.value)

@@ -675,3 +675,12 @@ print(folder, os.path.exists(pathlib.Path(folder) / "state"))
     assert there == "True"
     assert Path(folder).parent == tmp_path
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_made_for_a_database_is_logged(tmp_path, caplog):
+    caplog.set_level("INFO", logger="thrifty.store._engine")
+    url = f"sqlite:///{tmp_path}/some/where/t.db"
+    for _ in range(2):
+        Store.open(url).close()
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "thrifty.store._engine"]
+    assert line == f"made the folder {tmp_path}/some/where for the database t.db"

@@ -1,15 +1,17 @@
 """Invalid arguments give one clear error each, as soon as they are passed."""
 
+import copy
 import math
 
 import numpy as np
 import pytest
 
+import thrifty as th
 from tests.study.helpers import make_study
 from thrifty.core import AlgorithmError, UsageError
 from thrifty.run import Local, Ray
 from thrifty.search import Algorithm
-from thrifty.study import StopWhen, Storage
+from thrifty.study import StopWhen, Storage, Study
 
 
 class Odd(Algorithm):
@@ -44,7 +46,7 @@ class Odd(Algorithm):
         ({"metric": ["mse", "mse"], "mode": ["min", "min"]}, "each only once"),
         ({"metric": []}, "name at least one metric"),
         ({"metric": None}, "must be a metric's name"),
-        ({"mode": None}, "mode is None"),
+        ({"mode": 1}, "mode is 1; it must be"),
         ({"storage": None}, "storage is None; give an address such as 'sqlite:///thrifty.db'"),
         ({"storage": 3}, "storage is 3"),
     ],
@@ -133,3 +135,50 @@ def test_what_makes_no_run(tmp_path, options, message):
 
 def test_an_address_and_a_storage_are_taken():
     assert Storage.of("sqlite://") == Storage.of(Storage(url="sqlite://"))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("best_value", "a Study has no attribute 'best_value'; use study.best_trial.value"),
+        ("best_params", "use study.best_trial.config"),
+        ("optimize", r"use study.run\(\)"),
+        ("nonsense", "'Study' object has no attribute 'nonsense'"),
+    ],
+)
+def test_an_attribute_of_another_library_has_advice(tmp_path, name, advice):
+    study = make_study(tmp_path)
+    with pytest.raises(AttributeError, match=advice):
+        getattr(study, name)
+    assert not hasattr(study, name)
+
+
+def test_the_error_of_a_property_is_not_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(Study, "unit", property(lambda self: self.goals.nonsense))
+    with pytest.raises(AttributeError, match="'Goals' object has no attribute 'nonsense'"):
+        make_study(tmp_path).unit  # noqa: B018 (read for its error)
+
+
+def test_a_study_can_be_copied_before_it_has_attributes(tmp_path):
+    study = copy.copy(make_study(tmp_path))
+    assert study.name == "s"
+    assert not hasattr(Study.__new__(Study), "task")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("Categorical", "module 'thrifty' has no attribute 'Categorical'; use thrifty.Choice"),
+        ("Uniform", "use thrifty.Float"),
+        ("create_study", "use thrifty.Study"),
+        ("Nonsense", "no attribute 'Nonsense'$"),
+    ],
+)
+def test_a_name_of_another_library_has_advice(name, advice):
+    with pytest.raises(AttributeError, match=advice):
+        getattr(th, name)
+
+
+def test_the_advice_names_what_there_is(tmp_path):
+    assert {text.partition("(")[0] for text in th._ELSEWHERE.values()} <= {*th.__all__}
+    assert not th._ELSEWHERE.keys() & {*th.__all__}

@@ -228,6 +228,7 @@ def test_what_cannot_be_asked_or_told():
         th.Space(lr=0.1),
         algorithm=th.GridSearch(max_epochs=1),
         metric="mse",
+        mode="min",
         storage="sqlite://",
         name="line",
     )

@@ -245,3 +245,14 @@ def test_trials_of_a_ladder_do_not_branch(tmp_path):
     study = make_study(tmp_path, space=ladder, algorithm=GridSearch(max_epochs=8))
     with pytest.raises(UsageError, match="cannot branch"):
         study.run(progress=False, executor=SOLO).branch(0, after=2, scale={"lr": 0.5})
+
+
+def test_a_study_that_was_never_run_has_no_trial_to_branch(tmp_path):
+    study = grid(tmp_path)
+    with study._repository().open() as store:
+        repository = study._repository()
+        repository.make(
+            store, plan=repository.open_plan(store).id, file=None, enqueued=[], sources=[]
+        )
+    with pytest.raises(UsageError, match="study 's' has no trials yet; run it first"):
+        study.branch(0, after=2, scale={"lr": 0.5})

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import assume, given, strategies as st
 
 from thrifty.core import TaskError, UsageError
-from thrifty.study import Bound, at_least, at_most
-from thrifty.study._goals import Goals
+from thrifty.search import GridSearch
+from thrifty.space import Space
+from thrifty.study import Bound, Study, at_least, at_most
+from thrifty.study._goals import Goals, is_better_smaller
+from thrifty.testing import LineTask
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -116,3 +119,58 @@ def test_a_limit_is_a_finite_number(make, limit):
 def test_bounds_are_values():
     assert at_most(5.0) == Bound("at_most", 5.0)
     assert len({at_least(1.0), at_least(1.0)}) == 1
+
+
+def study_of(metric, mode=None):
+    return Study(
+        LineTask(),
+        Space(lr=0.1),
+        algorithm=GridSearch(max_epochs=1),
+        metric=metric,
+        mode=mode,
+        storage="sqlite://",
+        name="line",
+    )
+
+
+def warned(caplog):
+    return [r.getMessage() for r in caplog.records if r.name == "thrifty.study._study"]
+
+
+def test_a_loss_that_is_maximised_by_default_is_said_once(caplog):
+    study = study_of("mse")
+    assert (study.mode, warned(caplog)) == ("max", [])
+    study.plan()
+    study.run(progress=False)
+    study.run(progress=False)
+    assert warned(caplog) == [
+        (
+            "study 'line' maximises 'mse', because mode was not given, but its name says that "
+            'smaller is better; pass mode="min" to minimise it (or mode="max" to keep this)'
+        )
+    ]
+
+
+@pytest.mark.parametrize("mode", ["min", "max", ["max"]])
+def test_a_mode_that_is_given_is_not_doubted(caplog, mode):
+    study_of("mse", mode).run(progress=False)
+    assert warned(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_small"),
+    [
+        ("valid_loss", True),
+        ("val/RMSE", True),
+        ("test.error", True),
+        ("eval-ppl", True),
+        ("ema_nll", True),
+        ("accuracy", False),
+        ("lossless", False),
+        ("terror", False),
+        ("neg_log_loss", False),
+        ("", False),
+    ],
+)
+def test_names_of_which_smaller_is_better(metric, is_small):
+    assert is_better_smaller(metric) == is_small

@@ -146,7 +146,7 @@ def test_after_a_change_of_metrics_only_what_is_kept_is_evaluated_again(project)
     forecast = second.plan()
     assert (forecast.known_epochs, forecast.evaluated_epochs) == (0, len(states))
     assert forecast.epochs_to_train == 12 - len(states)
-    assert "5 evaluated again with kept states: 7 left to train" in str(forecast)
+    assert "5 epochs evaluated again with kept states: 7 left to train" in str(forecast)
     seen = run(second)
     assert seen.evaluated == len(states) == forecast.evaluated_epochs
     assert seen.trained == forecast.epochs_to_train
@@ -302,6 +302,30 @@ def test_a_run_says_where_its_results_come_from(project, caplog):
     assert said(caplog) == (
         "study 'e': 12 of 18 epochs known from study 'a' (DAY) and another one, 6 trained"
     )
+
+
+def where_from(caplog) -> str:
+    """Return the line of a run that says where its results come from; "to go on" is the last."""
+    lines = [r.message for r in caplog.records if r.name == "thrifty.study._session"]
+    (found,) = [line for line in lines if line.endswith((" trained", " yet)", "to train"))]
+    return re.sub(r"\d{4}-\d\d-\d\d", "DAY", found)
+
+
+def test_a_run_that_was_stopped_counts_what_no_trial_has_reported(project, caplog):
+    caplog.set_level(logging.INFO)
+    one = Space(lr=Choice([0.1]))
+    seen = run(project(space=one), observers=[StopAfter(4)])
+    study = project(space=one)
+    num_reported = study.savings.unique_epochs
+    assert num_reported < seen.trained == 4
+    assert where_from(caplog) == (
+        f"study 'a': 4 epochs trained ({4 - num_reported} of them not reported by a trial yet)"
+    )
+    with Store.open(study.storage.url, create=False) as store:
+        assert store.studies.summary("a").plan_epochs == 4
+    caplog.clear()
+    assert run(study).trained == 2
+    assert where_from(caplog) == ("study 'a': 4 of 6 epochs known from this study (DAY), 2 trained")
 
 
 def test_it_is_said_on_the_terminal(project, capsys):

@@ -12,7 +12,7 @@ import pytest
 from tests.study.helpers import SOLO, Sized, StopAfter, make_study
 from tests.study.synthetic import trials_of
 from thrifty.core import StoreUnreachableError, UsageError
-from thrifty.search import Hyperband, RandomSearch, SuccessiveHalving
+from thrifty.search import GridSearch, Hyperband, RandomSearch, SuccessiveHalving
 from thrifty.space import Choice, Float, Space, Step
 from thrifty.store import Store
 from thrifty.study import Storage, _session
@@ -272,7 +272,7 @@ def test_the_rest_of_a_study_that_was_stopped_is_an_estimate(tmp_path):
     study = make_study(tmp_path, algorithm=Hyperband(max_epochs=6, eta=2))
     study.run(progress=False, executor=SOLO, observers=[StopAfter(3)])
     known, time, _ = str(study.plan()).splitlines()[3:]
-    assert re.fullmatch(r"about \d+ epochs known already, 0 evaluated .*: about \d+ left .*", known)
+    assert re.fullmatch(r"about \d+ epochs known already: about \d+ left to train", known)
     assert time.startswith("forecast: about ")
 
 
@@ -288,7 +288,7 @@ def test_which_epochs_made_up_results_ask_for_is_an_estimate(tmp_path):
     assert not forecast.known_exact
     _, unique, _, known, time, last = str(forecast).splitlines()
     assert "about" not in unique
-    assert re.match(r"about \d+ epochs known already, 0 evaluated again", known)
+    assert re.match(r"about \d+ epochs known already: about \d+ left", known)
     assert time.startswith("forecast: about")  # an earlier study has timed its epochs
     assert last.startswith("estimate: ")
 
@@ -301,7 +301,16 @@ def test_the_plan_of_a_study_that_is_done_invents_nothing(tmp_path):
     assert forecast.num_trials == len(study.trials)
     assert forecast.trial_epochs == study.savings.trial_epochs
     assert forecast.unique_epochs == forecast.known_epochs == study.savings.unique_epochs
-    assert "0 left to train" in str(forecast)
+    assert f"{forecast.known_epochs} epochs known already: nothing left to train" in str(forecast)
+    assert "forecast:" not in str(forecast)
+
+
+def test_the_plan_of_one_epoch_of_one_trial_has_no_plurals(tmp_path):
+    study = make_study(tmp_path, space=Space(lr=Choice([0.1])), algorithm=GridSearch(max_epochs=1))
+    trials, unique, _ = str(study.plan()).splitlines()
+    assert (trials, unique) == ("1 trial, 1 trial-epoch", "1 unique epoch to train")
+    study.run(progress=False, executor=SOLO)
+    assert str(study.plan()).endswith("\n1 epoch known already: nothing left to train")
 
 
 def test_a_configuration_that_was_enqueued_since_is_forecast(tmp_path):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 import thrifty as th
-from tests.study.helpers import make_study
+from tests.study.helpers import SOLO, make_study
 from tests.study.test_units import in_steps
 from thrifty.core import AlgorithmError, SpaceError, UsageError
+from thrifty.study import Savings
 from thrifty.testing import LineTask
 
 
@@ -172,3 +173,57 @@ def test_what_is_no_number_of_epochs(tmp_path, epochs):
             refused({"lr": 0.1}, epochs=epochs)
     with pytest.raises(UsageError, match="a configuration is a dict"):
         study.known(5)
+
+
+def test_the_summary_tells_what_it_trained_from_what_was_known(tmp_path):
+    study = make_study(tmp_path, space=th.Space(lr=th.Choice([0.1, 0.05])))
+    study.only([{"lr": 0.1}], epochs=3, name="first").run(progress=False, executor=SOLO)
+    both = study.only([{"lr": 0.1}, {"lr": 0.05}], epochs=3, name="both")
+    both.run(progress=False, executor=SOLO)
+    savings = both.savings
+    assert (savings.unique_epochs, savings.known_epochs) == (6, 3)
+    said = "3 epochs trained, 3 known before, for 6 trial-epochs: 3 saved; training 0."
+    assert str(savings).startswith(said)
+    assert str(study.only([{"lr": 0.1}], epochs=3, name="first").savings).startswith(
+        "3 epochs trained for 3 trial-epochs: 0 saved; "
+    )
+
+
+@pytest.mark.parametrize(
+    ("alone", "shared", "packed", "checks", "gain"),
+    [
+        (2.0, 1.0, 0, 0.0, "training 1.0 s instead of 2.0 s (2.00x by sharing)"),
+        (0.04, 0.04, 0, 0.0, "training 1.0 s"),
+        (0.8, 0.4, 0, 0.0, "training 1.0 s, 2.00x by sharing"),
+        (
+            0.8,
+            0.8,
+            3,
+            0.5,
+            (
+                "training 1.0 s, 0.5 s (50.0 %) of it for checks, 1.00x by sharing, "
+                "0.80x by packing (0.70 to 0.90)"
+            ),
+        ),
+        (
+            2.0,
+            1.0,
+            0,
+            0.5,
+            "training 1.0 s, 0.5 s (50.0 %) of it for checks, instead of 2.0 s (2.00x by sharing)",
+        ),
+    ],
+)
+def test_a_time_that_is_not_longer_is_not_compared(alone, shared, packed, checks, gain):
+    savings = Savings(
+        trial_epochs=6,
+        unique_epochs=6,
+        seconds_alone=alone,
+        seconds_shared=shared,
+        seconds=1.0,
+        seconds_checks=checks,
+        seconds_shared_low=0.7,
+        seconds_shared_high=0.9,
+        packed_epochs=packed,
+    )
+    assert str(savings) == f"6 epochs trained for 6 trial-epochs: 0 saved; {gain}"

@@ -179,7 +179,7 @@ def test_epochs_of_trials_that_were_alone_need_no_measurement(tmp_path):
     savings = run(tmp_path, executor=SOLO).savings
     assert savings.packed_epochs == savings.unmeasured_epochs == 0
     assert savings.seconds_shared == pytest.approx(savings.seconds - savings.seconds_checks)
-    assert "by sharing)" in str(savings)
+    assert "x by sharing" in str(savings)
 
 
 # -- refused structures --------------------------------------------------------------------

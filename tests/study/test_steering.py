@@ -283,7 +283,7 @@ def test_notes_and_tags(tmp_path):
         (lambda s: s.tag(""), "a tag needs a text"),
         (lambda s: s.tag("two\nlines"), "in one line"),
         (lambda s: s.untag("never"), "no tag never to remove|no tag 'never' to remove"),
-        (lambda s: s.note("x", trial=3), "3 trials, counted from 0, and no trial 3"),
+        (lambda s: s.note("x", trial=3), "has no trial 3; it has 3, counted from 0"),
         (lambda s: s.note("x", trial=-1), "no trial -1"),
         (lambda s: s.note("x", trial=True), "no trial True"),
         (lambda s: s.stop(), "is done; only a study that has work left can stop"),

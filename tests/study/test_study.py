@@ -320,6 +320,8 @@ def test_a_different_study_of_the_same_name(tmp_path):
         make_study(tmp_path, task=FaultyTask()).run(progress=False)
     with pytest.raises(StudyMismatchError, match=r": seed was 0 and is 1\. Give"):
         make_study(tmp_path, seed=1).run(progress=False)
+    with pytest.raises(StudyMismatchError, match=r"and is {'lr': 'Choice\(options=\(0\.1,\)\)'}"):
+        make_study(tmp_path, space=Space(lr=Choice([0.1]))).run(progress=False)
 
 
 def test_a_study_whose_meaning_another_version_changed(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from thrifty import Choice, External, Float, Int, KDESampler, RandomSearch, Space, Study
-from thrifty.core import TaskError, UsageError, error_text, fingerprint
+from thrifty.core import StudyMismatchError, TaskError, UsageError, error_text, fingerprint
 from thrifty.pack.identity import identify
 from thrifty.run import AskedTrial
 from thrifty.run._ask_tell import checked_metrics
@@ -160,8 +160,17 @@ class Sweep:
         return found
 
     def _batch(self, study: Study) -> list[AskedTrial]:
-        """Return what to run now; nothing if the study is done."""
-        first = study.ask()
+        """Return what to run now; nothing if the study is done.
+
+        Raises:
+            StudyMismatchError: The database has another sweep of this name.
+        """
+        try:
+            first = study.ask()
+        except StudyMismatchError as error:
+            raise StudyMismatchError(
+                f"{error}. To name this sweep: hydra.sweeper.study_name=NAME"
+            ) from None
         batch = [] if first is None else [first]
         while batch and len(batch) < self._num_jobs:
             another = study.ask(wait=False)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from thrifty.core import Artifact, ThriftyError, UsageError, plain_text
+from thrifty.core import Artifact, ThriftyError, UsageError
 from thrifty.search._certainty import certainty
 from thrifty.space import TimeUnit, config_to_json
 from thrifty.store import (
@@ -24,6 +24,7 @@ from thrifty.store._reports import (
     compare,
     failure_lines,
     most_alike,
+    no_such_trial,
     standard_deviation,
     stored_unit,
 )
@@ -276,10 +277,7 @@ def logs_document(store: Store, name: str, trial: int, *, last: int | None) -> L
     info, summary = store.studies.get(name), store.studies.summary(name)
     num_trials = sum(summary.num_trials.values())
     if not 0 <= trial < num_trials:
-        raise UsageError(
-            f"study {plain_text(name)!r} has {num_trials} trials, counted from 0, and no trial "
-            f"{trial}"
-        )
+        raise UsageError(no_such_trial(name, trial, num_trials=num_trials))
     found = store.log_lines.of(info, trial)
     lines: list[LogLineDocument] = [
         {

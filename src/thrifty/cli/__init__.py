@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -128,6 +129,19 @@ class _Lazy(click.Group):
             module = import_module(f"thrifty.cli.{COMMANDS[cmd_name].module}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name; an error suggests the nearest one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            # click itself suggests only commands that are imported already
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            if near and not args[0].startswith("-"):
+                error.message += f" Did you mean {near[0]!r}?"  # type: ignore[misc]
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the whole first sentence of each command, on two lines if it is long."""

@@ -23,7 +23,13 @@ from thrifty.core import UsageError
 from thrifty.integrations import export_optuna
 from thrifty.space import config_to_json
 from thrifty.store import Store, StudyInfo, TrialRecord, frame
-from thrifty.store._reports import attribute_text, counted, standard_deviation, stored_unit
+from thrifty.store._reports import (
+    attribute_text,
+    counted,
+    no_such_trial,
+    standard_deviation,
+    stored_unit,
+)
 from thrifty.study import Study
 
 from ._options import (
@@ -270,7 +276,7 @@ def _write_adapter(study: Study, number: int | None, folder: Path) -> None:
     else:
         known = {each.number: each for each in study.trials}
         if number not in known:
-            raise UsageError(f"study {study.name!r} has no trial {number}; it has {len(known)}")
+            raise UsageError(no_such_trial(study.name, number, num_trials=len(known)))
         trial = known[number]
     model: Any = trial.load_model()
     if not hasattr(model, "peft_config"):

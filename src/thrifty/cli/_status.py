@@ -37,6 +37,7 @@ from thrifty.store._reports import (
     compare,
     failure_lines,
     interval,
+    no_such_trial,
     standard_deviation,
     stored_unit,
 )
@@ -280,8 +281,9 @@ def artifacts_command(
         info = store.studies.get(name)
         found = store.studies.artifacts(info.id)
         if number is not None:
-            if number not in {trial.number for trial in store.studies.load(info.id).trials}:
-                raise UsageError(f"study {name!r} has no trial {number}")
+            known = {trial.number for trial in store.studies.load(info.id).trials}
+            if number not in known:
+                raise UsageError(no_such_trial(name, number, num_trials=len(known)))
             found = {number: found.get(number, {})}
         files = ArtifactFiles(store.checkpoints, folder=store.plans.get(info.plan).identity)
         errors: list[ThriftyError] = []

@@ -24,6 +24,8 @@ from thrifty.core import UsageError, plain_text
 from thrifty.space._written_config import read_config
 from thrifty.store import Store
 from thrifty.store._acts import Act, ActKind
+from thrifty.store._address import shell_command
+from thrifty.store._reports import trials_text
 from thrifty.store._steering_requests import ask, is_run, this_user
 from thrifty.store._trash import KEPT_S, Deleted
 from thrifty.study import Study
@@ -58,7 +60,7 @@ def stop_command(*, name: str, trial: int | None, storage: str, as_json: bool) -
     """Stop study NAME, or one of its trials, in the process that runs it.
 
     The study stops as by Ctrl-C: running epochs are finished and kept, and ``thrifty resume`` goes
-    on. If no process runs it, the next one stops before it trains; ``thrifty resume NAME`` takes
+    on. If no process runs it, the next run stops before it trains; ``thrifty resume NAME`` takes
     that back. With --trial, that trial stops for good at the end of its epoch, and the others go
     on.
     """
@@ -66,7 +68,8 @@ def stop_command(*, name: str, trial: int | None, storage: str, as_json: bool) -
     _asked(name, kind, trial=trial, text="", storage=storage, as_json=as_json)
     if not as_json:
         what = "the study" if trial is None else f"trial {trial}"
-        say(f"asked to stop {what}; {_when(name, storage)}")
+        then = "stops before it trains" if trial is None else "does so before it trains"
+        say(f"asked to stop {what}; {_when(name, storage, then, is_undone=trial is None)}")
 
 
 @click.command("pause")
@@ -82,7 +85,7 @@ def pause_command(*, name: str, storage: str, as_json: bool) -> None:
     """
     _asked(name, "pause", trial=None, text="", storage=storage, as_json=as_json)
     if not as_json:
-        say(f"asked to pause the study; {_when(name, storage)}")
+        say(f"asked to pause the study; {_when(name, storage, 'waits before it trains')}")
 
 
 @click.command("note")
@@ -132,12 +135,23 @@ def acts_command(*, name: str, storage: str, as_json: bool) -> None:
         say(_line(act))
 
 
-def _when(name: str, storage: str) -> str:
-    """Return in words when a request will be applied."""
+def _when(name: str, storage: str, then: str, *, is_undone: bool = True) -> str:
+    """Return in words when a request will be applied.
+
+    Args:
+        name: The study.
+        storage: The database.
+        then: What the next run does if no process runs the study now.
+        is_undone: Whether ``thrifty resume`` takes the request back.
+    """
     with Store.open(storage, create=False) as store:
         if is_run(store.studies.summary(name).state):
             return "the process that runs it does so at the end of an epoch"
-    return "no process runs it, so the next one does so before it trains"
+    text = f"no process runs it, so the next run {then}"
+    if not is_undone:
+        return text
+    command = shell_command("resume", name=name, url=storage)
+    return f"{text}; take this back, and train, with: {plain_text(command)}"
 
 
 def _asked(
@@ -348,7 +362,7 @@ def delete_command(*, name: str, storage: str, yes: bool, as_json: bool) -> None
         summary = store.studies.summary(name)
         if not yes:
             num_trials = sum(summary.num_trials.values())
-            shown = f"{plain_text(name)} with its {num_trials:,} trials"
+            shown = f"{plain_text(name)} with its {trials_text(num_trials)}"
             click.confirm(f"delete study {shown}?", abort=True)
         deleted = store.trash.put(store.studies.get(name), who=this_user())
     if as_json:
@@ -433,4 +447,5 @@ def gc_command(
 def _say_all(studies: Sequence[Deleted]) -> None:
     for each in studies:
         when = datetime.fromtimestamp(each.at).astimezone().strftime("%Y-%m-%d %H:%M")
-        say(f"{when}  {plain_text(each.who)}  {plain_text(each.name)} ({each.num_trials:,} trials)")
+        trials = trials_text(each.num_trials)
+        say(f"{when}  {plain_text(each.who)}  {plain_text(each.name)} ({trials})")

@@ -27,6 +27,7 @@ from thrifty.core import Event, ThriftyError, UsageError, error_text, is_from_us
 from thrifty.run import ExecutorConfig, Local
 from thrifty.store import Store
 from thrifty.store._address import shell_command
+from thrifty.store._reports import trials_text
 from thrifty.store._steering_requests import ask, is_run, last_queued
 from thrifty.study import StopWhen, Study, StudyEnded, TrialEvent, TrialResult
 
@@ -218,11 +219,11 @@ def show_results(study: Study) -> None:
         )
     best = study.best_trials if len(study.goals.metrics) > 1 else [study.best_trial]
     which = "best" if len(best) == 1 else f"the {len(best)} best"
-    console.print(cell(f"study {study.name!r}: {which} of {len(trials)} trials"))
+    console.print(cell(f"study {study.name!r}: {which} of {trials_text(len(trials))}"))
     for trial in best:
         console.print(_table(trial))
     if failed:
-        count = f"{len(failed):,} trial{'' if len(failed) == 1 else 's'} failed"
+        count = f"{trials_text(len(failed))} failed"
         command = shell_command(
             "status", "--name", study.name, "--traceback", url=study.storage.url
         )

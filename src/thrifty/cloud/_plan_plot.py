@@ -59,7 +59,7 @@ def plot_front(
         linewidth=1,
         drawstyle="steps-post",
     )
-    _points(axes, others, colour="C0", size=5, label="neither dearer nor slower than another")
+    _points(axes, others, colour="C0", size=5, label="no other is both cheaper and faster")
     if plan.best is not None:
         _points(axes, [plan.best], colour="C3", size=9, label="chosen")
     if deadline_s is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from thrifty.core import SpaceError
 
-from ._domain import Choice, Float, Int, freeze
+from ._domain import Choice, Float, Int, domain_text, freeze
 from ._pieces import FloatArray
 from ._space import Config, Space
 from .schedules import Constant, Schedule
@@ -280,7 +280,9 @@ class Coordinates:
                 wrong = "should not be there" if name in given else "is missing"
                 raise SpaceError(f"{dict(config)!r} is not of this space: {name} {wrong}")
             if name in given and not self._nodes[name].find(given[name], found):
-                raise SpaceError(f"{name}={given[name]!r} is not in {self._space[name]!r}")
+                raise SpaceError(
+                    f"{name}={given[name]!r} is not in {domain_text(self._space[name])}"
+                )
         for name in given:
             if name not in self._nodes:
                 raise SpaceError(f"{name!r} is not in the space ({', '.join(self._nodes)})")

@@ -221,6 +221,17 @@ class Choice(Domain):
         return Choice(self.options, conditions=(*self.conditions, *_conditions(parents)))
 
 
+def domain_text(domain: object) -> str:
+    """Return a domain, or several, as text for a message, without conditions that are empty.
+
+    ``repr`` has them, because it is stored in databases and read back.
+
+    >>> domain_text(Choice([8, 32]))
+    'Choice(options=(8, 32))'
+    """
+    return repr(domain).replace(", conditions=()", "")
+
+
 def freeze(value: Any) -> Any:
     """Turn lists into tuples and NumPy scalars into Python's; reject what JSON cannot hold."""
     if isinstance(value, np.generic):

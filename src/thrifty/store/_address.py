@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import unquote
 
 from sqlalchemy import URL, make_url
@@ -39,10 +40,7 @@ def read_address(url: str) -> URL:
         address = make_url(url)
     except (ArgumentError, ValueError, AttributeError):
         # Do not chain the cause: it may quote the address.
-        raise UsageError(
-            "that is not a database address; write sqlite:///thrifty.db or "
-            f"postgresql+psycopg://host/name{_hint(url)}"
-        ) from None
+        raise UsageError(_unreadable(url)) from None
     stray = "%40" not in url and "@" in str(address.database or "")
     if "sqlite" not in address.drivername and ("@" in str(address.host or "") or stray):
         raise UsageError(
@@ -171,6 +169,21 @@ def _secrets(url: str) -> Iterator[str]:
 
 def _both(text: str) -> Iterator[str]:
     yield from (each for each in (text, unquote(text)) if len(each) >= _SHORTEST)
+
+
+_FILE = re.compile(r"[^:@?*=]+")
+"""Pattern of an address that is a path: it has no place for a password."""
+
+
+def _unreadable(url: object) -> str:
+    """Return why an address cannot be parsed, and what to write; quote it if it has no secrets."""
+    if isinstance(url, Path) or (isinstance(url, str) and _FILE.fullmatch(url)):
+        path = str(url)
+        return f"{path!r} is not a database address; did you mean sqlite:///{path}?"
+    return (
+        "that is not a database address; write sqlite:///thrifty.db or "
+        f"postgresql+psycopg://host/name{_hint(url)}"
+    )
 
 
 def _hint(url: object) -> str:

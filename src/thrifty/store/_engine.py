@@ -43,11 +43,14 @@ from thrifty.core import (
     StoreWriteError,
     StudyNotFoundError,
     UsageError,
+    plain_logger,
 )
 
 from ._address import read_address, redact, redact_url
 from ._schema import VERSION, metadata, version_table
 
+
+logger = plain_logger(__name__)
 
 WAL = "-wal"
 
@@ -385,7 +388,10 @@ def _check_file(path: Path, *, create: bool) -> None:
             "--storage sqlite:///FILE"
         )
     try:
+        is_new = not path.parent.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
+        if is_new:
+            logger.info("made the folder %s for the database %s", path.parent, path.name)
     except OSError as error:
         raise StoreWriteError(
             f"cannot make the folder {path.parent} for the database: {error.strerror}; "

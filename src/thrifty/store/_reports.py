@@ -79,15 +79,38 @@ def failure_lines(groups: Sequence[FailureGroup]) -> list[str]:
     rest = groups[_NUM_GROUPS:]
     if rest:
         num_trials = sum(len(group.trials) for group in rest)
-        trials = "trial" if num_trials == 1 else "trials"
         others = "another error" if len(rest) == 1 else f"{len(rest):,} other errors"
-        lines.append(f"{num_trials:,} more {trials} failed with {others}")
+        more = trials_text(num_trials).replace(" ", " more ")
+        lines.append(f"{more} failed with {others}")
     return lines
 
 
 def error_key(message: str) -> str:
     """Return a text that is the same for messages that differ only in numbers."""
     return _NUMBER.sub("#", message)
+
+
+def trials_text(num_trials: int) -> str:
+    """Return a number of trials as text.
+
+    >>> trials_text(1), trials_text(1_200)
+    ('1 trial', '1,200 trials')
+    """
+    return f"{num_trials:,} trial{'' if num_trials == 1 else 's'}"
+
+
+def no_such_trial(name: str, trial: object, *, num_trials: int) -> str:
+    """Return the error that a study lacks a trial, which is named by its number.
+
+    >>> no_such_trial("digits", 9, num_trials=8)
+    "study 'digits' has no trial 9; it has 8, counted from 0"
+    >>> no_such_trial("digits", 0, num_trials=0)
+    "study 'digits' has no trials yet; run it first"
+    """
+    shown = repr(plain_text(name))
+    if not num_trials:
+        return f"study {shown} has no trials yet; run it first"
+    return f"study {shown} has no trial {trial!r}; it has {num_trials:,}, counted from 0"
 
 
 def listed_trials(numbers: Sequence[int]) -> str:

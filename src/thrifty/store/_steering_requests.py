@@ -12,6 +12,7 @@ from thrifty.space import config_to_json
 
 from ._acts import Act, ActKind, tags_of
 from ._records import StudyInfo
+from ._reports import no_such_trial
 from ._store import Store
 
 
@@ -48,9 +49,7 @@ def ask(
     if trial is not None:
         num_trials = sum(summary.num_trials.values())
         if type(trial) is not int or not 0 <= trial < num_trials:
-            raise UsageError(
-                f"study {shown!r} has {num_trials} trials, counted from 0, and no trial {trial!r}"
-            )
+            raise UsageError(no_such_trial(name, trial, num_trials=num_trials))
     if kind in ("stop", "pause") and summary.state == "done":
         raise UsageError(f"study {shown!r} is done; only a study that has work left can {kind}")
     # What waits for a process counts as done.

@@ -23,6 +23,7 @@ from thrifty.space._units import EPOCHS
 from thrifty.store import Store, StudyInfo
 from thrifty.store._acts import Act
 from thrifty.store._records import ActApplied
+from thrifty.store._reports import trials_text
 from thrifty.store._steering_requests import ask_longer, check_longer
 
 from ._goals import EpochSizes
@@ -67,7 +68,7 @@ class Extension:
 
     def __str__(self) -> str:
         text = self.unit.text
-        ended, unfinished = _trials(self.num_trials), _trials(self.num_unfinished)
+        ended, unfinished = trials_text(self.num_trials), trials_text(self.num_unfinished)
         what = [f"{ended} may go on"] if self.num_trials or not self.num_unfinished else []
         if self.num_unfinished:
             unfinished += (
@@ -88,10 +89,6 @@ class Extension:
                 "or the next run does"
             )
         return "\n".join(lines)
-
-
-def _trials(number: int) -> str:
-    return "1 trial" if number == 1 else f"{number:,} trials"
 
 
 def extension_of(ledger: Ledger, *, before: int, after: int) -> Extension:

@@ -17,6 +17,7 @@ from thrifty.plan import ForestStage, SearchPlan, stage_forest
 from thrifty.search import Algorithm, History, Trial
 from thrifty.space import Config, Space, Timeline, TimeUnit
 from thrifty.space._units import EPOCHS
+from thrifty.store._reports import trials_text
 
 from ._goals import Goals
 from ._ledger import Ledger
@@ -120,25 +121,20 @@ class Forecast:
         low, high = map(unit.count, self.unique_range)
         span = "" if self.exact else f" ({low:,} to {high:,} in simulations)"
         saved = 1 - 1 / max(self.merge_rate, 1)
-        trial_epochs = unit.count(self.trial_epochs)
+        trials = trials_text(self.num_trials)
+        trial_epochs = f"{unit.count(self.trial_epochs):,.0f}"
+        unique = f"{unit.count(self.unique_epochs):,.0f}"
         rate = f"merge rate {about}{self.merge_rate:.2f}"
         out = [
-            f"{self.num_trials:,} trials, {about}{trial_epochs:,.0f} trial-{unit.name}",
-            f"{about}{unit.count(self.unique_epochs):,.0f} unique {unit.name} to train{span}",
+            f"{trials}, {about}{trial_epochs} trial-{_noun(unit, trial_epochs)}",
+            f"{about}{unique} unique {_noun(unit, unique)} to train{span}",
             f"{rate}: sharing saves {about}{saved:.0%} of the trial-{unit.name}",
         ]
         if self.known_epochs or self.evaluated_epochs:
-            known, again, left = (
-                f"{'about ' if value and not is_exact else ''}{unit.count(value):,.0f}"
-                for value in (self.known_epochs, self.evaluated_epochs, self.epochs_to_train)
-            )
-            out.append(
-                f"{known} {unit.name} known already, {again} evaluated again with kept states: "
-                f"{left} left to train"
-            )
+            out.append(self._left())
         left_s = self.seconds_to_train
-        if left_s is not None:
-            about = "about " if left_s and not is_exact else ""
+        if left_s is not None and self.epochs_to_train:
+            about = "" if is_exact else "about "
             out.append(f"forecast: {about}{left_s:,.1f} s of training")
         if not unit.is_epochs:
             out.append(unit.definition)
@@ -147,6 +143,20 @@ class Forecast:
         if not is_exact:
             out.append("estimate: the algorithm reacts to results, so thrifty simulated them")
         return [*out, *([] if self.memory is None else self._needs(self.memory))]
+
+    def _left(self) -> str:
+        """Return how many epochs are known or only evaluated again, and what is left to train."""
+        is_exact = self.exact and self.known_exact
+        known, again, left = (
+            f"{'' if is_exact else 'about '}{self.unit.count(value):,.0f}" if value else ""
+            for value in (self.known_epochs, self.evaluated_epochs, self.epochs_to_train)
+        )
+        if known:
+            shown = f"{known} {_noun(self.unit, known)} known already"
+            shown += f", {again} evaluated again with kept states" if again else ""
+        else:
+            shown = f"{again} {_noun(self.unit, again)} evaluated again with kept states"
+        return f"{shown}: {left or 'nothing'} left to train"
 
     def _needs(self, memory: MemoryForecast) -> list[str]:
         """Return the memory of trials, and the least time that training takes."""
@@ -160,6 +170,11 @@ class Forecast:
             text += f", {_duration(packed)} in packs of {at_once}"
         rate = f"{memory.flops_per_s / 1e9:,.0f} GFLOP/s"
         return [*memory.lines(), f"{text}, if products take all of it ({rate}, measured now)"]
+
+
+def _noun(unit: TimeUnit, number: str) -> str:
+    """Return the name of a unit as it stands after a number."""
+    return unit.name.removesuffix("s") if number == "1" else unit.name
 
 
 def _duration(seconds: float) -> str:

@@ -6,6 +6,7 @@ An epoch of a task has a number of steps and tokens, so that amounts become epoc
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,26 @@ Mode = Literal["max", "min"]
 
 _FLOOR = -10.0
 """Below the score of every feasible trial and above that of every infeasible one."""
+
+
+_SHRINKING = re.compile(
+    r"loss(es)?|r?mse|mae|mape|r?msle|err(ors?)?|perplexity|ppl|nll|bp[bc]|[cw]er|fid|regret|"
+    r"crossentropy|xent"
+)
+"""Pattern of the words in the names of metrics of which smaller values are better."""
+
+
+def is_better_smaller(metric: str) -> bool:
+    """Return whether a metric's name says that smaller values are better.
+
+    >>> [is_better_smaller(name) for name in ("valid_loss", "val/mse", "accuracy", "lossless")]
+    [True, True, False, False]
+    >>> is_better_smaller("neg_mean_squared_error")  # a score of scikit-learn
+    False
+    """
+    words = set(re.split(r"[^a-z0-9]+", metric.lower()))
+    is_negated = words & {"neg", "negative", "inverse"}
+    return not is_negated and any(_SHRINKING.fullmatch(word) for word in words)
 
 
 @dataclass(frozen=True, slots=True)

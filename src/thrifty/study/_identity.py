@@ -15,6 +15,7 @@ from thrifty.pack.identity import asking_legacy, note_moves
 from thrifty.search import Algorithm, Auto, Enqueued
 from thrifty.search._algorithm import why_not_longer
 from thrifty.space import Choice, Coordinate, Coordinates, Space, TimeUnit
+from thrifty.space._domain import domain_text
 from thrifty.space._units import EPOCHS
 from thrifty.store._reports import changes, is_legacy, listed
 
@@ -319,7 +320,8 @@ class Recipe:
             if key not in _NOT_COMPARED and found.get(key) != mine.get(key)
         ]
         differing = [
-            f"{key} was {found.get(key, unset)!r} and is {mine.get(key, unset)!r}"
+            f"{key} was {domain_text(found.get(key, unset))} and is "
+            f"{domain_text(mine.get(key, unset))}"
             for key, unset in ((key, _UNSET.get(key)) for key in keys)
         ]
         compare = _legacy_difference if legacy else _difference

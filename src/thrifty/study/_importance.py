@@ -16,6 +16,7 @@ import numpy.typing as npt
 from thrifty.core import UsageError, require
 from thrifty.space import Choice, Coordinate, Int, Space, TimeUnit
 from thrifty.space._units import EPOCHS
+from thrifty.store._reports import trials_text
 
 from ._identity import Comparable, comparable, enough
 from ._preflight import option_names
@@ -240,7 +241,7 @@ class Importance(dict[str, float]):
         if self.num_left_out:
             others = f"; {self.num_left_out:,} other{'s' * (self.num_left_out > 1)} left out"
         return (
-            f"{self.metric} after {self.unit.place(self.epoch)} of {self.num_trials:,} trials "
+            f"{self.metric} after {self.unit.place(self.epoch)} of {trials_text(self.num_trials)} "
             f"({states}){others}"
         )
 

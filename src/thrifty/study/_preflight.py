@@ -36,6 +36,7 @@ from thrifty.run import ExecutorConfig
 from thrifty.search import Algorithm, Trial
 from thrifty.space import Choice, Coordinates, Domain, Schedule, Space, Timeline
 from thrifty.store import PriorRecord
+from thrifty.store._reports import trials_text
 
 from ._goals import Goals
 from ._ledger import Ledger
@@ -421,9 +422,10 @@ def priors_of(ledger: Ledger, space: Space, *, source: str, goals: Goals) -> lis
         )
     if num_skipped:
         logger.warning(
-            "warm_start: %d trials of study %r are not of this study's space and were left out",
-            num_skipped,
+            "warm_start: %s of study %r %s not of this study's space and %s left out",
+            trials_text(num_skipped),
             source,
+            *(("is", "was") if num_skipped == 1 else ("are", "were")),
         )
     return out
 

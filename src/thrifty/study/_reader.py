@@ -15,7 +15,7 @@ from thrifty.space import Config, Timeline, TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store import Store, StudyInfo, redact_url
 from thrifty.store._address import read_address
-from thrifty.store._reports import mean_curve
+from thrifty.store._reports import mean_curve, trials_text
 
 from ._goals import Goals
 from ._ledger import Ledger
@@ -40,8 +40,12 @@ from ._results import (
 class Provenance:
     """The sources of the epochs that a study's trials have reached, each epoch counted once.
 
+    Epochs that this run trained count even if no trial has reported them yet: those of a stage that
+    was stopped, whose state is kept.
+
     Attributes:
         trained: Epochs that this run trained.
+        unreported: Those of them that no trial has reported.
         evaluated: Epochs that this run did not train: their kept states were evaluated again.
         known: Epochs known before, by the id of the study that trained them (None: deleted study).
     """
@@ -49,11 +53,12 @@ class Provenance:
     trained: int
     evaluated: int
     known: Mapping[int | None, int]
+    unreported: int = 0
     unit: TimeUnit = EPOCHS
 
     @classmethod
     def of(cls, ledger: Ledger) -> Provenance:
-        """Count the epochs that the trials of a study have reached."""
+        """Count the epochs that the trials of a study have reached, or that this run trained."""
         places: set[tuple[int, int]] = set()
         for number in range(len(ledger.history)):
             for passed in ledger.places(number):
@@ -62,9 +67,11 @@ class Provenance:
                         break  # all earlier epochs are counted as well
                     places.add(place)
         fresh = places - ledger.origins.keys()
-        evaluated = len(fresh & ledger.evaluated)
+        unreported = ledger.times.keys() - ledger.origins.keys() - places
+        evaluated = len((fresh | unreported) & ledger.evaluated)
         return cls(
-            trained=len(fresh) - evaluated,
+            trained=len(fresh) + len(unreported) - evaluated,
+            unreported=len(unreported - ledger.evaluated),
             evaluated=evaluated,
             known=Counter(ledger.origins[place] for place in places - fresh),
             unit=ledger.unit,
@@ -93,7 +100,9 @@ class Provenance:
         if not trained:
             return f"{', '.join(parts)}; " + ("none trained" if is_stopped else "nothing to train")
         shown = f"{trained:,}" if parts else self.unit.short(self.trained)
-        return ", ".join([*parts, f"{shown} trained"])
+        unreported = count(self.unreported) if is_stopped else 0
+        rest = f" ({unreported:,} of them not reported by a trial yet)" if unreported else ""
+        return ", ".join([*parts, f"{shown} trained{rest}"])
 
     def _from(self, studies: Mapping[int, StudyInfo], own: int) -> str:
         first, *rest = sorted(self.known, key=lambda study: -self.known[study])
@@ -412,7 +421,7 @@ def _counted(states: Counter[str]) -> str:
     """
     total = states.total()
     each = ", ".join(f"{states[state]:,} {state}" for state in _STATES if states[state])
-    return f"{total:,} trial{'' if total == 1 else 's'}{': ' if each else ''}{each}"
+    return f"{trials_text(total)}{': ' if each else ''}{each}"
 
 
 def _why_none(ledger: Ledger, *, name: str) -> str:

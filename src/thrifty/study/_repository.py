@@ -38,7 +38,7 @@ from thrifty.store import (
 from thrifty.store._address import redact_root, shell_command
 from thrifty.store._plan_files import MAX_BASE_BYTES, ArtifactFiles
 from thrifty.store._records import ActApplied
-from thrifty.store._reports import is_legacy
+from thrifty.store._reports import is_legacy, no_such_trial
 from thrifty.store._steering_requests import this_user
 from thrifty.store._trial_lines import LOG_BYTES, TrialLine
 
@@ -558,9 +558,7 @@ class StudyRepository:
 
     def _check_trial(self, ledger: Ledger, number: int) -> None:
         if type(number) is not int or not 0 <= number < len(ledger.history):
-            raise UsageError(
-                f"study {self.name!r} has no trial {number!r}; it has {len(ledger.history)}"
-            )
+            raise UsageError(no_such_trial(self.name, number, num_trials=len(ledger.history)))
 
     def log_lines(self, ledger: Ledger, number: int) -> Sequence[TrialLine]:
         """Return what a trial has logged.

@@ -166,6 +166,8 @@ class Savings:
             only their metrics were computed again. Their seconds are those of the evaluation.
         retrained_epochs: Epochs that had to be trained again because a state was not kept. They
             count in ``unique_epochs``, ``seconds_shared`` and ``seconds``, too.
+        known_epochs: Unique epochs that other studies have trained. They and their seconds count in
+            ``unique_epochs``, ``seconds_shared`` and ``seconds``, too.
         unit: The unit in which the text counts epochs.
     """
 
@@ -181,11 +183,12 @@ class Savings:
     unmeasured_epochs: int = 0
     evaluated_epochs: int = 0
     retrained_epochs: int = 0
+    known_epochs: int = 0
     unit: TimeUnit = EPOCHS
 
     @property
     def epochs(self) -> int:
-        """The number of epochs saved."""
+        """The number of epochs that trials of the study share, so that they are trained once."""
         return self.trial_epochs - self.unique_epochs
 
     @property
@@ -221,13 +224,17 @@ class Savings:
             notes.append(f" ({count(self.retrained_epochs):,} of them again)")
         if self.evaluated_epochs:
             notes.append(f", {count(self.evaluated_epochs):,} evaluated again")
+        if self.known_epochs:
+            notes.append(f", {count(self.known_epochs):,} known before,")
         again = "".join(notes)
         price, gain = self._price(), self._gain()
+        # Epochs that another study has trained are saved, too.
+        trained = self.unique_epochs - self.known_epochs
         return (
-            f"{count(self.unique_epochs):,} {name} trained{again} for "
+            f"{count(trained):,} {name} trained{again} for "
             f"{count(self.trial_epochs):,} trial-{name}: "
-            f"{count(self.epochs):,} saved; training {self.seconds:,.1f} s{price}"
-            f"{',' if price and gain else ''}{gain}"
+            f"{count(self.trial_epochs - trained):,} saved; "
+            f"training {self.seconds:,.1f} s{price}{gain}"
         )
 
     def _price(self) -> str:
@@ -245,7 +252,10 @@ class Savings:
         if self.packed_epochs:
             low, high = self.packed_interval
             factors += f", {self.packed_factor:.2f}x by packing ({low:.2f} to {high:.2f})"
-        return f" instead of {self.seconds_alone:,.1f} s ({factors})"
+        if round(self.seconds_alone, 1) > round(self.seconds, 1):
+            comma = "," if self.seconds_checks else ""
+            return f"{comma} instead of {self.seconds_alone:,.1f} s ({factors})"
+        return "" if factors == "1.00x by sharing" else f", {factors}"
 
 
 def _short(value: float) -> str:
@@ -393,6 +403,10 @@ def savings(ledger: Ledger) -> Savings:
         packed_epochs=sum(times.packed for times in spent),
         unmeasured_epochs=sum(times.alone is None for times in spent),
         retrained_epochs=retrained,
+        known_epochs=sum(
+            ledger.origins.get(place, ledger.study_id) != ledger.study_id
+            for place in seen.keys() - ledger.evaluated
+        ),
     )
 
 

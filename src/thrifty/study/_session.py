@@ -41,7 +41,7 @@ from thrifty.store import (
     failure_groups,
 )
 from thrifty.store._address import shell_command
-from thrifty.store._reports import error_key
+from thrifty.store._reports import error_key, trials_text
 
 from ._housekeeping import DiskBudget, Packing, PassedStates, with_threads_of
 from ._ledger import Ledger, is_done
@@ -253,7 +253,9 @@ def say_where_from(
     made = store.studies.made() if found.known else {}
     text = found.text(made, own=ledger.study_id, is_stopped=is_stopped)
     if not text and finished:
-        text = f"{len(ledger.errors):,} of {len(ledger.history):,} trials failed; nothing to train"
+        text = (
+            f"{len(ledger.errors):,} of {trials_text(len(ledger.history))} failed; nothing to train"
+        )
     if text:
         say(repository.name, text, progress=progress)
 
@@ -398,7 +400,7 @@ class Progress:
         saved = ledger.trial_epochs - min(done, ledger.trial_epochs)
         failed = f" ({len(ledger.errors)} failed)" if ledger.errors else ""
         shared = f"{unit.count(saved):,} {unit.name} saved"
-        self._bar.detail = f"{len(history)} trials{failed}{best}  {shared}"
+        self._bar.detail = f"{trials_text(len(history))}{failed}{best}  {shared}"
         self._bar.update(
             self._task,
             completed=unit.count(done),

@@ -31,6 +31,7 @@ from thrifty.space import Amount, Space, TimeUnit
 from thrifty.space._conditions import branched
 from thrifty.space._written_config import fill_config, whole_config
 from thrifty.store import FrameBackend, StudyInfo, TrialLine, frame, nondominated, redact_url
+from thrifty.store._reports import no_such_trial
 
 from ._asking import AskingMixin
 from ._extension import ExtensionMixin, extension_of, requests_for_longer
@@ -42,7 +43,7 @@ from ._forecast import (
     memory_forecast,
     trained_forecast,
 )
-from ._goals import Bound, EpochSizes, Goals, Mode, unit_of
+from ._goals import Bound, EpochSizes, Goals, Mode, is_better_smaller, unit_of
 from ._identity import Recipe
 from ._ledger import Ledger
 from ._loop import Observer, StopWhen
@@ -75,6 +76,17 @@ if TYPE_CHECKING:
 
 logger = plain_logger(__name__)
 
+_ELSEWHERE = {
+    "best_value": "study.best_trial.value",
+    "best_params": "study.best_trial.config",
+    "best_config": "study.best_trial.config",
+    "best_model": "study.best_trial.load_model()",
+    "direction": "study.mode",
+    "directions": "study.goals.modes",
+    "optimize": "study.run()",
+}
+"""What other libraries call an attribute of a study, and what to write here."""
+
 
 class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
     """A study that tunes a task over a space, training every shared step once.
@@ -88,7 +100,8 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         algorithm: What to try and for how long (``Hyperband``, ``ASHA``, ``GridSearch``, ...).
         metric: The metric of the task to optimise, or a list of them; algorithms compare trials by
             the first.
-        mode: ``"max"`` or ``"min"``; a list of these for a list of metrics.
+        mode: ``"max"`` or ``"min"``; a list of these for a list of metrics. None means ``"max"``;
+            for a loss, pass ``mode="min"``.
         constraints: Limits on metrics: a number that must not be exceeded, or ``at_least(number)``.
             A trial that keeps them is better than any that does not. Among those that do not, the
             one with the smallest violation is the best.
@@ -128,7 +141,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         *,
         algorithm: Algorithm,
         metric: str | Sequence[str],
-        mode: Mode | Sequence[Mode] = "max",
+        mode: Mode | Sequence[Mode] | None = None,
         constraints: Mapping[str, Bound | float] | None = None,
         storage: Storage | str = "sqlite:///thrifty.db",
         name: str,
@@ -138,7 +151,9 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
     ) -> None:
         check_arguments(task, space, algorithm=algorithm)
         self.task = task
-        self.goals = Goals.of(metric, mode, constraints=constraints)
+        self.goals = Goals.of(metric, "max" if mode is None else mode, constraints=constraints)
+        self._may_say_mode = mode is None
+        """Whether a run or a plan may still warn that the metric is maximised by default."""
         self.storage = Storage.of(storage)
         self.name = checked_name(name)
         self.seed = checked_seed(seed)
@@ -162,6 +177,16 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
     def __repr__(self) -> str:
         algorithm = self._algorithm if self._space is None else self.algorithm
         return f"Study({self.name!r}, {algorithm!r}, storage={redact_url(self.storage.url)!r})"
+
+    if not TYPE_CHECKING:  # else the type checker would not report unknown attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError; for names of other libraries, it says what to write."""
+            if name in _ELSEWHERE:
+                message = f"a Study has no attribute {name!r}; use {_ELSEWHERE[name]}"
+                raise AttributeError(message, name=name)
+            # This raises the error of a property again, which would be lost otherwise.
+            return object.__getattribute__(self, name)
 
     def _repr_html_(self) -> str:
         """Return an overview for notebooks; it reads the database and creates nothing."""
@@ -217,6 +242,17 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         """Whether to maximise or minimise the first metric."""
         return self.goals.modes[0]
 
+    def _check_mode(self) -> None:
+        """Log a warning, once, if a metric that looks like a loss is maximised by default."""
+        if self._may_say_mode and is_better_smaller(self.metric):
+            logger.warning(
+                "study %r maximises %r, because mode was not given, but its name says that "
+                'smaller is better; pass mode="min" to minimise it (or mode="max" to keep this)',
+                self.name,
+                self.metric,
+            )
+        self._may_say_mode = False
+
     # -- before a run -----------------------------------------------------------------
 
     def plan(self, *, memory: bool | None = None) -> Forecast:
@@ -235,6 +271,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
             StudyNotFoundError: A study given in ``warm_start`` does not exist.
             StudyMismatchError: The database has a different study of this name.
         """
+        self._check_mode()
         self.space.check(max_epochs=self.algorithm.max_epochs)
         longer = self._as_requested()
         if longer is not self:
@@ -469,9 +506,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         ledger = self._current_ledger()
         is_number = isinstance(trial, int) and not isinstance(trial, bool)
         if not is_number or trial not in range(len(ledger.history)):
-            raise UsageError(
-                f"study {self.name!r} has no trial {trial!r}; it has {len(ledger.history)}"
-            )
+            raise UsageError(no_such_trial(self.name, trial, num_trials=len(ledger.history)))
         parent = ledger.history[trial]
         horizon = self.algorithm.max_epochs if parent.horizon is None else parent.horizon
         epoch = self._first_epochs(after) if isinstance(after, Amount) else after
@@ -593,6 +628,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         """
         check_run(executor, stop, observers)
         check_trains(self.task, executor)
+        self._check_mode()
         if stop is not None:
             stop = stop.in_epochs(self._sizes.of(stop.amounts()))
         repository = self._repository()

@@ -322,12 +322,17 @@ def _check(asked: RentOptions, file: Path) -> None:
     for path in (asked.plot, asked.export):
         if path is not None and not path.resolve().parent.is_dir():
             raise UsageError(f"there is no folder {path.resolve().parent}; make it first")
-    if asked.export is not None or asked.launch:
+    # Otherwise the plan is printed first; with --json, an error is the only document.
+    if asked.as_json and (asked.export is not None or asked.launch):
         script_of(file, asked.script)
 
 
 def _hand_over(plan: FleetPlan, file: Path, asked: RentOptions) -> None:
-    """Write the plot and the SkyPilot task, and launch the machines, as requested."""
+    """Write the plot and the SkyPilot task, and launch the machines, as requested.
+
+    Raises:
+        UsageError: The extension of the plot is unknown, or there is no script that trains.
+    """
     if asked.plot is not None:
         figure = plot_front(plan, deadline_s=asked.deadline, budget_usd=asked.budget)
         known = figure.canvas.get_supported_filetypes()
@@ -340,11 +345,12 @@ def _hand_over(plan: FleetPlan, file: Path, asked: RentOptions) -> None:
     if asked.export is None and not asked.launch:
         return
     assert plan.best is not None
+    script = script_of(file, asked.script)  # before a wheel is built
     installed = installation(_cache(asked) / "wheels")
     task = to_skypilot(
         plan.best,
         name=re.sub(r"[^A-Za-z0-9]+", "-", file.stem).strip("-") or "thrifty",
-        run=script_of(file, asked.script),
+        run=script,
         setup=installed.setup,
         mounts=installed.mounts,
         workdir=str(file.resolve().parent),

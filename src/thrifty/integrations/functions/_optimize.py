@@ -12,6 +12,8 @@ from thrifty.core import UsageError, plain_logger
 from thrifty.run import ExecutorConfig
 from thrifty.search import Algorithm, KDESampler, RandomSearch, Sampler, StoppingASHA
 from thrifty.space import Space
+from thrifty.space._units import EPOCHS
+from thrifty.store._reports import trials_text
 from thrifty.study import Bound, Observer, StopWhen, Storage, Study, TrialResult
 
 from ._objective import UNFINISHED, VALUE, Objective, ObjectiveTask, end_waiting
@@ -134,11 +136,14 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
 def what_would_be_shared(trials: Sequence[TrialResult], *, max_epochs: int) -> str:
     """Return what a training function would share that an objective cannot."""
     stopped = [trial.epochs for trial in trials if 0 < trial.epochs < max_epochs]
-    lost = (
-        f"{len(stopped)} trials have stopped after {sum(stopped)} epochs, and cannot go on. "
-        if stopped
-        else ""
-    )
+    lost = ""
+    if stopped:
+        were, total = "was" if len(stopped) == 1 else "were", EPOCHS.short(sum(stopped))
+        together = "" if len(stopped) == 1 else " in all"
+        lost = (
+            f"{trials_text(len(stopped))} {were} stopped, after {total}{together}, and cannot go "
+            "on. "
+        )
     return (
         f"{lost}An objective has no state, so its trials share nothing. As a training function "
         "(@th.trainable, `for epoch in trial.epochs(state)`, and a yield instead of a report) they "

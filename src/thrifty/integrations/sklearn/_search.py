@@ -191,6 +191,7 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc] 
                 task.space.space,
                 algorithm=algorithm,
                 metric=str(self.refit) if self.multimetric_ else "score",
+                mode="max",  # scores of scikit-learn are better if they are larger
                 storage=storage,
                 name=self.name or _name(task, algorithm=algorithm, seed=seed),
                 seed=seed,
