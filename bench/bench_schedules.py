@@ -13,6 +13,7 @@ itself. A search that ends without the best costs the whole grid in addition.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ MEASURED = ("freeze-thaw", "ASHA")
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--half", choices=("judged", "tuning"), default="judged")
-    options.add_argument("--orders", type=int, default=20, help="random orders for each table")
+    options.add_argument("--orders", type=int, default=10, help="random orders for each table")
     args = options.parse_args()
     if args.quick:
         args.repeats, args.orders = 1, 2
@@ -63,6 +64,7 @@ def main() -> None:
         rows, ratio = compare(here, theirs, orders=args.orders)
         print(f"\n## {name}\n")
         table(rows)
+        sys.stdout.flush()
         figures["spaces"][name] = rows
         goals.append(at_least(f"{name}: epochs of ASHA / freeze-thaw", ratio, AGAINST_ASHA))
     for name, here in tables.items():
