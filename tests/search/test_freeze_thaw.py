@@ -195,6 +195,22 @@ def test_curves_of_different_values_are_different_rows():
     assert len(np.unique(paths[:, -1])) == 4
 
 
+def test_siblings_start_though_all_trials_with_scores_have_failed():
+    rates = [0.1 * number for number in range(1, 11)]
+    steps = {rate: [Step(rate, [9, 12 + late]) for late in range(3)] for rate in rates}
+    constants = [{"lr": Constant(rate)} for rate in rates]
+    options = [*(each["lr"] for each in constants), *(s for each in steps.values() for s in each)]
+    history = started(Space(lr=Choice(options)), constants, score=lambda c, e: c["lr"].value)
+    for number in range(10):
+        history.record_decision(Proposal(target=3, trial=number))
+        history.record_failure(number)
+    for rate in rates[:2]:
+        number = history.record_decision(Proposal(target=9, config={"lr": steps[rate][0]}))
+        history.record_failure(number)
+    algorithm = freeze_thaw(max_epochs=27, num_trials=40, sampler=GridSampler())
+    assert len(ask(algorithm, history, space=Space(lr=Choice(options)), num=2)) == 2
+
+
 def test_ends_if_every_trial_fails():
     history = to_the_end(freeze_thaw(), space=SPACE, failing=set(range(99)))
     assert len(history) == 20

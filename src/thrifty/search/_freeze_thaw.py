@@ -317,14 +317,14 @@ class _Picks:
 
     @property
     def _best_end(self) -> float:
-        """The best end that the model predicts for any trial."""
-        return max(self._known_ends.values())
+        """The best end that the model predicts for any trial; else the best score so far, 0."""
+        return max(self._known_ends.values(), default=0.0)
 
     @cached_property
     def _known_ends(self) -> dict[int, float]:
         """The ends that the model predicts for all trials that it sees; empty without a model."""
         known = [t for t in self._active if t.reached and t.state != "failed"]
-        if self._fitted is None:
+        if self._fitted is None or not known:
             return {}
         candidates = [self._candidate(trial.config, trial.number) for trial in known]
         ends = self._fitted.predict(self._ends(candidates))[0].round(6).tolist()
