@@ -15,7 +15,7 @@ from typing import Any
 from tests.study.processes import FORK, started
 
 
-NOBODY = 65534
+STRANGER = 65534
 
 
 @contextmanager
@@ -54,8 +54,8 @@ def _run(connection: Connection, do: Callable[..., Any], args: tuple[Any, ...]) 
     assert "tests.study.warm" in sys.modules
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(STRANGER)
+        os.setuid(STRANGER)
     try:
         connection.send(do(*args))
     except BaseException as error:  # noqa: BLE001 (the test checks every error)

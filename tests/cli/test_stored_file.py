@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import text
 
-from tests.strangers import NOBODY, as_stranger, public_folder
+from tests.strangers import STRANGER, as_stranger, public_folder
 from thrifty.cli import _app
 from thrifty.core import UsageError
 from thrifty.store import Store
 
 
 pytestmark = pytest.mark.slow
+
+NAME = pwd.getpwuid(STRANGER).pw_name
 
 
 STUDY = """
@@ -96,13 +99,13 @@ def refused(scene: Scene, words: list[str], why: str) -> None:
 @needs_root
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 def test_a_file_of_another_user_is_refused(scene, words):
-    os.chown(scene.file, NOBODY, NOBODY)
-    refused(scene, words, "it belongs to user nobody")
+    os.chown(scene.file, STRANGER, STRANGER)
+    refused(scene, words, f"it belongs to user {NAME}")
 
 
 @needs_root
 def test_a_folder_of_another_user_is_refused(scene):
-    os.chown(scene.folder, 54321, NOBODY)
+    os.chown(scene.folder, 54321, STRANGER)
     refused(scene, COMMANDS[0], "its folder belongs to user 54321")
 
 
@@ -145,10 +148,10 @@ def test_a_link_to_a_file_of_another_user_is_refused(scene):
     (scene.folder / "theirs").mkdir(mode=0o755)
     target = scene.folder / "theirs" / "study.py"
     scene.file.rename(target)
-    os.chown(target, NOBODY, NOBODY)
+    os.chown(target, STRANGER, STRANGER)
     scene.file.symlink_to(target)
     scene.names(str(scene.file))
-    refused(scene, COMMANDS[0], "belongs to user nobody")
+    refused(scene, COMMANDS[0], f"belongs to user {NAME}")
 
 
 @pytest.mark.sample(4)
