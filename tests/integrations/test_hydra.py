@@ -209,6 +209,10 @@ def test_an_application_without_a_sweep_imports_no_torch(folder):
     assert found.returncode == 0, found.stderr
 
 
+FEW = "hydra.sweeper.n_trials=5"
+"""The page tries 50 configurations, which takes ten times as long."""
+
+
 def test_the_page_runs_as_it_is_printed(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "hydra.md").read_text()
     (tmp_path / "conf").mkdir()
@@ -218,10 +222,10 @@ def test_the_page_runs_as_it_is_printed(tmp_path):
     assert len(commands) == 2
     for command in commands:
         _, _, *arguments = shlex.split(command)
-        code, said = in_a_fork(tmp_path, *arguments)
+        code, said = in_a_fork(tmp_path, *arguments, FEW)
         assert not code, said
         assert results(tmp_path)["best_params"]["net.width"] in range(16, 129)
     # without the name, the second command is refused, and the message names the option
-    code, said = in_a_fork(tmp_path, *arguments[:-1])
+    code, said = in_a_fork(tmp_path, *arguments[:-1], FEW)
     assert code
     assert "To name this sweep: hydra.sweeper.study_name=NAME" in said
