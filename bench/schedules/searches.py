@@ -47,7 +47,6 @@ class UntilFound(Algorithm):
     max_epochs: int
     inner: Algorithm
     target: float
-    goes_on: bool = True
 
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
@@ -57,7 +56,7 @@ class UntilFound(Algorithm):
         if len(ended) and ended[0][0] >= self.target:
             return []
         decisions = self.inner.ask(history, space, num=num, rng=rng)
-        if decisions or history.num_running or not self.goes_on:
+        if decisions or history.num_running:
             return decisions
         waiting = [t for t in history if t.state == "waiting" and t.reached < self.max_epochs]
         waiting.sort(key=lambda t: (-t.reached, -t.scores[-1], t.number))
@@ -77,9 +76,7 @@ def algorithms(epochs: int, num: int) -> dict[str, Algorithm]:
     }
 
 
-def ours(
-    name: str, table: Table, *, regret: float, order: int, workers: int = 1, goes_on: bool = True
-) -> Found:
+def ours(name: str, table: Table, *, regret: float, order: int, workers: int = 1) -> Found:
     """Search by one of our algorithms, with the options of each choice in a random order."""
     epochs, num = table.workload.epochs, len(table.curves)
     space, algorithm = table.workload.space(order), algorithms(epochs, num)[name]
@@ -95,7 +92,7 @@ def ours(
             ends.append(loss)
         return {"loss": loss}
 
-    search = UntilFound(inner=algorithm, max_epochs=epochs, target=target, goes_on=goes_on)
+    search = UntilFound(inner=algorithm, max_epochs=epochs, target=target)
     report = th.simulate(
         search,
         space,

@@ -31,11 +31,6 @@ def test_our_searches_pay_for_unique_epochs_until_they_have_found_the_best(table
     assert found.seconds == found.epochs
 
 
-def test_search_that_must_not_go_on_ends_with_its_algorithm(table):
-    alone = ours("ASHA", table, regret=0.0, order=0, goes_on=False)
-    assert alone.epochs <= ours("ASHA", table, regret=0.0, order=0).epochs
-
-
 def test_peers_pay_for_all_epochs_of_each_trial(table):
     whole = 9 * len(table.curves)
     for found in (

@@ -16,6 +16,7 @@ import torch
 from thrifty.cli._train import load_study
 from thrifty.core import TaskError, ThriftyError, UsageError, error_text, plain_text
 from thrifty.hetero import HeteroTask, profile_step
+from thrifty.hetero.balance._profile import DISTURBED
 from thrifty.pack import (
     HyperParameters,
     Source,
@@ -116,7 +117,7 @@ def _without_its_warning() -> Iterator[None]:
     log = logging.getLogger("thrifty.hetero")
 
     def is_other(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("while a step was timed")
+        return record.msg != DISTURBED
 
     log.addFilter(is_other)
     try:

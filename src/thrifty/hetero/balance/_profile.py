@@ -42,6 +42,10 @@ _SAME = 0.05
 """Relative difference up to which two batch sizes count as equally fast."""
 _TINY_S = 1e-12
 
+DISTURBED = (
+    "while a step was timed, %s; forecasts may be off, so time it again when nothing else runs"
+)
+"""Warning about a profile that other work disturbed; takes ``StepProfile.disturbance``."""
 _MEASURED_PEAK = 0.1
 """``StepProfile.peak_error`` of a measured memory: what an allocator loses to fragments."""
 _ESTIMATED_PEAK = 0.5
@@ -282,11 +286,7 @@ def _profile(
         peak_error=_MEASURED_PEAK if rehearsal.device.type == "cuda" else _ESTIMATED_PEAK,
     )
     if profile.is_noisy:
-        _log.warning(
-            "while a step was timed, %s; forecasts may be off, so time it again when nothing else "
-            "runs",
-            profile.disturbance,
-        )
+        _log.warning(DISTURBED, profile.disturbance)
     return profile
 
 
