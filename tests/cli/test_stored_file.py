@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import text
 
+import thrifty.testing
 from tests.strangers import STRANGER, as_stranger, public_folder
 from thrifty.cli import _app
 from thrifty.core import UsageError
@@ -155,9 +158,52 @@ def test_a_link_to_a_file_of_another_user_is_refused(scene):
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("file", [None, 5, ["x"], "", "/nowhere.py", "/", "\0", "x" * 10_000])
+@pytest.mark.parametrize(
+    "file", [None, 5, ["x"], "", "/nowhere.py", "/", "\0", "x" * 10_000, thrifty.testing.__file__]
+)
 def test_what_is_no_file_is_said_to_be_none(scene, file):
     scene.names(file)
     result = scene.stored(*COMMANDS[0])
     assert isinstance(result.exception, UsageError), result.exception
     assert "is unknown or gone" in str(result.exception)
+
+
+def started_by_python(folder: Path, text: str, *, name: str = "train.py"):
+    """Run a script without ``thrifty run`` and return what another command says of its study."""
+    (folder / name).write_text(text)
+    subprocess.run([sys.executable, name], cwd=folder, check=True, timeout=120)
+    url = f"sqlite:///{folder}/t.db"
+    return CliRunner().invoke(_app, ["importance", "s", "--storage", url])
+
+
+@pytest.mark.parametrize("made", ["at the top level", "in a function"])
+def test_a_task_of_a_class_of_thrifty_is_found_in_the_script(tmp_path, made):
+    call = STUDY[STUDY.index("th.Study") :].format(url=f"sqlite:///{tmp_path}/t.db")
+    start = STUDY[: STUDY.index("study =")].format(mark=str(tmp_path / "mark"))
+    if made == "at the top level":
+        result = started_by_python(tmp_path, f"{start}study = {call}study.run(progress=False)\n")
+        assert result.exit_code == 0, result.output
+        return
+    body = f"({call.strip()}).run(progress=False)\n"
+    result = started_by_python(tmp_path, f"{start}def main():\n    {body}\nmain()\n")
+    assert f"{tmp_path / 'train.py'} does not define study 's'" in str(result.exception)
+
+
+def test_a_study_is_found_in_the_script_that_imports_its_task(tmp_path):
+    (tmp_path / "tasks.py").write_text(
+        "from thrifty.testing import LineTask\nclass MyTask(LineTask):\n    pass\n"
+    )
+    text = STUDY.format(mark=str(tmp_path / "mark"), url=f"sqlite:///{tmp_path}/t.db")
+    text = text.replace("LineTask()", "tasks.MyTask()") + "study.run(progress=False)\n"
+    result = started_by_python(tmp_path, f"import tasks\n{text}")
+    assert result.exit_code == 0, result.output
+
+
+def test_without_a_file_the_command_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = STUDY.format(mark=str(tmp_path / "mark"), url="sqlite:///t.db")
+    subprocess.run(
+        [sys.executable, "-c", f"{text}study.run(progress=False)"], check=True, timeout=120
+    )
+    result = CliRunner().invoke(_app, ["resume", "s", "--storage", "sqlite:///t.db"])
+    assert "is unknown or gone (None)" in str(result.exception)

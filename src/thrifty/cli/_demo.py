@@ -117,6 +117,7 @@ def demo_command(*, folder: Path, quiet: bool, as_json: bool) -> None:
     A second run only shows the results.
     """
     asked = demo_study(folder)
+    asked.file = Path(__file__)
     say(asked.plan())
     # One thread: for a network this small, more threads cost more than they gain, above all on a
     # busy machine.

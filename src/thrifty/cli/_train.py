@@ -44,6 +44,7 @@ from ._options import (
 
 
 _DEMO = Path(__file__).resolve().with_name("_demo.py")
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def load_study(path: Path, *, name: str | None = None) -> Study:
@@ -152,9 +153,15 @@ def load_stored_study(name: str, *, storage: str, trust_file: bool = False) -> S
 
 
 def _is_file(file: object) -> TypeGuard[str]:
-    """Return whether a database entry names an existing file."""
+    """Return whether a database entry names an existing file that may define a study.
+
+    Earlier versions recorded a module of thrifty where the task was one of its classes.
+    """
     try:
-        return isinstance(file, str) and Path(file).is_file()
+        if not isinstance(file, str) or not Path(file).is_file():
+            return False
+        path = Path(file).resolve()
+        return path == _DEMO or not path.is_relative_to(_PACKAGE)
     except (OSError, ValueError):
         return False
 

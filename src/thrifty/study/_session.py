@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Literal, Self
@@ -29,6 +30,7 @@ from thrifty.core import (
     plain_logger,
     plain_text,
 )
+from thrifty.pack import SelfDescribing
 from thrifty.run import ExecutorConfig
 from thrifty.store import (
     Driver,
@@ -258,6 +260,22 @@ def say_where_from(
         )
     if text:
         say(repository.name, text, progress=progress)
+
+
+def defining_file(study: object, *, task: object) -> str | None:
+    """Return the file that commands load to find a study by its name; None if there is no file.
+
+    That is the program, or the module of the task, whichever has the study at its top level. If
+    neither has it (a function has made it), it is the module of the task, unless that is ours: a
+    task of a class of thrifty, such as ``FineTune``, is made in the program.
+    """
+    home = task.module if isinstance(task, SelfDescribing) else type(task).__module__
+    program, module = sys.modules.get("__main__"), sys.modules.get(home)
+    for each in (program, module):
+        if each is not None and any(value is study for value in list(vars(each).values())):
+            return getattr(each, "__file__", None)
+    is_ours = home.partition(".")[0] == __package__.partition(".")[0]
+    return getattr(program if is_ours else module, "__file__", None)
 
 
 def say(name: str, text: str, *, progress: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -62,7 +61,14 @@ from ._preflight import (
 from ._reader import KnownEpoch, Reader, Trials, is_in_memory, known_epochs, overview
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, certainty_of, rows, savings, trial_result
-from ._session import say, say_if_all_failed, say_what_was_not_checked, say_where_from, train
+from ._session import (
+    defining_file,
+    say,
+    say_if_all_failed,
+    say_what_was_not_checked,
+    say_where_from,
+    train,
+)
 from ._steering_mixin import Branch, SteeringMixin, cost_of, note_enqueued
 from .simulation._simulate import simulate
 from .simulation._simulation_report import Simulation
@@ -866,9 +872,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         ]
 
     def _file(self) -> str | None:
-        home = self.task.module if isinstance(self.task, SelfDescribing) else ""
-        module = sys.modules.get(home or type(self.task).__module__)
-        path = self.file or getattr(module, "__file__", None)
+        path = self.file or defining_file(self, task=self.task)
         return None if path is None else str(Path(path).resolve())
 
     def _current_ledger(self) -> Ledger:
