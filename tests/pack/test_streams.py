@@ -6,6 +6,7 @@ import gc
 import itertools
 import logging
 import threading
+import weakref
 from itertools import chain
 from typing import ClassVar
 
@@ -20,8 +21,9 @@ from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.study.helpers import SOLO, StopAfter, make_study
 from thrifty.core import StateError, TaskError
-from thrifty.pack import FusedBackend, Member, inspect_task, open_source
+from thrifty.pack import EpochPlan, FusedBackend, Member, inspect_task, open_source
 from thrifty.pack.task._step_options import epoch_batches, epoch_length
+from thrifty.pack.trial._probes import probe
 from thrifty.pack.trial._trial import TaskTrial
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Space, Step
@@ -592,6 +594,73 @@ def test_batches_are_prepared_in_advance_and_errors_come_in_their_turn():
     with pytest.raises(RuntimeError, match="no more"):
         next(batches)
     assert made == [0, 1, 2, 3]
+
+
+# -- workers of loaders -----------------------------------------------------------------------
+
+
+class Queue:
+    """A queue to a worker; as those of ``multiprocessing``, it is closed by a weak reference."""
+
+    def __init__(self, log):
+        weakref.finalize(self, log.append, "closed")
+
+
+class Batches:
+    """The iterator of a loader with a worker, as torch's: it tells the worker to end."""
+
+    def __init__(self, log):
+        self.log, self.queue = log, Queue(log)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return drawn("batches")
+
+    def __del__(self):
+        self.log.append("told")
+
+
+class WithWorker(Loader):
+    def __init__(self, log):
+        super().__init__()
+        self.log = log
+
+    def __iter__(self):
+        return Batches(self.log)
+
+    def __deepcopy__(self, memo):
+        return WithWorker(self.log)
+
+
+@pytest.mark.parametrize("is_epoch_over", [False, True])
+def test_a_worker_is_told_to_end_before_its_queue_is_closed(is_epoch_over):
+    log = []
+    source = open_source(th.StreamData(train=WithWorker(log), valid=held_out), device=CPU)
+    stream = source.trial_stream()
+    stream.batches = stream.epoch(0, batch_size=SIZE, num=3)
+    stream.itself = stream  # a reference cycle
+    for _ in range(4 if is_epoch_over else 1):
+        next(stream.batches, None)
+    del stream
+    gc.collect()
+    assert log == ["told", "closed"]  # in the other order, torch waits 5 s for each worker
+
+
+def test_a_probe_leaves_its_trial_in_no_reference_cycle():
+    task = OwnStream()
+    trial = TaskTrial(task, CPU)
+    trial.begin(Member(values={"lr": 0.1}, seed=0, epoch=0, state=None))
+    dropped = weakref.ref(trial)
+    gc.collect()
+    gc.disable()
+    try:
+        probe(trial, EpochPlan(epoch=0, values={"lr": 0.1}), trains=False)
+        del trial
+        assert dropped() is None
+    finally:
+        gc.enable()
 
 
 # -- token files --------------------------------------------------------------------------------

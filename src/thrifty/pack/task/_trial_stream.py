@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -92,7 +93,16 @@ class TrialStream:
         self._end: dict[str, Any] | None = None
         self.is_probed = False
         """Whether a probe reads on from here, whatever the number of its epoch."""
-        self._reader: Reader | None = None
+        self._readers: list[Reader] = []
+        """The reader in use, if there is one.
+
+        A trial may be in a reference cycle, such as that of an error and its traceback. If the
+        iterator of a loader were garbage with it, Python would close the queues of the loader's
+        workers before ``__del__`` of the iterator tells the workers to end, and ``__del__`` would
+        wait 5 s for each of them. ``weakref`` keeps the list, so the reader is not garbage until
+        the stream is gone.
+        """
+        weakref.finalize(self, self._readers.clear).atexit = False
 
     def state(self) -> dict[str, Any]:
         """Return where the stream is after the last epoch."""
@@ -100,7 +110,8 @@ class TrialStream:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go to where ``state`` was."""
-        self._begin, self._end, self._reader = dict(state), None, None
+        self._begin, self._end = dict(state), None
+        self._readers.clear()
 
     def epoch(self, epoch: int, *, batch_size: int, num: int) -> Iterator[Batch]:
         """Return the batches of the next epoch, or once more those of the last one.
@@ -111,7 +122,7 @@ class TrialStream:
         if self._end is not None and (self.is_probed or self._end["epoch"] == epoch):
             self._begin, self._end = self._end, None
         else:
-            self._reader = None  # an epoch that was begun before is read again from its start
+            self._readers.clear()  # an epoch that was begun before is read again from its start
             self._end = None
         if self.is_probed:
             epoch = self._begin["epoch"]
@@ -123,10 +134,10 @@ class TrialStream:
         return self._batches(epoch, batch_size=batch_size, num=num)
 
     def _batches(self, epoch: int, *, batch_size: int, num: int) -> Iterator[Batch]:
-        if self._reader is None:
+        if not self._readers:
             begin = self._begin
-            self._reader = self._new_reader(number=begin["pass"], state=begin["state"])
-        reader = self._reader
+            self._readers.append(self._new_reader(number=begin["pass"], state=begin["state"]))
+        reader = self._readers[0]
         for left in range(num - 1, -1, -1):
             batch = reader.read(batch_size)
             if not left:

@@ -228,13 +228,7 @@ def _one_step(trial: TaskTrial, plan: EpochPlan) -> Probe:
     seen: list[Any] = []
     trial.expect_probe()
 
-    def noted() -> Iterator[Batch]:
-        for number, batch in enumerate(trial.batches(plan)):
-            if not number:
-                seen.append(stand_in(batch))
-            yield batch
-
-    trial.start(plan, batches=noted)
+    trial.start(plan, batches=lambda: _noted(trial.batches(plan), seen))
     trial.step()
     loss = trial.losses[-1]
     batch, metrics = _metrics(trial, plan)
@@ -246,6 +240,18 @@ def _one_step(trial: TaskTrial, plan: EpochPlan) -> Probe:
         moments=trial.optimizers.moments(),
         metrics=metrics,
     )
+
+
+def _noted(batches: Iterator[Batch], seen: list[Any]) -> Iterator[Batch]:
+    """Yield the batches, and note a stand-in for the first one in ``seen``.
+
+    It does not refer to the trial, which holds what it returns: a reference cycle would keep the
+    trial until the garbage collector runs, and the workers of its data loader with it.
+    """
+    for number, batch in enumerate(batches):
+        if not number:
+            seen.append(stand_in(batch))
+        yield batch
 
 
 def _metrics(trial: TaskTrial, plan: EpochPlan) -> tuple[Any, dict[str, Any]]:
