@@ -281,6 +281,16 @@ def test_a_host_without_an_address(tmp_path, monkeypatch):
         SlurmCluster(slurm(tmp_path, "slurm", host="nowhere.invalid"), b"")
 
 
+def test_what_sbatch_says_when_it_refuses_a_job(tmp_path, monkeypatch):
+    for name in ("sbatch", "srun"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition: gpu' >&2\nexit 1\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(UsageError, match=r"does not take .*invalid partition: gpu.*; see sinfo"):
+        make(tmp_path).run(progress=False, executor=slurm(tmp_path, "slurm", partition="gpu"))
+
+
 def test_states_of_jobs_are_asked_for(tmp_path, monkeypatch):
     """A job that is cancelled while it waits in the queue has ended."""
     program = tmp_path / "scontrol"

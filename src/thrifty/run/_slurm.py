@@ -401,9 +401,20 @@ class SlurmCluster:
         with self._changed:
             self._jobs.update((one.name, one) for one in jobs)
         address = (self._host, self._listener.address[1])
-        with self._submitter.batch():
-            for one in jobs:
-                one.job = self._submitter.submit(serve, address, self._key, one.name)
+        try:
+            with self._submitter.batch():
+                for one in jobs:
+                    one.job = self._submitter.submit(serve, address, self._key, one.name)
+        except RuntimeError as error:  # what submitit raises if sbatch refuses
+            with self._changed:
+                for one in jobs:
+                    # it has no number, so it cannot be cancelled
+                    one.job, one.has_ended = None, True
+                    self._jobs.pop(one.name, None)
+            raise UsageError(
+                f"Slurm does not take the workers' jobs: {str(error).strip()}; see sinfo for "
+                "partitions and what their nodes have"
+            ) from error
         self._submitted += [one.job for one in jobs]
 
     def _ask_slurm(self) -> None:
