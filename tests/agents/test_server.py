@@ -312,8 +312,12 @@ def test_one_job_at_a_time_and_it_can_be_stopped(tools, folder):
     found = ended(made, run["job"])
     assert found["state"] == "stopped"
     assert found["result"]["signal"] == 2
-    (unknown,) = answered(made, ("stop", {"job": "job-7"}))
-    assert "there is no job 'job-7'" in unknown
+    for number in (1, "1"):  # as agents shorten it
+        (found,) = answered(made, ("job", {"job": number}))
+        assert found["job"] == "job-1"
+    for unknown in ("job-7", 7):
+        (said,) = answered(made, ("stop", {"job": unknown}))
+        assert f"there is no job {unknown!r}; there are: job-1" in said
 
 
 def test_a_trial_of_a_job_and_a_study_are_stopped(tools, folder):

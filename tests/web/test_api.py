@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -8,6 +9,7 @@ from sqlalchemy import create_engine, text
 
 from tests.study.helpers import SOLO, Sized, make_study
 from tests.web.conftest import SCRIPT, opened
+from thrifty.agents._store_documents import status_document
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Ladder, Space, Step
 from thrifty.store import EpochRecord, NodeRecord, Store, StudyMoved, TrialAsked, TrialReported
@@ -46,11 +48,37 @@ def test_the_list_says_how_studies_stand(client, store):
     summary = store.studies.summary("line")
     assert (line["name"], line["state"]) == ("line", summary.state)
     assert (line["best_value"], line["best_trial"]) == (summary.best_value, summary.best_trial)
-    assert (line["trials"], line["num_trials"]) == (dict(summary.num_trials), 18)
+    assert (line["trials"], line["num_trials"]) == ({"done": 18}, 18)
     assert line["epochs"]["trained"] == summary.plan_epochs
     assert line["epochs"]["saved"] == summary.trial_epochs - summary.plan_epochs
     assert line["last_activity"] == summary.last_activity
     assert (harm["best_value"], harm["best_trial"], harm["trials"]) == (None, None, {"failed": 1})
+
+
+@pytest.mark.parametrize("state", ["running", "stopped", "done"])
+def test_the_list_counts_trials_as_thrifty_status_does(client, store, state):
+    """Two trials of three are done, one is paused, and a fourth is in training."""
+    plan = store.plans.open("four", task="four").id
+    made = store.studies.create("four", plan=plan, spec={"max_epochs": 4})
+    store.record([NodeRecord(plan=plan, node=0, parent=None, start=0, config={}, epochs=4)])
+    asked = {"study": made.id, "target": 4, "config": {}, "group": 0, "parent": None, "node": 0}
+    for trial, epoch in enumerate((4, 4, 2)):
+        store.record([
+            TrialAsked(trial=trial, **{**asked, "target": epoch}),
+            TrialReported(study=made.id, trial=trial, epoch=epoch, value=0.5),
+        ])
+    store.record([TrialAsked(trial=3, **asked)])
+    store.record([StudyMoved(study=made.id, state=state)])
+    with store.lease(made) if state == "running" else nullcontext():
+        (said,) = status_document(store, url="sqlite://", name="four")["studies"]
+        listed = get(client, "/studies")["studies"][-1]
+        shown = get(client, f"/studies/{made.id}")["study"]
+    assert said["state"] == state
+    for study in (listed, shown):
+        found = {key: study[key] for key in ("num_trials", "trials", "stopped_in_training")}
+        assert found == {key: said[key] for key in found}
+        assert (study["trials"]["done"], study["trials"]["paused"]) == (2, 1)
+        assert sum(study["trials"].values()) + study["stopped_in_training"] == 4
 
 
 def test_a_study_says_what_it_was_made_from(client, store):

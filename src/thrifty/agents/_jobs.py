@@ -168,16 +168,20 @@ class Jobs:
         )
         return self._jobs[number]
 
-    def get(self, job: str) -> Job:
+    def get(self, job: str | int) -> Job:
         """Return a job.
+
+        Args:
+            job: Its identifier, such as ``"job-1"``, or its number, such as ``1`` or ``"1"``.
 
         Raises:
             UsageError: There is no such job.
         """
-        if job not in self._jobs:
+        name = f"job-{job}" if str(job).isdecimal() else str(job)
+        if name not in self._jobs:
             known = ", ".join(self._jobs) or "none"
             raise UsageError(f"there is no job {job!r}; there are: {known}")
-        return self._jobs[job]
+        return self._jobs[name]
 
     def close(self) -> None:
         """Stop all jobs, and wait for their end."""

@@ -77,6 +77,9 @@ _Config = Annotated[
 _Epochs = Annotated[
     int | None, Field(description="How many of their first epochs are meant; null: all.")
 ]
+_Job = Annotated[
+    str | int, Field(description='Identifier of a job, such as "job-1"; its number will do.')
+]
 _Made = TypeVar("_Made")
 
 _AGENTS_STUDY = re.compile(r".+-agent-[0-9]+", re.DOTALL)
@@ -269,7 +272,7 @@ class Tools:
 
     def job(
         self,
-        job: Annotated[str, Field(description="Identifier of a job.")],
+        job: _Job,
         wait_s: Annotated[
             float,
             Field(
@@ -284,7 +287,7 @@ class Tools:
         with self._lock:
             return self._job_document(found)
 
-    def stop(self, job: Annotated[str, Field(description="Identifier of a job.")]) -> JobDocument:
+    def stop(self, job: _Job) -> JobDocument:
         """Stop a job at the end of an epoch. It keeps what it has trained; `run` goes on."""
         with self._lock:
             found = self._jobs.get(job)

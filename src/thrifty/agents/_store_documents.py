@@ -25,8 +25,10 @@ from thrifty.store._reports import (
     failure_lines,
     most_alike,
     no_such_trial,
+    shown_state,
     standard_deviation,
     stored_unit,
+    trials_by_state,
 )
 from thrifty.store._trash import Deleted, Garbage
 
@@ -86,7 +88,9 @@ def _status(store: Store, found: StudySummary, *, traceback: bool, workers: bool
         "state": found.state,
         "metric": found.metric,
         "num_trials": sum(found.num_trials.values()),
-        "trials": trials_by_state(found, stopped=len(cut_short)),
+        "trials": trials_by_state(
+            found.num_trials, num_done=found.num_done, study_state=found.state
+        ),
         "stopped_in_training": len(cut_short),
         "best": None
         if found.best_trial is None
@@ -132,20 +136,6 @@ def stopped_in_training(store: Store, found: StudySummary) -> list[int]:
     if found.state in ("running", "paused"):
         return []
     return sorted(store.studies.trained_to(found.id, state="running").values())
-
-
-def trials_by_state(found: StudySummary, *, stopped: int = 0) -> dict[str, int]:
-    """Return counts by the states of ``Study.trials``: a waiting trial is done or paused.
-
-    Args:
-        found: The study.
-        stopped: Trials that were in training when the study stopped; no process trains them.
-    """
-    counts = {**found.num_trials, "done": found.num_done}
-    counts["paused"] = counts.pop("waiting", 0) - found.num_done
-    if stopped:
-        counts.pop("running", None)
-    return {state: count for state, count in sorted(counts.items()) if count}
 
 
 def failure_documents(groups: Sequence[FailureGroup], *, traceback: bool) -> list[FailureDocument]:
@@ -337,10 +327,8 @@ def trial_files(artifacts: Iterable[Artifact]) -> list[TrialFile]:
 
 def trial_state(info: StudyInfo, trial: TrialRecord) -> str:
     """Return the trial's state as in ``TrialResult``."""
-    if trial.state != "waiting":
-        return trial.state
-    horizon = info.spec.get("max_epochs", 0) if trial.horizon is None else trial.horizon
-    return "done" if trial.reached >= horizon else "paused"
+    horizon = info.spec.get("max_epochs") if trial.horizon is None else trial.horizon
+    return shown_state(trial.state, reached=trial.reached, horizon=horizon)
 
 
 def _objectives(info: StudyInfo) -> list[str]:

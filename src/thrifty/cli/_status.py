@@ -23,7 +23,6 @@ from thrifty.agents._store_documents import (
     failures_of,
     last_values,
     stopped_in_training,
-    trials_by_state,
     two_studies,
     worker_documents,
 )
@@ -40,6 +39,7 @@ from thrifty.store._reports import (
     no_such_trial,
     standard_deviation,
     stored_unit,
+    trials_by_state,
 )
 
 from ._options import complete_study, json_option, print_document, say, storage_option
@@ -92,7 +92,7 @@ def _say_study(
         traceback: Whether to show tracebacks.
     """
     num_trials = sum(s.num_trials.values())
-    states = trials_by_state(s, stopped=len(cut_short))
+    states = trials_by_state(s.num_trials, num_done=s.num_done, study_state=s.state)
     parts = [f"{count:,} {plain_text(state)}" for state, count in states.items()]
     if cut_short:
         low, high = cut_short[0], cut_short[-1]

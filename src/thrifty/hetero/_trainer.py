@@ -482,6 +482,8 @@ class HeteroTrainer:
             1e3 * change.step_s[1],
         )
         self._say_left_out(left_out)
+        for name in sorted(left_out - self._allocation.left_out):
+            _log.warning("worker %s is no longer left out: with it a step takes less time", name)
         return True
 
     def _meet(self, *, broken: bool) -> None:

@@ -50,6 +50,55 @@ class FailureGroup:
         return plain_text(" ".join(self.message.split()), limit=_MESSAGE_CHARS)
 
 
+def shown_state(state: str, *, reached: int, horizon: int | None) -> str:
+    """Return the state of a trial as in ``Study.trials``: a waiting trial is done or paused.
+
+    Args:
+        state: Its state in the database.
+        reached: The epoch that it has reached.
+        horizon: The epoch at which its training ends; None if that is not known.
+
+    >>> shown_state("waiting", reached=4, horizon=4), shown_state("waiting", reached=2, horizon=4)
+    ('done', 'paused')
+    """
+    if state != "waiting":
+        return state
+    return "done" if horizon is not None and reached >= horizon else "paused"
+
+
+def trials_by_state(
+    num_trials: Mapping[str, int], *, num_done: int, study_state: str
+) -> dict[str, int]:
+    """Return how many trials of a study are in each state of ``Study.trials``.
+
+    Trials that were in training when the study stopped are left out, because no process trains
+    them; ``num_stopped_in_training`` counts them.
+
+    Args:
+        num_trials: Trials by their state in the database.
+        num_done: How many of the waiting ones are done; the others are paused.
+        study_state: The state of the study.
+
+    >>> trials_by_state({"waiting": 3}, num_done=2, study_state="done")
+    {'done': 2, 'paused': 1}
+    """
+    counts = {**num_trials, "done": num_done}
+    counts["paused"] = counts.pop("waiting", 0) - num_done
+    counts["running"] = counts.get("running", 0) - num_stopped_in_training(
+        num_trials, study_state=study_state
+    )
+    return {state: count for state, count in sorted(counts.items()) if count}
+
+
+def num_stopped_in_training(num_trials: Mapping[str, int], *, study_state: str) -> int:
+    """Return how many trials were in training when their study stopped.
+
+    >>> num_stopped_in_training({"running": 2}, study_state="stopped")
+    2
+    """
+    return 0 if study_state in ("running", "paused") else num_trials.get("running", 0)
+
+
 def failure_groups(errors: Mapping[int, tuple[str, str, str]]) -> list[FailureGroup]:
     """Group failed trials by their error, the largest group first.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -17,7 +18,7 @@ from thrifty.store._acts import Act
 from thrifty.store._address import redact_url
 from thrifty.store._engine import fetch, forbid_writing, open_engine, user_errors
 from thrifty.store._records import artifacts_by_name, attributes_of, records_of
-from thrifty.store._reports import AttributesByNode, last_attributes, path_to
+from thrifty.store._reports import AttributesByNode, last_attributes, path_to, shown_state
 from thrifty.store._trash import Deleted, Trash
 from thrifty.store._trial_lines import TrialLine, lines_along
 from thrifty.store.coordination._leases import standing
@@ -91,7 +92,8 @@ _CLOCK = SystemClock()
 class StudyView:
     """A summary of a study.
 
-    ``num_trials`` counts trials by state. ``asked_epochs`` and ``reached_epochs`` are sums over its
+    ``num_trials`` counts trials by their state in the database, and ``num_done`` those that have
+    reached the end of their training. ``asked_epochs`` and ``reached_epochs`` are sums over its
     trials. ``trained_epochs`` and ``seconds`` count only what its own runs trained. ``metrics`` and
     ``modes`` are its objectives. ``state`` is "interrupted" if the study was running and its
     process is gone.
@@ -108,6 +110,7 @@ class StudyView:
     created_at: float
     last_activity: float | None
     num_trials: Mapping[str, int]
+    num_done: int
     asked_epochs: int
     reached_epochs: int
     trained_epochs: int
@@ -219,13 +222,14 @@ def _base() -> Select[Any]:
 
 
 def _counts() -> Select[Any]:
+    """Select how many trials are alike in study, state, epochs reached and horizon.
+
+    Whether they are done also depends on the ``max_epochs`` of their study.
+    """
+    alike = (_t.c.study, _t.c.state, _t.c.reached, _t.c.horizon)
     return select(
-        _t.c.study,
-        _t.c.state,
-        func.count().label("trials"),
-        func.sum(_t.c.target).label("asked"),
-        func.sum(_t.c.reached).label("reached"),
-    ).group_by(_t.c.study, _t.c.state)
+        *alike, func.count().label("trials"), func.sum(_t.c.target).label("asked")
+    ).group_by(*alike)
 
 
 def _trained() -> Select[Any]:
@@ -268,6 +272,9 @@ def _view(
     best = None
     if extremes:
         best = min(extremes) if modes[:1] == ("min",) else max(extremes)
+    num_trials: Counter[str] = Counter()
+    for count in counts:
+        num_trials[count.state] += count.trials
     return StudyView(
         id=row.id,
         name=row.name,
@@ -279,14 +286,25 @@ def _view(
         modes=modes,
         created_at=row.created_at,
         last_activity=row.last_activity,
-        num_trials={count.state: count.trials for count in counts},
+        num_trials=num_trials,
+        num_done=_num_done(counts, max_epochs=row.spec.get("max_epochs")),
         asked_epochs=sum(count.asked for count in counts),
-        reached_epochs=sum(count.reached for count in counts),
+        reached_epochs=sum(count.reached * count.trials for count in counts),
         trained_epochs=trained[0],
         seconds=trained[1] if math.isfinite(trained[1]) else 0.0,
         best_value=best,
         best_trial=None if best is None else extremes[best],
     )
+
+
+def _num_done(counts: Sequence[Row[Any]], *, max_epochs: object) -> int:
+    last = max_epochs if isinstance(max_epochs, int) else None
+    done = 0
+    for count in counts:
+        horizon = last if count.horizon is None else count.horizon
+        if shown_state(count.state, reached=count.reached, horizon=horizon) == "done":
+            done += count.trials
+    return done
 
 
 def _names(spec: Mapping[str, Any], key: str) -> tuple[str, ...]:

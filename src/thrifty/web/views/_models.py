@@ -59,7 +59,11 @@ class StudyCard(Response):
     modes: list[str]
     created_at: float
     last_activity: Number
-    trials: dict[str, int] = Field(description="by state")
+    trials: dict[str, int] = Field(description="by state: done, running, paused, stopped, failed")
+    stopped_in_training: int = Field(
+        description="trials that were in training when the study stopped; the next run goes on "
+        "with them"
+    )
     num_trials: int
     epochs: Saving
     unit: Unit

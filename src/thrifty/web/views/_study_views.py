@@ -14,9 +14,12 @@ from thrifty.store._records import nodes_of_replicas
 from thrifty.store._reports import (
     attribute_text,
     interval,
+    num_stopped_in_training,
     path_to,
+    shown_state,
     standard_deviation,
     stored_unit,
+    trials_by_state,
 )
 from thrifty.store._trial_lines import last_epoch
 from thrifty.store.queries._study_queries import Paths
@@ -154,7 +157,8 @@ def card(view: StudyView) -> models.StudyCard:
         modes=list(view.modes),
         created_at=view.created_at,
         last_activity=view.last_activity,
-        trials=dict(view.num_trials),
+        trials=trials_by_state(view.num_trials, num_done=view.num_done, study_state=view.state),
+        stopped_in_training=num_stopped_in_training(view.num_trials, study_state=view.state),
         num_trials=sum(view.num_trials.values()),
         epochs=_saving(view),
         unit=unit_of(view),
@@ -428,10 +432,8 @@ def _row(row: Any, view: StudyView) -> models.TrialRow:
 
 def state_of(row: Any, view: StudyView) -> str:
     """Return the state as in ``Study.trials``: a waiting trial is done or paused."""
-    if row.state != "waiting":
-        return str(row.state)
-    farthest = max_epochs(view) if row.horizon is None else row.horizon
-    return "done" if farthest is not None and row.reached >= farthest else "paused"
+    horizon = max_epochs(view) if row.horizon is None else row.horizon
+    return shown_state(str(row.state), reached=row.reached, horizon=horizon)
 
 
 def _curves(
