@@ -25,6 +25,7 @@ from thrifty.store._reports import (
     failure_lines,
     most_alike,
     no_such_trial,
+    num_stopped_in_training,
     shown_state,
     standard_deviation,
     stored_unit,
@@ -133,7 +134,7 @@ def failures_of(store: Store, found: StudySummary) -> list[FailureGroup]:
 
 def stopped_in_training(store: Store, found: StudySummary) -> list[int]:
     """Return the last epoch of each trial whose training was stopped, in ascending order."""
-    if found.state in ("running", "paused"):
+    if not num_stopped_in_training(found.num_trials, study_state=found.state):
         return []
     return sorted(store.studies.trained_to(found.id, state="running").values())
 

@@ -326,7 +326,7 @@ class WandB(Logger):
     The run id is derived from the study and the trial. A trial that continues in another run of the
     study, or in another process, therefore continues its W&B run, and no epoch is written twice.
     (With ``mode="offline"`` earlier data are unknown: each time a folder of the same id is written,
-    and ``wandb sync`` uploads each of them.) The W&B step is the epoch.
+    and ``wandb sync`` uploads these in the order of their starts.) The W&B step is the epoch.
 
     Args:
         project: The W&B project.

@@ -401,11 +401,12 @@ class SlurmCluster:
         with self._changed:
             self._jobs.update((one.name, one) for one in jobs)
         address = (self._host, self._listener.address[1])
+        refused = require("submitit.core.utils", extra="slurm").FailedJobError
         try:
             with self._submitter.batch():
                 for one in jobs:
                     one.job = self._submitter.submit(serve, address, self._key, one.name)
-        except RuntimeError as error:  # what submitit raises if sbatch refuses
+        except refused as error:
             with self._changed:
                 for one in jobs:
                     # it has no number, so it cannot be cancelled
