@@ -184,5 +184,5 @@ def test_the_dry_run_asks_for_a_small_batch():
 
     backend = FusedBackend(Large(), device=here(), block=BlockOptions(size=2))
     together(backend, [Trial(config=CONFIG, seed=k) for k in range(2)])
-    assert asked[:2] == [1, 8], "a row shows what reading changes, the dry run takes eight"
+    assert asked[:2] == [1, 5], "a row shows what reading changes, the dry run takes five"
     assert set(asked[2:]) == {12}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -43,14 +43,22 @@ class DryRuns:
     Args:
         structures: The results of earlier dry runs.
         refused: Why some structures are not fused, by ``refusal_key``. Others may add to it.
+        making_room: Returns a context that a dry run is in, such as one that frees memory.
 
     Attributes:
         structures: The results of dry runs so far.
     """
 
-    def __init__(self, structures: Structures, refused: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        structures: Structures,
+        refused: Mapping[str, str],
+        *,
+        making_room: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.structures = structures
         self._refused = refused
+        self._making_room = making_room
         self._fits: dict[tuple[Hashable, Structure], bool] = {}
         self._tested: list[_Tested] = []
         self._built_in: dict[Hashable, tuple[str, ...]] = {}
@@ -90,7 +98,8 @@ class DryRuns:
         if isinstance(known, Structure) and known.held and self._differ(trial, key):
             key = ("nothing held", key)
             if key not in self.structures:
-                self.structures[key] = _found_out(trial, values, holding=False)
+                with self._making_room():
+                    self.structures[key] = _found_out(trial, values, holding=False)
             known = self.structures[key]
         if isinstance(known, str):
             raise UnfusableError(known)
@@ -120,7 +129,8 @@ class DryRuns:
         pair = (self.key(trial), structure)
         if pair not in self._fits:
             try:
-                with no_exits(), freed_at_once(sum(p.nbytes for p in trial.model.parameters())):
+                num_bytes = sum(p.nbytes for p in trial.model.parameters())
+                with self._making_room(), no_exits(), freed_at_once(num_bytes):
                     batch = next(_few_rows(trial, values))
                     self._fits[pair] = fits_inside(structure, trial.model, batch)
             except Exception as error:
@@ -149,7 +159,8 @@ class DryRuns:
     def _test(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
         """Find out the structure of a trial, or why it has none; return its key."""
         key = self.key(trial)
-        known = self._narrowed(trial, values) or _found_out(trial, values)
+        with self._making_room():
+            known = self._narrowed(trial, values) or _found_out(trial, values)
         if isinstance(known, Structure):
             self._tested.append(_Tested(structure=known, likeness=likeness(trial)))
             if known.built_in:

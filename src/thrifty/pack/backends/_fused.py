@@ -102,7 +102,11 @@ class FusedBackend(Backend):
         self._home: dict[FusedTrial, Block] = {}
         self._keys: dict[FusedTrial, tuple[Hashable, Hashable, Hashable]] = {}
         self.refused = dict(refused or {})
-        self.dry_runs = DryRuns({} if structures is None else structures, self.refused)
+        self.dry_runs = DryRuns(
+            {} if structures is None else structures,
+            self.refused,
+            making_room=self._buffer_pool.emptied,
+        )
         self._feeds: dict[Hashable, Feed] = {}
         self.budget = CheckBudget()
         self.solo_times = SoloTimes()

@@ -213,7 +213,10 @@ class Block:
             check.note_gradients()
         self._updater()()
         self._losses.note(losses)
-        self._judge(checks, losses, bound)
+        if checks:
+            losses = losses.clone()  # they may lie in a buffer
+            with self._programs.without_buffers():
+                self._judge(checks, losses, bound)
         self._budget.trained_s += time.perf_counter() - began - sum(c.seconds for c in checks)
         for trial in self.trials:
             trial.advance()

@@ -38,7 +38,7 @@ from ._structure import Recorded, Structure
 from ._upcast import doubled
 
 
-NUM_ROWS = 8
+NUM_ROWS = 5
 """Maximum number of rows in each batch of the dry run."""
 TOLERANCE = 1e-8
 SINGLE_TOLERANCE = 2e-3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -154,14 +155,15 @@ class Evaluation:
         if self._structure.fused_metrics and 2 * len(together) > len(block):
             verify = any(self._is_due(trial) for trial in together)
             found = self._together(together, block, verify=verify)
-        if found is None:
-            return {trial: self._alone(trial) for trial in trials}
-        return {
-            trial: self._checked(trial, found[block.index(trial)], block)
-            if trial in together
-            else self._alone(trial)
-            for trial in trials
-        }
+
+        def outcome(trial: FusedTrial) -> Outcome:
+            if found is None or trial not in together:
+                return self._alone(trial)
+            return self._checked(trial, found[block.index(trial)], block)
+
+        goes_alone = found is None or any(t not in together or self._is_due(t) for t in trials)
+        with self._programs.without_buffers() if goes_alone else nullcontext():
+            return {trial: outcome(trial) for trial in trials}
 
     def _may_see_padding(self, trial: FusedTrial) -> bool:
         """Return whether metrics may depend on the zeros that a narrower trial is padded with.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import ReferenceType, ref
@@ -231,9 +232,12 @@ class Programs(User):
         Raises:
             UnfusableError: The model does something that cannot be done for all trials at once.
         """
+        self._buffer_pool.refill()
         if bound.tape is None:
             try:
-                bound.recorded = self._structure.recorded(bound.variant, **self._inputs(bound))
+                # a recording needs as much memory as a step by autograd
+                with self._buffer_pool.emptied():
+                    bound.recorded = self._structure.recorded(bound.variant, **self._inputs(bound))
             except UnfusableError:
                 raise
             except Exception as error:
@@ -246,6 +250,14 @@ class Programs(User):
             if bound.trunk is not None and samples is not None:
                 bound.trunk.begin(samples, bound.index, verify=False)
         return bound.tape
+
+    def without_buffers(self) -> AbstractContextManager[None]:
+        """Free the memory of large buffers while trials compute alone.
+
+        A step alone needs about as much memory as a step of a pack of one trial. No program may run
+        within the context. Outputs of programs are lost unless they are copied before.
+        """
+        return self._buffer_pool.emptied()
 
     def is_current(self, bound: Bound) -> bool:
         """Return whether recording a program again on its present inputs gives the same calls."""

@@ -9,7 +9,8 @@ tape as a CUDA graph.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import eq
 from typing import Any
@@ -17,10 +18,19 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from thrifty.core import trim_heap
 from thrifty.pack._frozen import address, storage_address
 
 from ._record import CREATIONS, IN_PLACE_SAFE, VIEWS, Call, Program, Ref, out_variant
 
+
+MIN_EMPTIED_BYTES = 2**20
+"""Size from which a buffer is freed while trials compute alone (``BufferPool.emptied``).
+
+Small buffers would save little, and the system has to clear memory that it gives again.
+"""
+MIN_TRIMMED_BYTES = 2**24
+"""Total size of freed buffers from which the heap is trimmed, which takes some milliseconds."""
 
 MAX_COPIED_BYTES = 2**22
 """Size up to which results are copied into buffers if their function cannot write into them.
@@ -105,20 +115,65 @@ class BufferPool:
 
     def __init__(self) -> None:
         self._free: dict[tuple[Any, ...], list[torch.Tensor]] = {}
+        self._large: list[torch.Tensor] = []
+        """Those that may be emptied. Not those of a GPU: captured tapes find them by address."""
+        self._emptied: list[torch.Tensor] = []
+        """Buffers that have no memory now."""
         self.num_bytes = 0
-        """Bytes of all buffers ever allocated; none is freed before the pool."""
+        """Bytes of all buffers ever allocated, those included that are emptied at the moment."""
 
     def take(self, num_bytes: int, device: torch.device) -> torch.Tensor:
         """Return a free buffer of bytes, allocating one if needed."""
+        self.refill()
         known = self._free.get((num_bytes, device))
         if known:
             return known.pop()
         self.num_bytes += num_bytes
-        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        if num_bytes >= MIN_EMPTIED_BYTES and device.type == "cpu":
+            self._large.append(buffer)
+        return buffer
 
     def give_back(self, buffer: torch.Tensor) -> None:
         """Make a buffer available again."""
         self._free.setdefault((buffer.numel(), buffer.device), []).append(buffer)
+
+    @contextmanager
+    def emptied(self) -> Iterator[None]:
+        """Free the memory of large buffers within the context; what they contain is lost.
+
+        No tape may run within the context. Buffers on a GPU keep their memory.
+        """
+        large = [buffer for buffer in self._large if buffer.untyped_storage().nbytes()]
+        trims = sum(buffer.numel() for buffer in large) >= MIN_TRIMMED_BYTES
+        self._emptied += large
+        try:
+            for buffer in large:
+                buffer.untyped_storage().resize_(0)
+            if trims:
+                trim_heap()
+            yield
+        finally:
+            if trims:  # the heap would keep what was used within the context, beside the buffers
+                trim_heap()
+            self._give_memory(large)
+
+    def refill(self) -> None:
+        """Give buffers their memory again if they have none; call it before a tape runs.
+
+        A tape that runs without it crashes the process. Buffers that ``emptied`` could not refill,
+        because memory had run out, get it here, or the error is raised once more.
+        """
+        if self._emptied:
+            self._give_memory(list(self._emptied))
+
+    def _give_memory(self, buffers: Sequence[torch.Tensor]) -> None:
+        try:
+            for buffer in buffers:
+                if not buffer.untyped_storage().nbytes():
+                    buffer.untyped_storage().resize_(buffer.numel())
+        finally:
+            self._emptied = [b for b in self._emptied if not b.untyped_storage().nbytes()]
 
 
 def bind(
