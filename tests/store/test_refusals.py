@@ -84,8 +84,8 @@ def test_a_user_that_the_server_does_not_admit(postgresql):  # noqa: F811
 
 @needs_postgresql
 def test_a_role_that_does_not_exist(postgresql):  # noqa: F811
-    with pytest.raises(StoreError, match=r'"nobody_at_all" does not exist; the server refuses'):
-        Store.open(postgresql.replace("//thrifty@", "//nobody_at_all@"))
+    with pytest.raises(StoreError, match=r'"missing_role" does not exist; the server refuses'):
+        Store.open(postgresql.replace("//thrifty@", "//missing_role@"))
 
 
 @needs_postgresql
