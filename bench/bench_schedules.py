@@ -7,7 +7,8 @@ orders: freeze-thaw, ``Auto``, ASHA and Hyperband of ours, Optuna and Ray Tune.
 
 Our epochs are unique ones: an epoch that trials share counts once. Peers train each trial by
 itself. A search that ends without the best costs the whole grid in addition. A second table has
-what our algorithms train and find if they end by themselves.
+what our algorithms train and find if they end by themselves, a third one what samplers cost and
+save that prefer configurations that share training (``share=``), on a fourth space.
 
 ``--half tuning`` runs the workloads on which options of algorithms may be chosen.
 """
@@ -25,6 +26,7 @@ import numpy as np
 
 import thrifty as th
 from bench.common.harness import Goal, at_least, finish, parser, table
+from bench.schedules.samplers import costs_of_sharing
 from bench.schedules.searches import (
     OWN_BUDGETS,
     ROUNDING,
@@ -36,7 +38,7 @@ from bench.schedules.searches import (
     ours,
     peers,
 )
-from bench.schedules.workloads import SPACES, Table, trained, workloads
+from bench.schedules.workloads import SPACES, STEPS, Table, trained, workloads
 
 
 REGRETS = (0.0, 0.02, 0.1)
@@ -55,7 +57,7 @@ def main() -> None:
     if args.quick:
         args.repeats, args.orders = 1, 2
     began = time.perf_counter()
-    tables: dict[str, list[Table]] = {name: [] for name in SPACES}
+    tables: dict[str, list[Table]] = {name: [] for name in (*SPACES, STEPS)}
     for workload in workloads(
         is_tuning=args.half == "tuning", seeds=args.repeats, quick=args.quick
     ):
@@ -66,6 +68,7 @@ def main() -> None:
             f"{workload.epochs} epochs, {last.unique_epochs:,} unique, {last.seconds:.0f} s",
             flush=True,
         )
+    steps = tables.pop(STEPS)
     theirs, missing = peers()
     for library, reason in missing.items():
         print(f"{library} does not run: {reason}")
@@ -83,6 +86,10 @@ def main() -> None:
         print(f"\n## {name}: ended by themselves\n")
         table(figures["ended"][name])
         sys.stdout.flush()
+    print("\n## Samplers that prefer to share training, on steps\n")
+    figures["samplers"] = costs_of_sharing(steps, orders=args.orders)
+    table(figures["samplers"])
+    sys.stdout.flush()
     for name, here in tables.items():
         figures["measured"][name] = measured(here[0])
         print(f"\n## {name}: really trained\n")

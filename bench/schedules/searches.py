@@ -106,11 +106,15 @@ class Ended(NamedTuple):
 
 def ended(name: str, table: Table, *, order: int, workers: int = 1) -> Ended:
     """Run one of our algorithms with its own budget until it ends; see ``OWN_BUDGETS``."""
-    epochs, num = table.workload.epochs, len(table.curves)
-    algorithm = OWN_BUDGETS[name](epochs, num)
+    algorithm = OWN_BUDGETS[name](table.workload.epochs, len(table.curves))
     if isinstance(algorithm, Auto):
         space = table.workload.space(order)
         algorithm = algorithm.chosen(space, workers=workers).algorithm
+    return until_its_end(algorithm, table, order=order, workers=workers)
+
+
+def until_its_end(algorithm: Algorithm, table: Table, *, order: int, workers: int = 1) -> Ended:
+    """Run an algorithm on a table until it ends."""
     ends, report = _simulated(algorithm, table, order=order, workers=workers)
     regret = table.regret(min(ends)) if ends else 1.0
     return Ended(report.unique_epochs, report.end_to_end_s, regret)
