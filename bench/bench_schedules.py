@@ -6,7 +6,9 @@ a whole. Then searches run on the tables of its curves, with the options of each
 orders: freeze-thaw, ``Auto``, ASHA and Hyperband of ours, Optuna and Ray Tune.
 
 Our epochs are unique ones: an epoch that trials share counts once. Peers train each trial by
-itself. A search that ends without the best costs the whole grid in addition.
+itself. A search that ends without the best costs the whole grid in addition. A second table has
+what our algorithms train and find if they end by themselves, a third one what samplers cost and
+save that prefer configurations that share training (``share=``), on a fourth space.
 
 ``--half tuning`` runs the workloads on which options of algorithms may be chosen.
 """
@@ -24,8 +26,19 @@ import numpy as np
 
 import thrifty as th
 from bench.common.harness import Goal, at_least, finish, parser, table
-from bench.schedules.searches import ROUNDING, Found, Search, UntilFound, algorithms, ours, peers
-from bench.schedules.workloads import SPACES, Table, trained, workloads
+from bench.schedules.samplers import costs_of_sharing
+from bench.schedules.searches import (
+    OWN_BUDGETS,
+    ROUNDING,
+    Found,
+    Search,
+    UntilFound,
+    algorithms,
+    ended,
+    ours,
+    peers,
+)
+from bench.schedules.workloads import SPACES, STEPS, Table, trained, workloads
 
 
 REGRETS = (0.0, 0.02, 0.1)
@@ -44,7 +57,7 @@ def main() -> None:
     if args.quick:
         args.repeats, args.orders = 1, 2
     began = time.perf_counter()
-    tables: dict[str, list[Table]] = {name: [] for name in SPACES}
+    tables: dict[str, list[Table]] = {name: [] for name in (*SPACES, STEPS)}
     for workload in workloads(
         is_tuning=args.half == "tuning", seeds=args.repeats, quick=args.quick
     ):
@@ -55,10 +68,11 @@ def main() -> None:
             f"{workload.epochs} epochs, {last.unique_epochs:,} unique, {last.seconds:.0f} s",
             flush=True,
         )
+    steps = tables.pop(STEPS)
     theirs, missing = peers()
     for library, reason in missing.items():
         print(f"{library} does not run: {reason}")
-    figures: dict[str, Any] = {"missing peers": missing, "spaces": {}, "measured": {}}
+    figures: dict[str, Any] = {"missing peers": missing, "spaces": {}, "ended": {}, "measured": {}}
     goals: list[Goal] = []
     for name, here in tables.items():
         rows, ratio = compare(here, theirs, orders=args.orders)
@@ -67,6 +81,15 @@ def main() -> None:
         sys.stdout.flush()
         figures["spaces"][name] = rows
         goals.append(at_least(f"{name}: epochs of ASHA / freeze-thaw", ratio, AGAINST_ASHA))
+    for name, here in tables.items():
+        figures["ended"][name] = until_their_ends(here, orders=args.orders)
+        print(f"\n## {name}: ended by themselves\n")
+        table(figures["ended"][name])
+        sys.stdout.flush()
+    print("\n## Samplers that prefer to share training, on steps\n")
+    figures["samplers"] = costs_of_sharing(steps, orders=args.orders)
+    table(figures["samplers"])
+    sys.stdout.flush()
     for name, here in tables.items():
         figures["measured"][name] = measured(here[0])
         print(f"\n## {name}: really trained\n")
@@ -113,6 +136,27 @@ def compare(
         ratio, low, high = _ratio(costs[row["search"]], costs["freeze-thaw"])
         row["/ freeze-thaw"] = f"{ratio:.2f} ({low:.2f} - {high:.2f})"
     return rows, float(costs["ASHA"].mean() / costs["freeze-thaw"].mean())
+
+
+def until_their_ends(tables: Sequence[Table], *, orders: int) -> list[dict[str, Any]]:
+    """Return what each algorithm of ours trains and finds with its own budget."""
+    rows = []
+    for name in OWN_BUDGETS:
+        row: dict[str, Any] = {"search": name}
+        for workers in (1, WORKERS):
+            each = [
+                ended(name, one, order=order, workers=workers)
+                for one in tables
+                for order in range(orders)
+            ]
+            regrets = np.array([e.regret for e in each])
+            low, high = _interval(regrets)
+            of = f"{workers} worker{'s' * (workers > 1)}"
+            row[f"regret, {of}"] = f"{regrets.mean():.3f} ({low:.3f} - {high:.3f})"
+            row[f"epochs, {of}"] = mean(e.epochs for e in each)
+            row[f"seconds, {of}"] = mean(e.seconds for e in each)
+        rows.append(row)
+    return rows
 
 
 def _costs(found: Sequence[Found], whole: Sequence[int]) -> np.ndarray:

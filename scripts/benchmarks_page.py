@@ -19,6 +19,8 @@ Do not edit: run `python scripts/benchmarks_page.py`. -->
 # Benchmarks
 
 All measurements, each with the command that repeats it.
+Run the commands in the checkout, with the extra `bench`:
+`pip install -c constraints.txt -e '.[bench]'`.
 Each bench has *goals*, which were set before it ran; missed goals are listed like the others.
 Where a bench ran several times, all runs count.
 Compare ratios rather than seconds: machines are noisy.

@@ -83,19 +83,69 @@ def ours(name: str, table: Table, *, regret: float, order: int, workers: int = 1
     if isinstance(algorithm, Auto):
         algorithm = algorithm.chosen(space, workers=workers).algorithm
     target = -(table.target(regret) + ROUNDING)
+    search = UntilFound(inner=algorithm, max_epochs=epochs, target=target)
+    ends, report = _simulated(search, table, order=order, workers=workers)
+    return Found(
+        epochs=report.unique_epochs,
+        seconds=report.end_to_end_s,
+        is_found=bool(ends) and min(ends) <= -target,
+        decisions_ms=1e3 * report.decision_s.median,
+    )
 
+
+class Ended(NamedTuple):
+    """What a search has cost that ended by itself, and the regret of the best trial that ended.
+
+    ``seconds`` are simulated: an epoch takes one.
+    """
+
+    epochs: int
+    seconds: float
+    regret: float
+
+
+def ended(name: str, table: Table, *, order: int, workers: int = 1) -> Ended:
+    """Run one of our algorithms with its own budget until it ends; see ``OWN_BUDGETS``."""
+    algorithm = OWN_BUDGETS[name](table.workload.epochs, len(table.curves))
+    if isinstance(algorithm, Auto):
+        space = table.workload.space(order)
+        algorithm = algorithm.chosen(space, workers=workers).algorithm
+    return until_its_end(algorithm, table, order=order, workers=workers)
+
+
+def until_its_end(algorithm: Algorithm, table: Table, *, order: int, workers: int = 1) -> Ended:
+    """Run an algorithm on a table until it ends."""
+    ends, report = _simulated(algorithm, table, order=order, workers=workers)
+    regret = table.regret(min(ends)) if ends else 1.0
+    return Ended(report.unique_epochs, report.end_to_end_s, regret)
+
+
+OWN_BUDGETS: dict[str, Callable[[int, int], Algorithm]] = {
+    "Auto": lambda epochs, num: Auto(max_epochs=epochs, num_trials=num),
+    "ASHA": lambda epochs, num: th.ASHA(
+        max_epochs=epochs, num_trials=num, sampler=th.GridSampler(levels=num)
+    ),
+    "freeze-thaw": lambda epochs, num: th.FreezeThaw(
+        max_epochs=epochs, num_trials=num, sampler=th.GridSampler(levels=num)
+    ),
+}
+
+
+def _simulated(
+    algorithm: Algorithm, table: Table, *, order: int, workers: int
+) -> tuple[list[float], th.Simulation]:
+    """Return the losses of the trials that end, in a study of table look-ups, and its report."""
     ends: list[float] = []
 
     def outcome(timeline: Timeline, epoch: int, _: int) -> dict[str, float]:
         loss = table.curves[key_of(timeline.config)][epoch - 1]
-        if epoch == epochs:
+        if epoch == table.workload.epochs:
             ends.append(loss)
         return {"loss": loss}
 
-    search = UntilFound(inner=algorithm, max_epochs=epochs, target=target)
     report = th.simulate(
-        search,
-        space,
+        algorithm,
+        table.workload.space(order),
         metric="loss",
         mode="min",
         workers=workers,
@@ -103,12 +153,7 @@ def ours(name: str, table: Table, *, regret: float, order: int, workers: int = 1
         outcome=outcome,
         seed=order,
     )
-    return Found(
-        epochs=report.unique_epochs,
-        seconds=report.end_to_end_s,
-        is_found=bool(ends) and min(ends) <= -target,
-        decisions_ms=1e3 * report.decision_s.median,
-    )
+    return ends, report
 
 
 def optuna(pruner: str, table: Table, *, regret: float, order: int) -> Found:

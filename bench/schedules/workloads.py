@@ -24,6 +24,8 @@ from bench.common.digits_task import space_of
 NUM_IMAGES = 2500
 """Images of MNIST to train on."""
 SPACES = ("81 schedules", "WSD", "mixed")
+STEPS = "steps"
+"""The space on which samplers are compared: a model can learn its hyper-parameters one by one."""
 Key = tuple[tuple[str, str], ...]
 
 
@@ -87,7 +89,9 @@ class Workload:
     @cached_property
     def params(self) -> dict[str, Any]:
         """The hyper-parameters, as arguments of ``Space``."""
-        make = {"81 schedules": _steps, "WSD": _wsd, "mixed": _mixed}[self.space_name]
+        make = {"81 schedules": _steps, "WSD": _wsd, "mixed": _mixed, STEPS: _choices}[
+            self.space_name
+        ]
         return {"width": 64, "batch_size": 64, **make(self.epochs, is_tuning=self.is_tuning)}
 
     def space(self, order: int | None = None) -> th.Space:
@@ -143,6 +147,16 @@ def _mixed(epochs: int, *, is_tuning: bool) -> dict[str, Any]:
     }
 
 
+def _choices(epochs: int, *, is_tuning: bool) -> dict[str, Any]:
+    """Return a step whose rate, epoch and factor are hyper-parameters, and three widths."""
+    rates = (0.01, 0.03, 0.1, 0.3) if is_tuning else (0.005, 0.02, 0.05, 0.2)
+    drops = [epochs * thirds // 6 for thirds in (1, 2, 3, 4)]
+    return {
+        "lr": th.Step(th.Choice(rates), [th.Choice(drops)], gamma=th.Choice([0.1, 0.3, 0.6])),
+        "width": th.Choice([8, 32, 128]),
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """The learning curves of all configurations of a workload."""
@@ -192,9 +206,9 @@ def trained(workload: Workload) -> Table:
 
 def workloads(*, is_tuning: bool, seeds: int, quick: bool) -> list[Workload]:
     """Return the workloads: each space with some seeds."""
-    lengths = {"81 schedules": 81, "WSD": 27, "mixed": 27}
+    lengths = {"81 schedules": 81, "WSD": 27, "mixed": 27, STEPS: 27}
     if is_tuning or quick:
-        lengths = dict.fromkeys(SPACES, 9 if quick else 27)
+        lengths = dict.fromkeys(lengths, 9 if quick else 27)
     return list(
         chain.from_iterable(
             [

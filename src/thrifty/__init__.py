@@ -215,11 +215,15 @@ _ELSEWHERE = {
 if not TYPE_CHECKING:  # else the type checker would not report unknown names
 
     def __getattr__(name: str) -> Any:
+        from thrifty.core import gc_paused  # noqa: PLC0415 -- `import thrifty` imports nothing
+
         if name in {"graph", "hetero", "integrations", "nn", "pack"}:
             # These are subpackages. `pack` is also callable: thrifty.pack([...]).
-            return import_module(f"thrifty.{name}")
+            with gc_paused():
+                return import_module(f"thrifty.{name}")
         if name in _HOME_OF:
-            value = getattr(import_module(_HOME_OF[name]), name)
+            with gc_paused():
+                value = getattr(import_module(_HOME_OF[name]), name)
             globals()[name] = value
             return value
         hint = f"; use thrifty.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""

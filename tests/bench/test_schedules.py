@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from bench import bench_schedules
-from bench.schedules.searches import Found, algorithms, optuna, ours, ray_asha
+from bench.schedules.samplers import NUM_TRIALS, SAMPLERS, costs_of_sharing
+from bench.schedules.searches import OWN_BUDGETS, Found, algorithms, ended, optuna, ours, ray_asha
 from bench.schedules.workloads import Table, Workload, key_of, workloads
 
 
@@ -29,6 +30,23 @@ def test_our_searches_pay_for_unique_epochs_until_they_have_found_the_best(table
     assert found.is_found or name == "Hyperband"
     assert 9 <= found.epochs <= table.unique_epochs
     assert found.seconds == found.epochs
+
+
+@pytest.mark.parametrize("name", OWN_BUDGETS)
+def test_our_searches_end_by_themselves(table, name):
+    found = ended(name, table, order=0, workers=2)
+    assert 9 <= found.epochs < table.unique_epochs
+    assert 0.0 <= found.regret <= 1.0
+
+
+def test_samplers_are_compared_with_themselves_without_sharing(table, monkeypatch):
+    monkeypatch.setitem(SAMPLERS, "TPE", {0: SAMPLERS["TPE"][0]})
+    rows = costs_of_sharing([table], orders=1)
+    assert len(rows) == len(NUM_TRIALS) * sum(len(each) for each in SAMPLERS.values())
+    for row in rows:
+        if not row["share"]:
+            assert row["more regret"] == "0.000 (0.000 - 0.000)"
+            assert row["epochs saved"] == "0.0% (0.0% - 0.0%)"
 
 
 def test_peers_pay_for_all_epochs_of_each_trial(table):

@@ -117,3 +117,18 @@ def test_a_command_ends_without_a_last_look_at_all_objects():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "True"
+
+
+def test_nothing_is_collected_while_a_public_name_is_imported():
+    code = """
+import gc, thrifty.core
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(phase))
+thrifty.Space
+gc.callbacks.clear()
+print(collections.count("start"), gc.isenabled())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    num_collections, is_enabled = done.stdout.split()
+    # one may follow as soon as the collector is on again
+    assert (int(num_collections) <= 1, is_enabled) == (True, "True")

@@ -59,9 +59,22 @@ def test_optunas_side_of_the_page_runs(tmp_path, monkeypatch):
     for block in sides("optuna"):
         if block.title == "Optuna":
             reader.read(block)
-    study = reader.names["study"]
+    study = reader.names["optuna_study"]
     assert len(study.trials) == 17
     assert study.best_value > 0.8
+
+
+@pytest.mark.thorough
+def test_both_sides_of_optunas_page_run_in_the_order_of_the_page(tmp_path, monkeypatch):
+    """A reader may paste all of it: neither side changes a variable that the other needs."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "both.py"
+    script.write_text(
+        "\n".join(b.text for b in sides("optuna") if b.language == "python" and not b.not_run)
+    )
+    names = runpy.run_path(str(script), run_name="__main__")
+    assert names["optuna_study"].best_value > 0.8
+    assert names["study"].best_trial.value > 0.8
 
 
 def test_what_the_table_says_of_optuna_is_there():

@@ -17,7 +17,7 @@ import torch
 
 import thrifty as th
 from tests.study.processes import run_script
-from thrifty.core import StateError, TaskError, UsageError
+from thrifty.core import StateError, StudyMismatchError, TaskError, UsageError
 from thrifty.integrations.functions import _objective, _objective_suggestions, _suspended
 from thrifty.integrations.functions._objective import ObjectiveRun, end_waiting
 from thrifty.integrations.functions._objective_suggestions import ObjectiveAsker
@@ -490,7 +490,7 @@ def test_attributes_that_optuna_has_and_thrifty_does_not():
         ({"direction": "up"}, "minimize"),
         ({"catch": 3}, "exception class"),
         ({"catch": (ValueError, int)}, "exception class"),
-        ({"n_trials": 0}, "num_trials"),
+        ({"n_trials": 0}, "n_trials=0"),
         ({"max_epochs": 0}, "max_epochs"),
         ({"timeout": -1}, "seconds"),
         ({"sampler": 3}, "sampler"),
@@ -707,3 +707,40 @@ def test_epochs_of_stopped_trials_are_counted_together():
     assert said(1, 3, 6) == "2 trials were stopped, after 4 epochs in all, and cannot go on."
     assert said(3, 6) == "1 trial was stopped, after 3 epochs, and cannot go on."
     assert said(6).startswith("An objective")
+
+
+def test_another_function_of_the_same_name_needs_a_name(tmp_path):
+    storage = f"sqlite:///{tmp_path}/t.db"
+    optimized(square, n_trials=2, storage=storage)
+
+    def other(trial):
+        return trial.suggest_float("y", 0.0, 1.0)
+
+    other.__name__ = other.__qualname__ = "square"
+    with pytest.raises(StudyMismatchError) as raised:
+        optimized(other, n_trials=2, storage=storage)
+    assert str(raised.value).startswith("th.optimize names its study after the function, and a ")
+    assert 'th.optimize(square, name="NAME", ...)' in str(raised.value)
+    assert "has a different study" in str(raised.value)
+    with pytest.raises(StudyMismatchError, match=r"^sqlite:.* has a different study 'square'"):
+        optimized(other, n_trials=2, storage=storage, name="square")
+    assert len(optimized(other, n_trials=2, storage=storage, name="mine").trials) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_epochs": None}, r"optimize\(max_epochs=None\): give a whole .* how often a trial"),
+        ({"max_epochs": 0}, r"optimize\(max_epochs=0\): give a whole number, 1 or more"),
+        ({"max_epochs": True}, r"optimize\(max_epochs=True\): give a whole number"),
+        ({"n_trials": None}, r"optimize\(n_trials=None\): give a whole .* and timeout="),
+    ],
+)
+def test_numbers_of_trials_and_reports(options, message):
+    with pytest.raises(UsageError, match=message):
+        optimized(square, **options)
+
+
+def test_an_argument_of_optuna_has_advice():
+    with pytest.raises(TypeError, match=r"optimize\(\) has no argument 'n_jobs'; write executor="):
+        optimized(square, n_jobs=2)

@@ -15,6 +15,7 @@ from thrifty.run._cluster import (
     IDLE_S,
     MAX_STARTS,
     START_S,
+    WARN_AGAIN_S,
     ClusterExecutor,
     Turn,
     WorkerEvictedError,
@@ -372,15 +373,17 @@ def test_who_does_not_come_up_is_not_counted_on():
     assert world.executor.num_free(pack_size=2) == 2
 
 
-def test_that_nobody_comes_up_is_said_once(caplog):
+def test_that_nobody_comes_up_is_said_now_and_then(caplog):
     world = World(2)
     world.submit()
     with caplog.at_level(logging.WARNING):
         world.poll(START_S - 1)
         assert not caplog.records
         world.poll(3 * START_S)
-    (record,) = caplog.records
-    assert "no room for one (1 GPU)" in record.getMessage()
+        (record,) = caplog.records
+        assert "no room for one (1 GPU)" in record.getMessage()
+        world.poll(WARN_AGAIN_S)
+    assert len(caplog.records) == 2
 
 
 def test_nothing_is_said_as_long_as_somebody_is_up(caplog):

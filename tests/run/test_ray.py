@@ -142,3 +142,9 @@ def test_as_many_workers_as_there_is_room_for():
     assert Ray(num_cpus=0, resources={"cups": 1.5}).num_workers == 2
     assert Ray(num_gpus=1).num_workers == 1
     assert Ray(workers=7).num_workers == 7
+
+
+@pytest.mark.parametrize(("num_gpus", "warned"), [(0, False), (1, True)])
+def test_workers_that_no_machine_is_large_enough_for(tmp_path, caplog, num_gpus, warned):
+    Ray(num_gpus=num_gpus).open(LineTask(), checkpoints=str(tmp_path), folder="plan").close()
+    assert ("no machine of this Ray cluster can run a worker" in caplog.text) == warned

@@ -12,7 +12,7 @@ import pytest
 
 from thrifty.core import MissingExtraError, UsageError
 from thrifty.run import Ray
-from thrifty.run._ray import _absolute, _Connection, _room, _warn_about
+from thrifty.run._ray import _absolute, _Connection, _room, _warn_about, _warn_too_small
 from thrifty.testing import LineTask
 
 
@@ -229,3 +229,15 @@ def test_a_folder_has_to_be_everybody_s(caplog, checkpoints, machines, warned):
     with caplog.at_level(logging.WARNING):
         _warn_about(checkpoints, [node(each) for each in machines])
     assert bool(caplog.records) == warned
+
+
+def test_a_cluster_on_which_no_machine_is_large_enough(caplog):
+    nodes = [node("a", CPU=4), node("b", CPU=4, cups=1)]
+    with caplog.at_level(logging.WARNING):
+        _warn_too_small(Ray(num_gpus=1), nodes)
+        _warn_too_small(Ray(num_cpus=8, resources={"cups": 1}), nodes)
+    no_gpu, too_large = [record.getMessage() for record in caplog.records]
+    assert "each needs 1 CPU, 1 GPU, and the whole cluster has 8 CPU, 0 GPU on 2 mach" in no_gpu
+    assert "lower num_cpus or num_gpus of th.Ray(...)" in no_gpu
+    assert "each needs 8 CPU, 1 cups, and the whole cluster has 8 CPU, 1 cups" in too_large
+    assert "lower num_cpus or resources of th.Ray(...)" in too_large

@@ -48,7 +48,7 @@ def test_a_grid_that_shares_most_of_its_training_is_trained_whole():
     space = Space(lr=Choice([0.1, *(Step(0.1, [end]) for end in range(24, 27))]))
     found = AUTO.chosen(space, workers=8)
     assert found.algorithm == GridSearch(max_epochs=27, levels=4)
-    assert found.reason == "all 4 configurations take 33 epochs, rungs about 28"
+    assert found.reason == "all 4 configurations take 33 epochs, rungs about 30"
 
 
 def test_a_grid_that_shares_nothing_is_halved():

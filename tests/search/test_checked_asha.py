@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from thrifty.core import AlgorithmError
-from thrifty.search import ASHA, CheckedASHA, History
+from thrifty.search import ASHA, CheckedASHA, GridSampler, History
 from thrifty.search._auto_algorithm import MAX_TRIALS, MIN_TRIALS
-from thrifty.space import Float, Space
+from thrifty.search._curve_view import StageForest
+from thrifty.space import Choice, Float, Space, Step
 
 
 SPACE = Space(end=Float(0.0, 1.0))
@@ -23,13 +24,13 @@ def crossing(config, epochs):
     return [config["end"] * (1 if epoch < 7 else -1) for epoch in range(1, epochs + 1)]
 
 
-def run(algorithm, curve, *, num=4, check=None):
+def run(algorithm, curve, *, num=4, check=None, space=SPACE):
     """Drive an algorithm with ``num`` workers; return the history and the number of epochs."""
     history = History(max_epochs=algorithm.max_epochs)
     epochs = 0
     while True:
         rng = np.random.default_rng(history.num_decisions)
-        decisions = algorithm.ask(history, SPACE, num=num, rng=rng)
+        decisions = algorithm.ask(history, space, num=num, rng=rng)
         if not decisions:
             return history, epochs
         for number in [history.record_decision(each) for each in decisions]:
@@ -89,6 +90,35 @@ def test_it_trains_no_more_than_asha_would():
     _, epochs = run(algorithm, crossing)
     assert algorithm.budget() == 200 + 66 * 2 + 22 * 6 + 7 * 18
     assert epochs <= algorithm.budget() + 2 * 27
+
+
+def decays(config, epochs):
+    """Return scores that tell a schedule's rate from others, and later its decays."""
+    return [float(np.log(rate)) for rate in config["lr"].values(0, epochs, epochs=27)]
+
+
+@pytest.mark.parametrize("num", [1, 8])
+def test_epochs_that_sharing_saves_are_spent_on_more_promotions(num):
+    schedules = [
+        Step(rate, [first, first + second])
+        for rate in (0.1, 0.2)
+        for first in (5, 8, 11)
+        for second in (5, 6, 8, 9, 10, 12)
+    ]
+    space = Space(lr=Choice(schedules))
+    options = {"max_epochs": 27, "num_trials": 100, "sampler": GridSampler(levels=36)}
+
+    def trained(algorithm):
+        history, _ = run(algorithm, decays, num=num, space=space)
+        num_epochs = StageForest.of(history, epochs=27).num_epochs
+        return num_epochs, sum(trial.reached == 27 for trial in history)
+
+    budget = CheckedASHA(**options).budget(36)
+    early, num_early = trained(ASHA(**options))
+    late, num_late = trained(CheckedASHA(**options))
+    assert early < 0.6 * budget
+    assert budget <= late <= budget + 3 * 27
+    assert num_late > num_early
 
 
 def test_the_study_ends_with_a_trial_trained_to_its_end():

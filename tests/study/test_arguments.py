@@ -1,7 +1,9 @@
 """Invalid arguments give one clear error each, as soon as they are passed."""
 
 import copy
+import inspect
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,9 +11,10 @@ import pytest
 import thrifty as th
 from tests.study.helpers import make_study
 from thrifty.core import AlgorithmError, UsageError
+from thrifty.integrations.functions import _optimize
 from thrifty.run import Local, Ray
 from thrifty.search import Algorithm
-from thrifty.study import StopWhen, Storage, Study
+from thrifty.study import StopWhen, Storage, Study, _study
 
 
 class Odd(Algorithm):
@@ -182,3 +185,48 @@ def test_a_name_of_another_library_has_advice(name, advice):
 def test_the_advice_names_what_there_is(tmp_path):
     assert {text.partition("(")[0] for text in th._ELSEWHERE.values()} <= {*th.__all__}
     assert not th._ELSEWHERE.keys() & {*th.__all__}
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"direction": "minimize"}, r"Study\(\) has no argument 'direction'; write mode=\"min\""),
+        ({"sampler": None}, "write algorithm=th.RandomSearch"),
+        ({"workers": 2}, r"write study.run\(executor=th.Local\(workers=...\)\) instead"),
+        ({"nonsense": 2}, "unexpected keyword argument 'nonsense'"),
+    ],
+)
+def test_an_argument_of_another_library_has_advice(tmp_path, options, advice):
+    with pytest.raises(TypeError, match=advice):
+        make_study(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"workers": 2}, r"Study.run\(\) has no argument 'workers'; write executor=th.Local"),
+        ({"timeout": 60}, r"write stop=th.StopWhen\(seconds=...\) instead"),
+        ({"nonsense": 2}, "unexpected keyword argument 'nonsense'"),
+    ],
+)
+def test_an_argument_of_a_run_of_another_library_has_advice(tmp_path, options, advice):
+    with pytest.raises(TypeError, match=advice):
+        make_study(tmp_path).run(**options)
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [
+        (Study, _study._STUDY_ARGUMENTS),
+        (Study.run, _study._RUN_ARGUMENTS),
+        (th.optimize, _optimize._ARGUMENTS),
+    ],
+)
+def test_no_argument_that_exists_has_advice(function, advice):
+    has = inspect.signature(function).parameters
+    assert not advice.keys() & has.keys()
+    for text in advice.values():
+        for name in re.findall(r"th\.(\w+)", text):
+            assert name in th.__all__
+        own, argument = re.match(r"(\w+)=|", text).group(0, 1)
+        assert not own or argument in has

@@ -691,3 +691,14 @@ def test_log_lines_are_text_and_workers_have_what_was_measured(page, tmp_path):
         row = page.locator("table tbody tr").first
         row.wait_for()
         assert re.search(r"cpu[\d,]+ MB$", row.text_content())
+
+
+def test_trials_that_were_stopped_in_training_are_counted(page, tmp_path):
+    study = make_study(tmp_path, algorithm=GridSearch(max_epochs=6))
+    study.run(progress=False, executor=SOLO, stop=StopWhen(epochs=2))
+    with shown_to(page, tmp_path / "t.db") as address:
+        page.goto(address)
+        expect(page.locator("table")).to_contain_text(re.compile(r"\d+ stopped in training"))
+        open_study(page, address)
+        tile = page.locator(".tile", has_text="Trials")
+        expect(tile).to_contain_text(re.compile(r"none running, \d+ stopped in training"))

@@ -8,6 +8,8 @@ loop of your own.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from thrifty.core import gc_paused
+
 
 if TYPE_CHECKING:
     from ._fine_tune import FineTune as FineTune, LoRA as LoRA, pack_tokens as pack_tokens
@@ -51,7 +53,8 @@ __all__ = sorted(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        value = getattr(import_module(f"thrifty.integrations.{_HOMES[name]}"), name)
+        with gc_paused():
+            value = getattr(import_module(f"thrifty.integrations.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'thrifty.integrations' has no attribute {name!r}")

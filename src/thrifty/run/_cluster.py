@@ -35,6 +35,8 @@ START_S = 60.0
 """If a requested worker takes longer than this to start, ``num_free`` no longer counts it."""
 IDLE_S = 300.0
 """An idle worker is stopped after this time, to make room for others."""
+WARN_AGAIN_S = 600.0
+"""While no worker starts, the warning about it is repeated after this time."""
 MAX_STARTS = 3
 """If this many workers in a row vanish while starting, the run fails; evictions do not count."""
 
@@ -124,7 +126,8 @@ class ClusterExecutor(Executor):
         self._unwritable = ""
         self._failed_starts = 0
         self._pack_size = 1
-        self._warned = False
+        self._warn_from = -math.inf
+        """When the warning that no worker starts may be given again."""
 
     def num_free(self, *, pack_size: int = 1) -> int:
         """Return how many more assignments fit on workers that run or should soon."""
@@ -295,16 +298,17 @@ class ClusterExecutor(Executor):
         self._warn()
 
     def _warn(self) -> None:
-        """Warn once if no worker starts, and say why that may be."""
+        """Warn, and again now and then, if no worker starts, and say why that may be."""
         asked = [handle.since for handle in self._hands if handle.starting]
-        if self._warned or not asked or any(handle.up for handle in self._hands):
+        now = self._clock()
+        if now < self._warn_from or not asked or any(handle.up for handle in self._hands):
             return
-        if self._clock() - min(asked) >= START_S:
-            self._warned = True
+        if now - min(asked) >= START_S:
+            self._warn_from = now + WARN_AGAIN_S
             logger.warning(
                 "no worker has come up in %.0f s: the cluster has no room for one (%s), "
-                "or is still growing",
-                START_S,
+                "or is still growing; the run waits",
+                now - min(asked),
                 self._needs,
             )
 

@@ -50,6 +50,9 @@ class Ray(ExecutorConfig):
     ``memory_margin`` and ``epoch_timeout`` are as in ``Local``. If ``num_gpus`` is a fraction, a
     pack uses at most 0.9 of that fraction of the GPU's memory.
 
+    If no machine of the cluster is large enough for one worker, the run warns and waits, because a
+    cluster that scales with demand may add such a machine.
+
     Workers' output is shown here, unless the environment has ``RAY_LOG_TO_DRIVER=0``.
 
     Workers save states at the checkpoint address of the study. Workers on several machines need an
@@ -121,6 +124,8 @@ class Ray(ExecutorConfig):
         nodes = cluster.nodes()
         room = _room(nodes, _needs(self))
         _warn_about(checkpoints, nodes)
+        if room == 0:
+            _warn_too_small(self, nodes)
         specs = [
             WorkerSpec(
                 name=f"ray-{i}",
@@ -382,3 +387,20 @@ def _warn_about(checkpoints: str, nodes: Sequence[Mapping[str, Any]]) -> None:
             len(machines),
             redact_root(checkpoints),
         )
+
+
+def _warn_too_small(config: Ray, nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Warn that no machine of the cluster, even if idle, has what one worker needs."""
+    needs = _needs(config)
+    totals = {name: sum(node["Resources"].get(name, 0) for node in nodes) for name in needs}
+    options = [f"num_{name.lower()}s" if name in ("CPU", "GPU") else "resources" for name in needs]
+    logger.warning(
+        "no machine of this Ray cluster can run a worker, even when it is idle: each needs %s, and "
+        "the whole cluster has %s on %d machine(s). The run waits until a large enough machine "
+        "joins, which happens on a cluster that scales with demand; on any other, stop the run and "
+        "lower %s of th.Ray(...)",
+        _in_words(needs),
+        _in_words(totals),
+        len(nodes),
+        " or ".join(dict.fromkeys(options)),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import nsmallest
@@ -18,6 +18,7 @@ from thrifty.core import AlgorithmError
 from thrifty.space import Space, Timeline
 
 from ._algorithm import Algorithm, GridSearch, RandomSearch, draw
+from ._curve_view import StageForest
 from ._halving import RungAlgorithm, last_promotion, promotions
 from ._history import Decision, History, Proposal
 from ._observations import coordinates_of
@@ -44,7 +45,12 @@ class CheckedASHA(RungAlgorithm):
     and what was best early is worst late. Then trials are no longer compared before the later rung:
     those that wait before it go on to it, in the order of their numbers, and new trials start with
     it. This ends once the study has trained as many epochs as ``ASHA`` would with ``num_trials``
-    trials.
+    trials that share none.
+
+    Trials that share epochs save some of those. Trials that share all epochs until a rung also tie
+    there, so ``ASHA`` ends early among them, with hardly more than a guess. So what is saved is
+    spent on more promotions: when ``ASHA`` ends, trials that wait go on to the next rung, those in
+    the lowest rung first and of these the best ones.
 
     The check itself costs no epochs, so nothing is lost where early scores do predict late ones.
     Curves that cross are noticed only once 8 trials have reached the third rung.
@@ -58,13 +64,16 @@ class CheckedASHA(RungAlgorithm):
 
     can_grow: ClassVar[bool] = True
 
-    def budget(self) -> int:
-        """Return the epochs after which no more trials pass dropped rungs.
+    def budget(self, num_trials: int | None = None) -> int:
+        """Return the epochs that ``ASHA`` trains if trials share none.
+
+        Args:
+            num_trials: Number of trials (default: those of the study).
 
         >>> CheckedASHA(max_epochs=27, num_trials=27).budget()
         81
         """
-        total, before, num = 0, 0, self.num_trials
+        total, before, num = 0, 0, self.num_trials if num_trials is None else num_trials
         for rung in self.rungs():
             total += max(num, 1) * (rung - before)
             num, before = num // self.eta, rung
@@ -86,7 +95,8 @@ class CheckedASHA(RungAlgorithm):
             out += promotions(history, step, eta=self.eta, num=num - len(out))
         num_left = num - len(out)
         if dropped:
-            num_left = min(num_left, max(self.budget() - orders.num_epochs, 0) // used[0])
+            num_epochs = StageForest.of(history, epochs=self.max_epochs).num_epochs
+            num_left = min(num_left, max(self.budget() - num_epochs, 0) // used[0])
             waiting = (entry[1] for rung in rungs[:dropped] for entry in history.waiting(rung))
             passing = nsmallest(max(num_left, 0), waiting)
             out += [Proposal(target=used[0], trial=number) for number in passing]
@@ -95,8 +105,26 @@ class CheckedASHA(RungAlgorithm):
         starts = repeat((0, used[0]), max(num_new, 0))
         out += draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
         if not out and not history.num_running:
-            return last_promotion(history, rungs)
+            promotions_left = self._for_saved_epochs(history, first=used[0])
+            return list(islice(promotions_left, num)) or last_promotion(history, rungs)
         return out
+
+    def _for_saved_epochs(self, history: History, *, first: int) -> Iterator[Proposal]:
+        """Yield promotions of trials that wait, as long as epochs are left that sharing has saved.
+
+        Args:
+            history: A history without trials that train, and of all trials that are drawn.
+            first: The first rung at which trials are compared.
+        """
+        forest, rungs = StageForest.of(history, epochs=self.max_epochs), self.rungs()
+        num_left = self.budget(min(len(history), self.num_trials)) - forest.num_epochs
+        for here, there in pairwise(rungs):
+            for _, number in history.waiting(here):
+                if num_left <= 0:
+                    return
+                target = max(there, first)
+                yield Proposal(target=target, trial=number)
+                num_left -= target - max(here, forest.prefix(history[number].config).requested)
 
 
 class _Orders:
@@ -106,9 +134,6 @@ class _Orders:
         self._steps = [(rungs[at], rungs[at + 2]) for at in range(len(rungs) - 2)]
         self._numbers: list[list[int]] = [[] for _ in self._steps]
         self._are_reversed = [False] * len(self._steps)
-        self._targets: list[int] = []
-        self.num_epochs = 0
-        """Epochs that trials were asked for."""
         self._num_moves = 0
 
     @classmethod
@@ -128,12 +153,9 @@ class _Orders:
         return max(found, default=0)
 
     def _catch_up(self, history: History) -> None:
-        self._targets += [0] * (len(history) - len(self._targets))
         changed = set[int]()
         for number in dict.fromkeys(history.moves[self._num_moves :]):
             trial = history[number]
-            self.num_epochs += trial.target - self._targets[number]
-            self._targets[number] = trial.target
             for at, (_, there) in enumerate(self._steps):
                 if trial.reached >= there and self._add(self._numbers[at], number):
                     changed.add(at)
@@ -303,10 +325,11 @@ def _rule(auto: Auto, space: Space, *, workers: int, num_objectives: int) -> tup
             whole = "the space has an interval or more configurations than num_trials"
             return ("RandomSearch", f"{why}, and {whole}") if grid is None else ("GridSearch", why)
     if grid is not None:
-        total, halved = _costs(grid, rungs)
+        total = _num_epochs(grid, epochs=auto.max_epochs)
+        halved = CheckedASHA(max_epochs=auto.max_epochs, num_trials=len(grid)).budget()
         name = "GridSearch" if total <= MOST_FOR_A_GRID * halved else "CheckedASHA over the grid"
         return name, (
-            f"all {len(grid):,} configurations take {total:,} epochs, rungs about {halved:,.0f}"
+            f"all {len(grid):,} configurations take {total:,} epochs, rungs about {halved:,}"
         )
     if workers == 1:
         return "BOSS", "one worker trains one round after the other"
@@ -335,41 +358,15 @@ def _most_levels(space: Space) -> int | None:
     return None if math.isinf(most) else int(most)
 
 
-def _costs(grid: Sequence[Mapping[str, Any]], rungs: Sequence[int]) -> tuple[int, float]:
-    """Return the epochs of a whole grid and those of rungs, where shared epochs count once.
-
-    At each rung, random trials go on: which ones is not known before.
-    """
-    eta, before = 3, 0
-    whole, halved = 0, 0.0
-    names: dict[Hashable, int] = {}
-    stages: dict[int, list[int]] = {}
+def _num_epochs(grid: Iterable[Mapping[str, Any]], *, epochs: int) -> int:
+    """Return the epochs of a whole grid, where epochs that configurations share count once."""
+    lengths: dict[tuple[int, int, Hashable], int] = {}
+    names: dict[tuple[int, int, Hashable], int] = {}
     for config in grid:
         parent = -1
-        for run in Timeline(config, epochs=rungs[-1]).runs:
-            # Equal stages after equal stages are one stage of the forest.
-            parent = names.setdefault((parent, run.start, run.key), len(names))
-            stage = stages.setdefault(parent, [0, run.start, run.start])
-            stage[0], stage[2] = stage[0] + 1, max(stage[2], run.stop)
-    for level, rung in enumerate(rungs):
-        kept = max(len(grid) // eta**level, 1)
-        for num, start, stop in stages.values():
-            epochs = max(min(stop, rung) - max(start, before), 0)
-            whole += epochs
-            halved += epochs * _hit_probability(num, kept, total=len(grid))
-        before = rung
-    return whole, halved
-
-
-def _hit_probability(marked: int, drawn: int, *, total: int) -> float:
-    """Return the probability that ``drawn`` of ``total`` trials include one of those marked.
-
-    >>> round(_hit_probability(1, 2, total=8), 6), _hit_probability(8, 1, total=8)
-    (0.25, 1.0)
-    """
-    if drawn > total - marked:
-        return 1.0
-    # Ratio of two binomial coefficients: C(total - marked, drawn) / C(total, drawn).
-    terms = (total - marked + 1, total - drawn + 1), (total - marked - drawn + 1, total + 1)
-    above, below = (sum(map(math.lgamma, each)) for each in terms)
-    return 1.0 - math.exp(above - below)
+        for run in Timeline(config, epochs=epochs).runs:
+            # Equal stages after equal stages are one stage of the forest, as long as the longest.
+            stage = (parent, run.start, run.key)
+            lengths[stage] = max(lengths.get(stage, 0), run.stop - run.start)
+            parent = names.setdefault(stage, len(names))
+    return sum(lengths.values())

@@ -47,6 +47,7 @@ from thrifty.core import (
 )
 
 from ._address import read_address, redact, redact_url
+from ._refusals import refusal
 from ._schema import VERSION, metadata, version_table
 
 
@@ -181,6 +182,7 @@ def open_engine(url: str, *, create: bool) -> Engine:
         UsageError: ``url`` is not a database address.
         StudyNotFoundError: There is no such file and ``create`` is False.
         StoreVersionError: A newer thrifty wrote the database.
+        StoreError: The database server does not admit this user, or has no such database.
         StoreWriteError: The database cannot be created or migrated.
         StoreUnreachableError: The database server does not answer.
         MissingExtraError: PostgreSQL's driver is not installed.
@@ -201,8 +203,12 @@ def open_engine(url: str, *, create: bool) -> Engine:
         engine = _sqlite(address)
     else:
         engine = _postgresql(address)
-    with user_errors(engine), engine.connect() as connection, _alone(connection):
-        _bring_up_to_date(connection, url)
+    try:
+        with user_errors(engine), engine.connect() as connection, _alone(connection):
+            _bring_up_to_date(connection, url)
+    except BaseException:
+        engine.dispose()
+        raise
     return engine
 
 
@@ -287,7 +293,9 @@ def user_errors(engine: Engine) -> Iterator[None]:
         safe = redact(said, url=url)
         # Do not chain an error that quotes the password: a traceback would show it.
         cause = error if redact(str(error), url=url) == str(error) else None
-        found = _in_words(error, said=said, safe=safe, where=redact_url(url))
+        found = refusal(error, said=safe, where=redact_url(url), role=engine.url.username)
+        if found is None:
+            found = _in_words(error, said=said, safe=safe, where=redact_url(url))
         if found is None:
             raise
         raise found from cause
@@ -322,8 +330,9 @@ def _in_words(error: DatabaseError, *, said: str, safe: str, where: str) -> Stor
     """Return the error that users see for a database error; None to raise the original."""
     if _is_passing(error):
         return StoreUnreachableError(
-            f"{where} does not answer: {safe}; see that it runs and can be reached, then run "
-            "again: a study goes on where it is"
+            f"{where} does not answer: {safe}; see that it runs and can be reached, and that the "
+            "address has the right user, password and database, then run again: a study goes on "
+            "where it is"
         )
     if any(each in said for each in _DAMAGED):
         return StoreError(

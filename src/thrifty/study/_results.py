@@ -168,6 +168,9 @@ class Savings:
             count in ``unique_epochs``, ``seconds_shared`` and ``seconds``, too.
         known_epochs: Unique epochs that other studies have trained. They and their seconds count in
             ``unique_epochs``, ``seconds_shared`` and ``seconds``, too.
+        unreported_epochs: Epochs that this study has trained and that no trial has reported: those
+            of a stage that was stopped, whose state is kept, or of a trial that failed. They and
+            their seconds count nowhere else here.
         unit: The unit in which the text counts epochs.
     """
 
@@ -184,6 +187,7 @@ class Savings:
     evaluated_epochs: int = 0
     retrained_epochs: int = 0
     known_epochs: int = 0
+    unreported_epochs: int = 0
     unit: TimeUnit = EPOCHS
 
     @property
@@ -234,8 +238,15 @@ class Savings:
             f"{count(trained):,} {name} trained{again} for "
             f"{count(self.trial_epochs):,} trial-{name}: "
             f"{count(self.trial_epochs - trained):,} saved; "
-            f"training {self.seconds:,.1f} s{price}{gain}"
+            f"training {self.seconds:,.1f} s{price}{gain}{self._rest()}"
         )
+
+    def _rest(self) -> str:
+        """Return the trained epochs that do not count as text, or "" if there are none."""
+        if not self.unreported_epochs:
+            return ""
+        count, name = self.unit.count, self.unit.name
+        return f"; {count(self.unreported_epochs):,} more {name} trained that no trial has reported"
 
     def _price(self) -> str:
         """Return the cost of checks as text, or an empty string if there were no checks."""
@@ -403,6 +414,10 @@ def savings(ledger: Ledger) -> Savings:
         packed_epochs=sum(times.packed for times in spent),
         unmeasured_epochs=sum(times.alone is None for times in spent),
         retrained_epochs=retrained,
+        unreported_epochs=sum(
+            ledger.origins.get(place, ledger.study_id) == ledger.study_id
+            for place in ledger.times.keys() - seen.keys() - ledger.evaluated
+        ),
         known_epochs=sum(
             ledger.origins.get(place, ledger.study_id) != ledger.study_id
             for place in seen.keys() - ledger.evaluated

@@ -60,6 +60,7 @@ from ._loop import (
 )
 from ._reader import Provenance, is_in_memory
 from ._repository import StudyRepository
+from ._results import savings
 from ._trial_events import (
     StudyBegan,
     StudyEnded,
@@ -386,6 +387,12 @@ class Progress:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        if self._done_before is None:
+            self._hide()
+        else:
+            # Trials have reported since the last epoch ended.
+            elapsed_s = self._clock.monotonic() - self._began
+            self._draw(self._ledger, elapsed_s=elapsed_s, is_last=True)
         if self._bar.console.is_jupyter:
             self._bar.refresh()  # in a notebook, stopping does not draw the last state
         self._bar.stop()
@@ -407,7 +414,11 @@ class Progress:
             self._drawn = now
             self._draw(ledger, elapsed_s=now - self._began)
 
-    def _draw(self, ledger: Ledger, *, elapsed_s: float) -> None:
+    def _hide(self) -> None:
+        """Show no bar for a run in which no epoch ended: a line says why that is."""
+        self._bar.live.transient = True
+
+    def _draw(self, ledger: Ledger, *, elapsed_s: float, is_last: bool = False) -> None:
         plan, history, unit = ledger.plan, ledger.history, ledger.unit
         # The plan also has what other studies of the task have trained.
         others = plan.num_epochs_done - ledger.epochs_trained
@@ -415,7 +426,7 @@ class Progress:
         trained = done - (self._done_before or 0)
         left_s = (needed - done) * elapsed_s / max(trained, 1)
         best = "" if ledger.best_value is None else f"  best {self._metric} {ledger.best_value:.4g}"
-        saved = ledger.trial_epochs - min(done, ledger.trial_epochs)
+        saved = _saved_epochs(ledger) if is_last else max(0, ledger.trial_epochs - done)
         failed = f" ({len(ledger.errors)} failed)" if ledger.errors else ""
         shared = f"{unit.count(saved):,} {unit.name} saved"
         self._bar.detail = f"{trials_text(len(history))}{failed}{best}  {shared}"
@@ -423,8 +434,14 @@ class Progress:
             self._task,
             completed=unit.count(done),
             total=unit.count(max(needed, done)),
-            left=f"about {left_s:.0f} s left" if needed > done else "",
+            left=f"about {left_s:.0f} s left" if needed > done and not is_last else "",
         )
+
+
+def _saved_epochs(ledger: Ledger) -> int:
+    """Return the saved epochs as ``Study.savings`` counts them, which reads all trials."""
+    found = savings(ledger)
+    return found.trial_epochs - (found.unique_epochs - found.known_epochs)
 
 
 def _console() -> Console:

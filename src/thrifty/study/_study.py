@@ -20,6 +20,7 @@ from thrifty.core import (
     derive_seed,
     plain_logger,
 )
+from thrifty.core._arguments import with_advice
 from thrifty.pack import SelfDescribing, Task, Trainable
 from thrifty.plan import ForestStage
 from thrifty.run import ExecutorConfig, Faults, Local
@@ -93,6 +94,39 @@ _ELSEWHERE = {
 }
 """What other libraries call an attribute of a study, and what to write here."""
 
+_STUDY_ARGUMENTS = {
+    "direction": 'mode="min" or mode="max"',
+    "directions": 'mode=["min", "max"], one for each metric,',
+    "study_name": "name=",
+    "sampler": "algorithm=th.RandomSearch(max_epochs=..., num_trials=..., sampler=...)",
+    "pruner": "an algorithm that stops trials, such as algorithm=th.ASHA(...),",
+    "scheduler": "algorithm=th.ASHA(...) or another algorithm",
+    "search_space": "space=",
+    "param_space": "space=",
+    "n_trials": "algorithm=th.RandomSearch(max_epochs=..., num_trials=...)",
+    "num_trials": "algorithm=th.RandomSearch(max_epochs=..., num_trials=...)",
+    "max_epochs": "algorithm=th.Hyperband(max_epochs=...) or another algorithm",
+    "executor": "study.run(executor=...)",
+    "workers": "study.run(executor=th.Local(workers=...))",
+    "num_workers": "study.run(executor=th.Local(workers=...))",
+}
+"""What other libraries call an argument of ``Study``, and what to write."""
+
+_RUN_ARGUMENTS = {
+    "workers": "executor=th.Local(workers=...)",
+    "num_workers": "executor=th.Local(workers=...)",
+    "n_jobs": "executor=th.Local(workers=...)",
+    "devices": "executor=th.Local(devices=...)",
+    "timeout": "stop=th.StopWhen(seconds=...)",
+    "callbacks": "observers=[...]",
+    "show_progress_bar": "progress=",
+    "verbose": "progress=",
+    "n_trials": "th.Study(algorithm=th.RandomSearch(..., num_trials=...))",
+    "num_trials": "th.Study(algorithm=th.RandomSearch(..., num_trials=...))",
+    "max_epochs": "th.Study(algorithm=th.Hyperband(max_epochs=...))",
+}
+"""What other libraries call an argument of ``Study.run``, and what to write."""
+
 
 class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
     """A study that tunes a task over a space, training every shared step once.
@@ -140,6 +174,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
     (8, 6)
     """
 
+    @with_advice(_STUDY_ARGUMENTS)
     def __init__(  # noqa: PLR0913 (one argument for each part of a study)
         self,
         task: Task | Trainable,
@@ -602,6 +637,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
 
     # -- the run ----------------------------------------------------------------------
 
+    @with_advice(_RUN_ARGUMENTS)
     def run(
         self,
         *,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.text import Text
 
-from thrifty.core import UsageError, plain_logger
+from thrifty.core import StudyMismatchError, UsageError, plain_logger
+from thrifty.core._arguments import with_advice
 from thrifty.run import ExecutorConfig
 from thrifty.search import Algorithm, KDESampler, RandomSearch, Sampler, StoppingASHA
 from thrifty.space import Space
@@ -24,7 +26,21 @@ logger = plain_logger(__name__)
 Direction = Literal["minimize", "maximize"]
 _MODES: Mapping[str, Literal["min", "max"]] = {"minimize": "min", "maximize": "max"}
 
+_ARGUMENTS = {
+    "mode": 'direction="minimize" or direction="maximize"',
+    "study_name": "name=",
+    "num_trials": "n_trials=",
+    "n_jobs": "executor=th.Local(workers=...)",
+    "workers": "executor=th.Local(workers=...)",
+    "num_workers": "executor=th.Local(workers=...)",
+    "pruner": "prune=True or prune=False",
+    "callbacks": "observers=[...]",
+    "show_progress_bar": "progress=",
+}
+"""What ``Study`` or other libraries call an argument of ``optimize``, and what to write."""
 
+
+@with_advice(_ARGUMENTS)
 def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
     objective: Objective,
     *,
@@ -70,7 +86,8 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
         prune: Whether trials are stopped that are not among the best third of those that have
             reported as often, as ``StoppingASHA`` does.
         space: The hyper-parameters, if they are not to be looked for.
-        name: The study's name (default: that of the objective).
+        name: The study's name (default: that of the objective). Another search in the same database
+            whose function has the same name needs a name of its own.
         storage: A database address, or a ``Storage``.
         seed: The seed of sampling, and of all random streams before each trial.
         executor: What trains it (default: ``thrifty.Local()``, this process).
@@ -82,6 +99,7 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
 
     Raises:
         UsageError: An argument is invalid.
+        StudyMismatchError: The database has a different study of this name.
         TaskError: The objective fails before it suggests anything.
         StateError: It has raised an error that ``catch`` does not have.
 
@@ -100,6 +118,12 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
     kinds = catch if isinstance(catch, tuple) else (catch,)
     if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
         raise UsageError(f"optimize(catch={catch!r}): give an exception class, or several")
+    _check_number(
+        "n_trials", n_trials, why="to search for some time, give a large number, and timeout="
+    )
+    _check_number(
+        "max_epochs", max_epochs, why="it is how often a trial reports; leave it out if none does"
+    )
     task = ObjectiveTask(objective, num_epochs=max_epochs, catch=kinds)
     study = Study(
         task,
@@ -123,6 +147,14 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
             progress=progress,
             observers=observers,
         )
+    except StudyMismatchError as error:
+        if name is not None:
+            raise
+        raise StudyMismatchError(
+            f"th.optimize names its study after the function, and a different study {study.name!r} "
+            "is stored already. If this is another search, give it a name of its own: "
+            f'th.optimize({study.name}, name="NAME", ...). {error}'
+        ) from None
     finally:
         end_waiting()
     text = what_would_be_shared(study.trials, max_epochs=max_epochs)
@@ -131,6 +163,11 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
     else:
         logger.info("%s", text)
     return study
+
+
+def _check_number(name: str, value: object, *, why: str) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
+        raise UsageError(f"optimize({name}={value!r}): give a whole number, 1 or more; {why}")
 
 
 def what_would_be_shared(trials: Sequence[TrialResult], *, max_epochs: int) -> str:

@@ -138,6 +138,9 @@ export function studiesPage({ root, reader, crumbs }) {
               { class: "num" },
               count(s.num_trials),
               s.trials.failed ? h("small", {}, h("br"), `${count(s.trials.failed)} failed`) : null,
+              s.stopped_in_training
+                ? h("small", {}, h("br"), `${count(s.stopped_in_training)} stopped in training`)
+                : null,
             ),
             h(
               "td",

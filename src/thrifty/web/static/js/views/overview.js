@@ -30,6 +30,7 @@ export function overviewView({ root, reader, path, study: id }) {
   function figures({ study, best_epochs: epochs, num_seeds: seeds, best_interval: range }) {
     const going = study.trials.running ?? 0;
     const failed = study.trials.failed ?? 0;
+    const cut = study.stopped_in_training;
     const unit = study.unit.name[0].toUpperCase() + study.unit.name.slice(1);
     const { name: one, formatter: shown } = axisOf(study.unit);
     fill(
@@ -48,6 +49,7 @@ export function overviewView({ root, reader, path, study: id }) {
       tile("Trials", study.num_trials ? count(study.num_trials) : "none yet", [
         going ? `${count(going)} running` : "none running",
         failed ? `, ${count(failed)} failed` : "",
+        cut ? `, ${count(cut)} stopped in training` : "",
       ]),
       // what is 0 says nothing: a study that shares no epoch shows those that it trained
       study.epochs.saved > 0

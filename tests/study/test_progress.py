@@ -1,0 +1,55 @@
+"""The progress display of a run ends with the numbers that the study reports afterwards."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.study.helpers import StopAfter, make_study
+from thrifty.run import Local
+
+
+ONE = Local(workers=1, threads=1, pack="solo")
+
+
+def last_numbers(err):
+    """Return the epochs done and saved of the last progress line."""
+    done = re.findall(r"(\d+)/\d+ unique", err)[-1]
+    saved = re.findall(r"(\d+) epochs saved", err)[-1]
+    return int(done), int(saved)
+
+
+@pytest.mark.parametrize("stop_after", [None, 5, 20])
+def test_the_last_line_has_the_numbers_of_the_savings(tmp_path, capfd, stop_after):
+    study = make_study(tmp_path)
+    observers = [] if stop_after is None else [StopAfter(stop_after)]
+    study.run(executor=ONE, observers=observers)
+    found = study.savings
+    done, saved = last_numbers(capfd.readouterr().err)
+    assert done == found.unique_epochs + found.unreported_epochs
+    assert f": {saved} saved;" in str(found)
+
+
+def test_epochs_that_no_trial_has_reported(tmp_path):
+    study = make_study(tmp_path)
+    study.run(executor=ONE, observers=[StopAfter(1)], progress=False)
+    found = study.savings
+    assert (found.unique_epochs, found.unreported_epochs) == (0, 1)
+    assert str(found).endswith("; 1 more epochs trained that no trial has reported")
+    study.run(executor=ONE, progress=False)
+    assert study.savings.unreported_epochs == 0
+    assert "no trial" not in str(study.savings)
+    again = make_study(tmp_path, name="again")
+    again.run(executor=ONE, progress=False)
+    assert again.savings.unreported_epochs == 0
+
+
+def test_a_run_without_training_shows_no_bar(tmp_path, capfd):
+    make_study(tmp_path).run(executor=ONE, progress=False)
+    other = make_study(tmp_path, name="other")
+    other.run(executor=ONE)
+    err = capfd.readouterr().err
+    assert "nothing to train" in err
+    assert "unique" not in err
+    assert "saved" not in err
