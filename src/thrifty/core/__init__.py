@@ -37,6 +37,7 @@ from ._errors import (
     plain_logger,
     plain_text,
     require,
+    with_advice,
 )
 from ._events import (
     ActivationsKept,
@@ -140,4 +141,5 @@ __all__ = [
     "storing_artifacts",
     "thaw_heap",
     "trim_heap",
+    "with_advice",
 ]

@@ -39,11 +39,15 @@ import signal
 import threading
 import traceback
 import unicodedata
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial, wraps
 from importlib import import_module
 from numbers import Integral
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class ThriftyError(Exception):
@@ -354,3 +358,32 @@ def is_from_user(error: BaseException) -> bool:
     handler = signal.getsignal(signal.SIGINT)
     quiet = handler in (signal.SIG_IGN, signal.SIG_DFL)
     return not quiet and not getattr(handler, "raises_stop_now", False)
+
+
+def with_advice(advice: Mapping[str, str]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Let a function say what to write instead of an argument of another library.
+
+    Args:
+        advice: What to write, by the name of an argument that the function does not have.
+
+    >>> @with_advice({"direction": 'mode="min"'})
+    ... def search(*, mode): ...
+    >>> search(direction="minimize")
+    Traceback (most recent call last):
+    TypeError: search() has no argument 'direction'; write mode="min" instead
+    """
+
+    def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            for name in kwargs:
+                if name in advice:
+                    called = function.__qualname__.removesuffix(".__init__")
+                    raise TypeError(
+                        f"{called}() has no argument {name!r}; write {advice[name]} instead"
+                    )
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorated

@@ -19,8 +19,8 @@ from thrifty.core import (
     UsageError,
     derive_seed,
     plain_logger,
+    with_advice,
 )
-from thrifty.core._arguments import with_advice
 from thrifty.pack import SelfDescribing, Task, Trainable
 from thrifty.plan import ForestStage
 from thrifty.run import ExecutorConfig, Faults, Local

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.text import Text
 
-from thrifty.core import StudyMismatchError, UsageError, plain_logger
-from thrifty.core._arguments import with_advice
+from thrifty.core import StudyMismatchError, UsageError, plain_logger, with_advice
 from thrifty.run import ExecutorConfig
 from thrifty.search import Algorithm, KDESampler, RandomSearch, Sampler, StoppingASHA
 from thrifty.space import Space
