@@ -724,7 +724,8 @@ def test_another_function_of_the_same_name_needs_a_name(tmp_path):
     assert "has a different study" in str(raised.value)
     with pytest.raises(StudyMismatchError, match=r"^sqlite:.* has a different study 'square'"):
         optimized(other, n_trials=2, storage=storage, name="square")
-    assert len(optimized(other, n_trials=2, storage=storage, name="mine").trials) == 2
+    numbers = {"n_trials": np.int32(2), "max_epochs": np.int64(1)}
+    assert len(optimized(other, **numbers, storage=storage, name="mine").trials) == 2
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,9 @@ def run(algorithm, curve, *, num=4, check=None, space=SPACE):
             check(history)
 
 
-def test_it_is_asha_where_early_scores_predict_late_ones():
-    options = {"max_epochs": 27, "num_trials": 120}
+@pytest.mark.parametrize(("max_epochs", "num_trials"), [(27, 120), (27, 4), (27, 20), (100, 10)])
+def test_it_is_asha_where_early_scores_predict_late_ones(max_epochs, num_trials):
+    options = {"max_epochs": max_epochs, "num_trials": num_trials}
     checked, num_checked = run(CheckedASHA(**options), straight)
     given, num_given = run(ASHA(**options), straight)
     assert [*checked] == [*given]
@@ -119,6 +120,19 @@ def test_epochs_that_sharing_saves_are_spent_on_more_promotions(num):
     assert early < 0.6 * budget
     assert budget <= late <= budget + 3 * 27
     assert num_late > num_early
+
+
+def test_a_grid_counts_the_trials_that_it_has():
+    space = Space(end=Choice([k / 200 for k in range(200)]))
+
+    def trained(num_trials):
+        sampler = GridSampler(levels=200)
+        algorithm = CheckedASHA(max_epochs=27, num_trials=num_trials, sampler=sampler)
+        history, epochs = run(algorithm, crossing, space=space)
+        assert algorithm.num_dropped(history)
+        return epochs
+
+    assert trained(200) == trained(100_000)
 
 
 def test_the_study_ends_with_a_trial_trained_to_its_end():

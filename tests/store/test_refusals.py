@@ -144,9 +144,24 @@ def test_rights_on_tables(postgresql, tmp_path):  # noqa: F811
 TEAM_PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "team.md").read_text()
 
 
-@pytest.mark.parametrize("text", ["the database system is starting up", "too many clients already"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the database system is starting up",
+        "too many clients already",
+        'too many connections for role "ann"',
+        'root certificate file "root.crt" does not exist',
+    ],
+)
 def test_a_server_that_is_only_busy_is_no_refusal(text):
     error = Exception(f"connection failed: FATAL: {text}")
     error.sqlstate = None
     wrapped = OperationalError(None, None, error)
     assert refusal(wrapped, said=str(error), where="here", role=None) is None
+
+
+def test_names_of_roles_are_quoted():
+    error = Exception("permission denied for table studies")
+    error.sqlstate = "42501"
+    found = refusal(OperationalError("SELECT 1", None, error), said="no", where="", role='a"b')
+    assert 'TO "a""b"' in str(found)

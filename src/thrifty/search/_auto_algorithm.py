@@ -50,7 +50,8 @@ class CheckedASHA(RungAlgorithm):
     Trials that share epochs save some of those. Trials that share all epochs until a rung also tie
     there, so ``ASHA`` ends early among them, with hardly more than a guess. So what is saved is
     spent on more promotions: when ``ASHA`` ends, trials that wait go on to the next rung, those in
-    the lowest rung first and of these the best ones.
+    the lowest rung first and of these the best ones. Where no epoch is shared, nothing is saved,
+    and it is ``ASHA``.
 
     The check itself costs no epochs, so nothing is lost where early scores do predict late ones.
     Curves that cross are noticed only once 8 trials have reached the third rung.
@@ -65,7 +66,7 @@ class CheckedASHA(RungAlgorithm):
     can_grow: ClassVar[bool] = True
 
     def budget(self, num_trials: int | None = None) -> int:
-        """Return the epochs that ``ASHA`` trains if trials share none.
+        """Return the epochs that ``ASHA`` trains if trials share none, at least one to its end.
 
         Args:
             num_trials: Number of trials (default: those of the study).
@@ -73,9 +74,13 @@ class CheckedASHA(RungAlgorithm):
         >>> CheckedASHA(max_epochs=27, num_trials=27).budget()
         81
         """
-        total, before, num = 0, 0, self.num_trials if num_trials is None else num_trials
+        return self._num_epochs(self.num_trials if num_trials is None else num_trials, least=1)
+
+    def _num_epochs(self, num_trials: int, *, least: int) -> int:
+        """Return the epochs of rungs that keep one in ``eta`` trials, and ``least`` or more."""
+        total, before, num = 0, 0, num_trials
         for rung in self.rungs():
-            total += max(num, 1) * (rung - before)
+            total += max(num, least) * (rung - before)
             num, before = num // self.eta, rung
         return total
 
@@ -96,7 +101,8 @@ class CheckedASHA(RungAlgorithm):
         num_left = num - len(out)
         if dropped:
             num_epochs = StageForest.of(history, epochs=self.max_epochs).num_epochs
-            num_left = min(num_left, max(self.budget() - num_epochs, 0) // used[0])
+            budget = self.budget(self._most_trials(space))
+            num_left = min(num_left, max(budget - num_epochs, 0) // used[0])
             waiting = (entry[1] for rung in rungs[:dropped] for entry in history.waiting(rung))
             passing = nsmallest(max(num_left, 0), waiting)
             out += [Proposal(target=used[0], trial=number) for number in passing]
@@ -109,22 +115,38 @@ class CheckedASHA(RungAlgorithm):
             return list(islice(promotions_left, num)) or last_promotion(history, rungs)
         return out
 
+    def _most_trials(self, space: Space) -> int:
+        """Return how many trials the study can have: a grid may have fewer than ``num_trials``."""
+        if isinstance(self.sampler, GridSampler):
+            return self.sampler.size(space, most=self.num_trials)
+        return self.num_trials
+
     def _for_saved_epochs(self, history: History, *, first: int) -> Iterator[Proposal]:
         """Yield promotions of trials that wait, as long as epochs are left that sharing has saved.
+
+        The last promotion, which ``ASHA`` makes if no trial has come to its end, is not paid from
+        the saved epochs.
 
         Args:
             history: A history without trials that train, and of all trials that are drawn.
             first: The first rung at which trials are compared.
         """
         forest, rungs = StageForest.of(history, epochs=self.max_epochs), self.rungs()
-        num_left = self.budget(min(len(history), self.num_trials)) - forest.num_epochs
-        for here, there in pairwise(rungs):
+        num_trials = min(len(history), self.num_trials)
+        num_left: float = self._num_epochs(num_trials, least=0) - forest.num_epochs
+        for at, (here, there) in enumerate(pairwise(rungs)):
+            # One in eta of those that are promoted is promoted at the next rung, too, and so on.
+            later = sum(
+                (after - before) / self.eta**k
+                for k, (before, after) in enumerate(pairwise(rungs[at + 1 :]), start=1)
+            )
             for _, number in history.waiting(here):
                 if num_left <= 0:
                     return
                 target = max(there, first)
                 yield Proposal(target=target, trial=number)
-                num_left -= target - max(here, forest.prefix(history[number].config).requested)
+                known = max(here, forest.prefix(history[number].config).requested)
+                num_left -= max(target - known, 0) + later
 
 
 class _Orders:

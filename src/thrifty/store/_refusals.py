@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from sqlalchemy.exc import DBAPIError
 
 from thrifty.core import StoreError, StoreWriteError
@@ -10,10 +12,11 @@ from thrifty.core import StoreError, StoreWriteError
 _NO_RIGHT = "42501"
 
 _LOGIN_TEXTS = {
-    "28P01": ("password authentication failed", "no password supplied"),
-    "28000": ("pg_hba.conf", "authentication failed", "not permitted to log in", 'role "'),
-    "3D000": ("does not exist",),
-    _NO_RIGHT: ("permission denied for database",),
+    "28P01": r"password authentication failed|no password supplied",
+    "28000": r"pg_hba\.conf|authentication failed|not permitted to log in"
+    r"|role \"[^\n]*\" does not exist",
+    "3D000": r"database \"[^\n]*\" does not exist",
+    _NO_RIGHT: r"permission denied for database",
 }
 """Texts of a server that refuses a connection, by SQLSTATE; the first that fits counts.
 
@@ -51,22 +54,20 @@ def refusal(error: DBAPIError, *, said: str, where: str, role: str | None) -> St
         return StoreError(f"cannot log in to {where}: {said}; {_ADVICE[state]}")
     if state != _NO_RIGHT:
         return None
-    verb = (error.statement or "connect").split()[0].upper()
+    verb = (error.statement or "connect").split(maxsplit=1)[0].upper()
     kind = StoreError if verb in ("SELECT", "CONNECT") else StoreWriteError
     return kind(f"{where} denies a right: {said}; {_grants(verb, role or 'ROLE')}")
 
 
 def _login_state(said: str) -> str:
     """Return the SQLSTATE of a refused connection, or "" if its text is not known."""
-    fitting = (
-        state for state, texts in _LOGIN_TEXTS.items() if any(text in said for text in texts)
-    )
+    fitting = (state for state, text in _LOGIN_TEXTS.items() if re.search(text, said))
     return next(fitting, "")
 
 
 def _grants(verb: str, role: str) -> str:
     """Say who can give a role the right that a statement needs, and how."""
-    role = f'"{role}"'
+    role = '"{}"'.format(role.replace('"', '""'))
     if verb == "CONNECT":
         return f"let the owner of the database run: GRANT CONNECT ON DATABASE NAME TO {role}"
     tables = f"ON ALL TABLES IN SCHEMA public TO {role}"

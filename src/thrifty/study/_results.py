@@ -246,7 +246,7 @@ class Savings:
         if not self.unreported_epochs:
             return ""
         count, name = self.unit.count, self.unit.name
-        return f"; {count(self.unreported_epochs):,} more {name} trained that no trial has reported"
+        return f"; {count(self.unreported_epochs):,} {name} trained besides, reported by no trial"
 
     def _price(self) -> str:
         """Return the cost of checks as text, or an empty string if there were no checks."""

@@ -387,15 +387,17 @@ class Progress:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._done_before is None:
-            self._hide()
-        else:
-            # Trials have reported since the last epoch ended.
-            elapsed_s = self._clock.monotonic() - self._began
-            self._draw(self._ledger, elapsed_s=elapsed_s, is_last=True)
-        if self._bar.console.is_jupyter:
-            self._bar.refresh()  # in a notebook, stopping does not draw the last state
-        self._bar.stop()
+        try:
+            if self._done_before is None:
+                self._hide()
+            else:
+                # Trials have reported since the last epoch ended.
+                elapsed_s = self._clock.monotonic() - self._began
+                self._draw(self._ledger, elapsed_s=elapsed_s, is_last=True)
+            if self._bar.console.is_jupyter:
+                self._bar.refresh()  # in a notebook, stopping does not draw the last state
+        finally:
+            self._bar.stop()
 
     def on_event(self, event: object) -> None:
         """Redraw after an epoch, at most every ``REDRAW_S`` seconds, and at the end.

@@ -73,6 +73,24 @@ def test_buffers_are_filled_again_after_an_error():
     assert size_of(large) == LARGE
 
 
+def test_the_first_error_counts(monkeypatch):
+    pool = BufferPool()
+    large = pool.take(LARGE, CPU)
+    resize = torch.UntypedStorage.resize_
+
+    def failing(storage, size):
+        if size:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return resize(storage, size)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", failing)
+    with pytest.raises(KeyError), pool.emptied():
+        raise KeyError
+    monkeypatch.undo()
+    pool.refill()
+    assert size_of(large) == LARGE
+
+
 def test_a_context_within_another_one():
     pool = BufferPool()
     large = pool.take(LARGE, CPU)

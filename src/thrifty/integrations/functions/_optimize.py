@@ -117,10 +117,10 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
     kinds = catch if isinstance(catch, tuple) else (catch,)
     if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
         raise UsageError(f"optimize(catch={catch!r}): give an exception class, or several")
-    _check_number(
+    n_trials = _whole_number(
         "n_trials", n_trials, why="to search for some time, give a large number, and timeout="
     )
-    _check_number(
+    max_epochs = _whole_number(
         "max_epochs", max_epochs, why="it is how often a trial reports; leave it out if none does"
     )
     task = ObjectiveTask(objective, num_epochs=max_epochs, catch=kinds)
@@ -164,9 +164,10 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
     return study
 
 
-def _check_number(name: str, value: object, *, why: str) -> None:
+def _whole_number(name: str, value: object, *, why: str) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
         raise UsageError(f"optimize({name}={value!r}): give a whole number, 1 or more; {why}")
+    return int(value)
 
 
 def what_would_be_shared(trials: Sequence[TrialResult], *, max_epochs: int) -> str:

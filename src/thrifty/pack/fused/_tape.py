@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import eq
 from typing import Any
@@ -153,10 +153,13 @@ class BufferPool:
             if trims:
                 trim_heap()
             yield
-        finally:
-            if trims:  # the heap would keep what was used within the context, beside the buffers
-                trim_heap()
-            self._give_memory(large)
+        except BaseException:
+            with suppress(RuntimeError):  # `refill` asks once more, and the first error counts
+                self._give_memory(large)
+            raise
+        if trims:  # the heap would keep what was used within the context, beside the buffers
+            trim_heap()
+        self._give_memory(large)
 
     def refill(self) -> None:
         """Give buffers their memory again if they have none; call it before a tape runs.

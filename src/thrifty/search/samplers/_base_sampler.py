@@ -244,9 +244,15 @@ class GridSampler(Sampler):
     def __post_init__(self) -> None:
         check_counts(self, levels=self.levels)
 
-    def size(self, space: Space) -> int:
-        """Return the number of configurations."""
-        return len(_walk(space, self.levels, self.shuffle_seed))
+    def size(self, space: Space, *, most: int | None = None) -> int:
+        """Return the number of configurations, or ``most`` if there are more.
+
+        >>> from thrifty.space import Float, Space
+        >>> GridSampler(levels=4).size(Space(lr=Float(0.1, 0.3)))
+        4
+        """
+        walk = _walk(space, self.levels, self.shuffle_seed)
+        return len(walk) if most is None else len(walk.get(0, most))
 
     def sample(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
