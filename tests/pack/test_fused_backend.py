@@ -344,6 +344,56 @@ def test_widths_may_differ_within_a_block():
     check(task, trials, size=3)
 
 
+def padded(backend):
+    return [trial for trial, home in backend._home.items() if home._state.is_narrow(trial)]
+
+
+def test_a_block_of_one_trial_has_its_width():
+    task = in_double(Toy)
+    trials = widths(16, 12, 14, 12, 16)
+    check(task, trials, size=1)
+    backend = fused(task, size=1)
+    for slot, trial in enumerate(trials):
+        backend.stack(slot, trial.member)
+    assert not padded(backend)
+    assert num_blocks(task, trials, size=1) == len(trials)
+
+
+class OverABase(Toy):
+    """A network over a frozen layer that is the same in all trials."""
+
+    def network(self, hp):
+        base = nn.Linear(6, 6).requires_grad_(requires_grad=False)
+        nn.init.eye_(base.weight)
+        nn.init.zeros_(base.bias)
+        return nn.Sequential(base, *super().network(hp))
+
+
+@pytest.mark.parametrize(("size", "num_padded"), [(2, 1), (1, 0)])
+def test_a_wider_trial_that_comes_last(size, num_padded):
+    backend = fused(in_double(OverABase), size=size)
+    for slot, trial in enumerate(widths(12, 16)):
+        backend.stack(slot, trial.member)
+    assert len(padded(backend)) == num_padded
+
+
+def test_blocks_of_one_that_were_found_to_pay_best():
+    """The options of a wider trial hold for narrower ones, which take as long."""
+    backend = fused(in_double(Toy))
+    wide, *narrow = (
+        (backend.prepare(trial.member), trial.member.values) for trial in widths(16, 12, 12)
+    )
+    key = backend.key(*wide)
+    backend.configure(key, BlockOptions(size=1))
+    for slot, (trial, values) in enumerate((wide, *narrow)):
+        assert backend.host(trial, values) == (key if slot else None)
+        backend.place(slot, trial, values)
+    assert not padded(backend)
+    assert len(set(backend._home.values())) == 3
+    backend.release(0)
+    assert backend.host(*narrow[0]) is None, "no wider trial is in training"
+
+
 class ShareOfLarge(Toy):
     """A metric over the width: padding has no large weights."""
 

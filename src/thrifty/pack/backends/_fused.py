@@ -101,6 +101,8 @@ class FusedBackend(Backend):
         self._retired: list[Block] = []
         self._home: dict[FusedTrial, Block] = {}
         self._keys: dict[FusedTrial, tuple[Hashable, Hashable, Hashable]] = {}
+        self._hosts: dict[Hashable, Hashable] = {}
+        """By key, wider trials that these could join, but whose blocks hold one trial each."""
         self.refused = dict(refused or {})
         self.dry_runs = DryRuns(
             {} if structures is None else structures,
@@ -192,14 +194,16 @@ class FusedBackend(Backend):
     def host(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable | None:
         """Return the key of wider trials in training that this one may join, padded with zeros.
 
-        It is None if there are none.
+        It is None if there are none. Trials whose blocks hold one trial each are not joined, but
+        the key says that this one's steps are about as fast as theirs.
 
         Raises:
             UnfusableError: As ``key``.
         """
         key = self.key(trial, values)
         if self._blocks.get(key):
-            return None
+            known = self._hosts.get(key)
+            return known if any(b.trials for b in self._blocks.get(known, ())) else None
         size = sum(p.numel() for p in trial.model.parameters())
         for other, blocks in self._blocks.items():
             if any(block.trials for block in blocks) and self._joins(
@@ -330,6 +334,9 @@ class FusedBackend(Backend):
         self._retired = [block for block in self._retired if block.trials]
         return [*self._retired, *(b for blocks in self._blocks.values() for b in blocks)]
 
+    def _options_of(self, key: Hashable) -> BlockOptions:
+        return self._options.get(key, self._default)
+
     def _joins(
         self, trial: FusedTrial, values: Mapping[str, Any], *, size: int, other: Hashable
     ) -> bool:
@@ -371,13 +378,17 @@ class FusedBackend(Backend):
         key = self.key(trial, values)
         if host is None:
             host = self.host(trial, values)
+        if host is not None and self._options_of(host).size == 1:
+            # In a block of its own, padding would take memory and share nothing.
+            self._options[key], self._hosts[key] = self._options_of(host), host
+            host = None
         optimizer = self._ready_optimizer(trial, values)
         blocks = self._blocks.setdefault(key if host is None else host, [])
         batch_size = trial.batch_size(values)
         block = next((b for b in blocks if b.takes(batch_size)), None)
         is_first = not blocks
         if block is None:
-            options = self._options.get(key if host is None else host, self._default)
+            options = self._options_of(key if host is None else host)
             block = Block(
                 self.dry_runs.structure(trial, values, channels_last=options.channels_last)
                 if host is None
@@ -396,7 +407,7 @@ class FusedBackend(Backend):
         self.dry_runs.note_placed(trial)
         trial.refusal_key = self.dry_runs.refusal_key(trial)
         self._home[trial], self._keys[trial] = block, key
-        if is_first and trial.frozen:
+        if is_first and trial.frozen and block.capacity > 1:
             self._gather_narrower(key)
 
     def _gather_narrower(self, key: Hashable) -> None:
