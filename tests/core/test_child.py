@@ -361,3 +361,33 @@ def test_no_server_is_left_when_the_interpreter_ends(tmp_path, monkeypatch):
     assert not err
     _, alive = psutil.wait_procs(left, timeout=LONG_S)
     assert not alive
+
+
+INTERRUPTED_FORK = """
+import os, signal, sys, time
+from thrifty.core._child import fork_ignoring_interrupts
+interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
+os.register_at_fork(**{sys.argv[1]: interrupt})
+try:
+    pid = fork_ignoring_interrupts()
+    if not pid:
+        interrupt()
+        os._exit(0)
+    print("ended with", os.waitpid(pid, 0)[1])
+except KeyboardInterrupt:
+    print("interrupted")
+try:
+    os.waitpid(-1, 0)
+except ChildProcessError:
+    print("no child is left")
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "printed"),
+    [("after_in_child", "ended with 0"), ("after_in_parent", "interrupted")],
+)
+def test_an_interruption_amid_a_fork_reaches_only_the_parent(where, printed):
+    command = [sys.executable, "-c", INTERRUPTED_FORK, where]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"{printed}\nno child is left\n", "")

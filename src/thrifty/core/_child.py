@@ -323,6 +323,25 @@ def parent_of(arguments: list[str]) -> Connection:
     return Connection(int(fd))
 
 
+def fork_ignoring_interrupts() -> int:
+    """Fork this process; return 0 in the child, which ignores Ctrl-C, and its pid in the parent.
+
+    Ctrl-C is held back until the child ignores it. A child that it reaches earlier would raise
+    KeyboardInterrupt somewhere in its copy of the parent's program.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    pid = os.fork()
+    if not pid:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    except BaseException:  # the parent has been interrupted meanwhile
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    return pid
+
+
 def follow_parent(parent: int, *, with_thread: bool) -> None:
     """Make this process, a child, ignore Ctrl-C and die with its parent.
 

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from thrifty.core import TrainingError, UsageError, WorkerLostError, error_text, plain_logger
-from thrifty.core._child import follow_parent
+from thrifty.core._child import follow_parent, fork_ignoring_interrupts
 
 from ._batch import Batch, Memory
 from ._features import CudaStreams, Event, Streams
@@ -364,7 +364,7 @@ class WorkerPool:
             # kernels are compiled, and it runs none of PyTorch's own threads.
             warnings.simplefilter("ignore", DeprecationWarning)
             with_thread = current_thread() is main_thread()
-            pid = os.fork()
+            pid = fork_ignoring_interrupts()
         if pid:
             return pid
         try:

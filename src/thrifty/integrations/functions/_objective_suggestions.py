@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from thrifty.core import TaskError, error_text
+from thrifty.core._child import fork_ignoring_interrupts
 from thrifty.pack._state import seed_everything
 from thrifty.space import Domain
 
@@ -70,7 +71,7 @@ class ObjectiveAsker:
             TaskError: It has suggested nothing in half a minute.
         """
         reader, writer = os.pipe()
-        pid = os.fork()
+        pid = fork_ignoring_interrupts()
         if not pid:
             os.close(reader)
             asked = _Asked(answers, otherwise, Connection(writer, readable=False))
