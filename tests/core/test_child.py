@@ -384,8 +384,7 @@ except ChildProcessError:
 
 
 @pytest.mark.parametrize(
-    ("where", "printed"),
-    [("after_in_child", "ended with 0"), ("after_in_parent", "interrupted")],
+    ("where", "printed"), [("after_in_child", "ended with 0"), ("after_in_parent", "interrupted")]
 )
 def test_an_interruption_amid_a_fork_reaches_only_the_parent(where, printed):
     command = [sys.executable, "-c", INTERRUPTED_FORK, where]

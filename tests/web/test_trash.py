@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.web.conftest import opened
-from tests.web.test_steering import ATTACKS, PAGE, TOKEN, code_for, steering  # noqa: F401 (a fixture)
+from tests.web.test_steering import (
+    ATTACKS,
+    PAGE,
+    TOKEN,
+    code_for,
+    steering,  # noqa: F401 (a fixture)
+)
 from thrifty.core import StoreWriteError
 from thrifty.store import Store
 

@@ -362,6 +362,7 @@ class Tools:
 
     def _job_document(self, job: Job) -> JobDocument:
         output = job.output() or {}
+        result: Any = dict(output) if output and "error" not in output else None
         document: JobDocument = {
             "schema_version": SCHEMA_VERSION,
             "job": job.id,
@@ -369,7 +370,7 @@ class Tools:
             "study": job.study,
             "seconds": round(job.seconds, 1),
             "progress": self._progress(job),
-            "result": None if "error" in output or not output else dict(output),  # type: ignore[typeddict-item]
+            "result": result,
             "error": output.get("error"),
             "log": job.log(),
             "budget": self._budget.document(self._used()),

@@ -82,7 +82,8 @@ def neighbor_sum(x: Tensor, block: Block) -> Tensor:
     """
     if has_torch_function_unary(x):
         return handle_torch_function(neighbor_sum, (x,), x, block)
-    return _aggregate(x, block, _AggregateKind(mean=False, own=False))  # type: ignore[no-any-return]
+    total: Tensor = _aggregate(x, block, _AggregateKind(mean=False, own=False))
+    return total
 
 
 def mean_and_own(x: Tensor, block: Block) -> Tensor:
@@ -186,7 +187,12 @@ class _Gather(Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, block: Block, how: _AggregateKind, back: bool) -> Tensor:  # noqa: FBT001, PLR0917
+    def forward(  # noqa: PLR0917
+        x: Tensor,
+        block: Block,
+        how: _AggregateKind,
+        back: bool,  # noqa: FBT001
+    ) -> Tensor:
         return _gather_back(x, block, how) if back else _gather(x, block, how)
 
     @staticmethod

@@ -68,7 +68,8 @@ class CudaPageLock:
     def lock(self, address: int, num_bytes: int) -> bool:
         """Lock memory, and return whether it is locked now."""
         portable = 1  # for all devices
-        code = int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, portable))  # type: ignore[no-untyped-call]
+        cudart: Any = torch.cuda.cudart
+        code = int(cudart().cudaHostRegister(address, num_bytes, portable))
         if code:
             # CUDA reports the error again at the next kernel, which is not to blame.
             with suppress(RuntimeError):

@@ -163,7 +163,10 @@ def _serve(connection: Connection) -> None:
         store = open_store(LOOPBACK, timeout=_TIMEOUT)
         connection.send(("port", store.port))
     meeting = connection.recv()
-    store = store or dist.TCPStore(LOOPBACK, meeting["port"], is_master=False, timeout=_TIMEOUT)  # type: ignore[attr-defined]
+    if store is None:
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            LOOPBACK, meeting["port"], is_master=False, timeout=_TIMEOUT
+        )
     keep_gloo_here()
     dist.init_process_group(
         "gloo", store=store, rank=begin["rank"], world_size=meeting["workers"], timeout=_TIMEOUT

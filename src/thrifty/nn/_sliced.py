@@ -63,7 +63,9 @@ def gyro_linear(
             rows, weight = rows.to(dtype), weight.to(dtype)
         if bias is not None and bias.dtype != dtype:
             bias = bias.to(dtype)
-        out: Tensor = _InPlace.apply(rows, weight, bias, inputs, outputs)  # type: ignore[no-untyped-call]
+        out: Tensor = _InPlace.apply(  # type: ignore[no-untyped-call]
+            rows, weight, bias, inputs, outputs
+        )
         return out if x.dim() == 3 else out.reshape(*x.shape[:-1], out.shape[-1])
     places = _places(weight, num_parts=len(x), inputs=inputs, outputs=outputs)
     blocks = weight.reshape(-1, weight.shape[1] // (1 if inputs is None else inputs.num_groups))

@@ -333,7 +333,8 @@ class ExtensionMixin:
         if isinstance(max_epochs, Amount):
             max_epochs = self._sizes.of([max_epochs]).whole(max_epochs, what="max_epochs")
         try:
-            algorithm: Any = replace(self.algorithm, max_epochs=max_epochs)  # type: ignore[type-var]
+            given: Any = self.algorithm
+            algorithm: Any = replace(given, max_epochs=max_epochs)
         except ThriftyError:
             raise
         except Exception as error:

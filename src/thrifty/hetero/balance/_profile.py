@@ -502,7 +502,9 @@ class Rehearsal:
             arrived[at] = self._watch.mark()
 
         hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(arrive, at))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(arrive, at)
+            )
             for at, parameter in enumerate(self.parameters)
         ]
         try:

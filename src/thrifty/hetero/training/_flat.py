@@ -108,7 +108,9 @@ class FlatGradients:
         self._begin: Begin | None = None
         self._waits: list[Wait] = []
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._touch, at))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._touch, at)
+            )
             for at, parameter in enumerate(members)
         ]
 

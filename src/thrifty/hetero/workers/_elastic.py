@@ -276,7 +276,9 @@ class ElasticMembership:
             self._stores = dist.TCPStore(  # type: ignore[attr-defined]
                 host, int(port), is_master=False, wait_for_workers=False, timeout=soon
             )
-            meeting = dist.PrefixStore(f"thrifty/{key[0]}/{key[1]}", self._stores)  # type: ignore[attr-defined]
+            meeting = dist.PrefixStore(  # type: ignore[attr-defined]
+                f"thrifty/{key[0]}/{key[1]}", self._stores
+            )
             self._group = gloo_group(
                 meeting, view.rank, len(view.names), host=self._host, timeout=soon
             )

@@ -30,7 +30,7 @@ class ArrayFeed:
         self.samples = samples
         self._order = order
         self._offsets = offsets_of(sizes)
-        self._parts: tuple[torch.Tensor, ...] = order.split(list(sizes))  # type: ignore[no-untyped-call]
+        self._parts: tuple[torch.Tensor, ...] = torch.split(order, list(sizes))
         self.sizes = tuple(sizes)
         self.rows_at_most = max(self.sizes)
         self._row_shapes = tuple((tuple(array.shape[1:]), array.dtype) for array in samples.arrays)

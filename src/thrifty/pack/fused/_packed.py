@@ -171,7 +171,8 @@ class Group:
     def second(self, x: Any) -> torch.Tensor:
         """Return the plain tensor with the trials as its second dimension, after the batch."""
         if type(x) is not Packed:
-            return x.unsqueeze(1).expand(x.shape[0], self.size, *x.shape[1:])  # type: ignore[no-any-return]
+            rows: torch.Tensor = x.unsqueeze(1)
+            return rows.expand(x.shape[0], self.size, *x.shape[1:])
         value = x.value if x.axis == 1 else x.value.movedim(x.axis, 1)
         if self.channels_last and value.dim() == 5:
             # this permutation is its own inverse: [B, K, C, H, W] <-> [B, H, W, K, C]

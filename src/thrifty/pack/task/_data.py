@@ -267,7 +267,7 @@ class _ArraySource:
     def train_batches(self, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
         order = epoch_order(self.num_train, seed=seed, epoch=epoch).to(self._device)
         shuffled = tuple(t[order] for t in self._train)
-        return zip(*(t.split(batch_size) for t in shuffled), strict=True)  # type: ignore[no-untyped-call]
+        return zip(*(torch.split(t, batch_size) for t in shuffled), strict=True)
 
     def batches_of(
         self, parts: Sequence[PassPart], *, seed: int, batch_size: int

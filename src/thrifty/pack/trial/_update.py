@@ -82,8 +82,9 @@ class Update:
         if self.options.precision == "bf16":
             model.to(torch.bfloat16)
         for average in self.options.averages:
-            is_ema = isinstance(average, EMA)
-            function = get_ema_multi_avg_fn(average.decay) if is_ema else None  # type: ignore[no-untyped-call,union-attr]
+            function = None
+            if isinstance(average, EMA):
+                function = get_ema_multi_avg_fn(average.decay)  # type: ignore[no-untyped-call]
             try:
                 averaged = AveragedModel(model, multi_avg_fn=function)
             except Exception as error:  # copying a user's model may raise anything

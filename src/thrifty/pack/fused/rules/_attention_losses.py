@@ -54,7 +54,7 @@ def scaled_dot_product_attention(
     mask = _mask(group, attn_mask, ndim=ndim, batch=shape[1])
     if drops(dropout_p):
         if mask is not None:
-            mask = mask.unflatten(0, shape if len(mask) > 1 else (1, 1))  # type: ignore[no-untyped-call]
+            mask = mask.reshape(*(shape if len(mask) > 1 else (1, 1)), *mask.shape[1:])
         return group.pack(_with_dropout(group, q, k, v, mask, dropout_p, **options))
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, mask, **options)

@@ -145,7 +145,8 @@ def embedding(
     table = group.first(weight)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += table.shape[1]
-    return group.pack(_Embedding.apply(table, indices, padding_idx))  # type: ignore[no-untyped-call]
+    rows = _Embedding.apply(table, indices, padding_idx)  # type: ignore[no-untyped-call]
+    return group.pack(rows)
 
 
 @register_rule(torch.index_add, torch.Tensor.index_add)
