@@ -72,6 +72,7 @@ class Given:
     rounds: int
     device: str
     text: str
+    cases: Sequence[str]
 
 
 def main() -> None:
@@ -88,6 +89,7 @@ def main() -> None:
     options.add_argument("--only", choices=named, help="run one part")
     options.add_argument("--device", default="cpu", help="where to train LoRA adapters")
     options.add_argument("--text", default=default_text(), help="a text file, for heads")
+    options.add_argument("--case", choices=PEERS, help="run one case of heads; whole takes hours")
     args = options.parse_args()
     figures, goals = run_parts(
         named,
@@ -96,6 +98,7 @@ def main() -> None:
             rounds=2 if args.quick else args.repeats,
             device=args.device,
             text=args.text,
+            cases=[args.case] if args.case else list(PEERS),
         ),
         only=args.only,
     )
@@ -347,7 +350,8 @@ def heads(given: Given) -> Part:
             )
 
         figures["pretraining loss"] = run("pretrain", "head")["loss"]
-        for case, peers in PEERS.items():
+        for case in given.cases:
+            peers = PEERS[case]
             found: dict[str, list[dict[str, Any]]] = {name: [] for name in (OURS, *peers)}
             features = []
             for _ in range(min(given.rounds, 3)):
@@ -360,7 +364,7 @@ def heads(given: Given) -> Part:
             rows += [_head_row(case, name, found) for name in found]
             goals += _head_goals(case, found, features, passes)
     table(rows)
-    for case in PEERS:
+    for case in given.cases:
         print(f"passes of the trunk in a step of all trials, {case}: {figures[case]['passes']}")
     return figures, goals
 
