@@ -84,6 +84,7 @@ def test_documents_of_a_study(folder, capsys):
     assert found["done"]
     assert found["trials"] == {"done": 11}
     assert found["savings"]["unique_epochs"] == 42
+    assert found["savings"]["unreported_epochs"] == 0
     assert checked(capsys, "resume", "line")["best"] == found["best"]
     [study] = checked(capsys, "status")["studies"]
     assert study["trials"] == {"done": 11}

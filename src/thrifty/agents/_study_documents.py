@@ -133,6 +133,7 @@ def _savings_document(found: Savings) -> SavingsDocument:
         "trial_epochs": found.trial_epochs,
         "unique_epochs": found.unique_epochs,
         "evaluated_epochs": found.evaluated_epochs,
+        "unreported_epochs": found.unreported_epochs,
         "retrained_epochs": found.retrained_epochs,
         "packed_epochs": found.packed_epochs,
         "seconds": found.seconds,

@@ -81,6 +81,8 @@ class SavingsDocument(TypedDict):
     """Epochs that are left when equal prefixes are trained once."""
     evaluated_epochs: int
     """Epochs that were only evaluated again."""
+    unreported_epochs: int
+    """Epochs that the study has trained and that no trial has reported."""
     retrained_epochs: int
     """Epochs that were trained again because a state was not kept."""
     packed_epochs: int
