@@ -33,7 +33,7 @@ from bench.bandits.rules import (
     thompson,
 )
 from bench.common.harness import Goal, at_most, finish, parser, table
-from thrifty.search._sub_sampling import Threshold
+from thrifty.search._sub_sampling_rule import Threshold
 
 
 NUM_ARMS = 10

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from thrifty.search._sub_sampling import Threshold, threshold
+from thrifty.search._sub_sampling_rule import Threshold, threshold
 
 
 Ints = npt.NDArray[np.int64]

@@ -15,8 +15,9 @@ import numpy as np
 
 from thrifty.search import Algorithm, Decision, History, RandomSampler, Sampler
 from thrifty.search._algorithm import draw
+from thrifty.search._fixed_width_sub_sampling import Rounds, _Replay
 from thrifty.search._halving import rungs_between
-from thrifty.search._sub_sampling import Rounds, Threshold, _Replay, _worst_total, threshold, total
+from thrifty.search._sub_sampling_rule import Threshold, _worst_total, threshold, total
 from thrifty.space import Space
 
 
@@ -36,8 +37,9 @@ def is_good(challenger: Sequence[float], leader: Sequence[float], *, c: float) -
 
     It must have fewer observations than the leader. In addition, it must have fewer than ``c``
     (forced exploration), or a mean no worse than that of the leader's worst block of as many
-    consecutive observations (Huang et al., "Bandit evaluation by sub-samples", MLSys 2022, after
-    the authors' manual: vega, algorithms/hpo.md, 6.4). A challenger with a score of ``-inf`` or NaN
+    consecutive observations (Huang et al., "Improving Model Training with
+    Multi-fidelity Hyperparameter Evaluation", MLSys 2022, after the authors' manual: vega,
+    algorithms/hpo.md, 6.4). A challenger with a score of ``-inf`` or NaN
     is never good.
     """
     num = len(challenger)
@@ -72,7 +74,7 @@ class LiteralRounds(Rounds):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiteralSubSampling(Algorithm):
-    """``SubSampling`` with literal rounds."""
+    """``FixedWidthSubSampling`` with literal rounds."""
 
     max_epochs: int
     num_trials: int

@@ -19,10 +19,10 @@ from thrifty.search import (
     BOHB,
     BOSS,
     Algorithm,
-    AsyncSubSampling,
     Auto,
     CheckedASHA,
     Decision,
+    FixedWidthSubSampling,
     FreezeThaw,
     History,
     Hyperband,
@@ -155,9 +155,9 @@ def methods() -> list[Method]:
             slow=True,
         ),
         Method("BOHB", lambda n: BOHB(max_epochs=R, num_trials=TRIALS_OF_A_PASS * n)),
-        Method("SS", lambda n: SubSampling(max_epochs=R, num_trials=K * n)),
+        Method("SS", lambda n: FixedWidthSubSampling(max_epochs=R, num_trials=K * n)),
         Method("SS literal", lambda n: LiteralSubSampling(max_epochs=R, num_trials=K * n)),
-        Method("SS asynchronous", lambda n: AsyncSubSampling(max_epochs=R, num_trials=3 * K * n)),
+        Method("SS asynchronous", lambda n: SubSampling(max_epochs=R, num_trials=3 * K * n)),
     ]
 
 
@@ -180,7 +180,7 @@ def auto_variants() -> list[Method]:
         Method("stopping ASHA", lambda _: StoppingASHA(max_epochs=R, num_trials=ENDLESS)),
         Method(
             "SS asynchronous, KDE",
-            lambda n: AsyncSubSampling(max_epochs=R, num_trials=3 * K * n, sampler=KDESampler()),
+            lambda n: SubSampling(max_epochs=R, num_trials=3 * K * n, sampler=KDESampler()),
         ),
     ]
 

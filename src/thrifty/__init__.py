@@ -88,11 +88,11 @@ if TYPE_CHECKING:
         BOHB as BOHB,
         BOSS as BOSS,
         Algorithm as Algorithm,
-        AsyncSubSampling as AsyncSubSampling,
         Auto as Auto,
         CheckedASHA as CheckedASHA,
         CMAESSampler as CMAESSampler,
         Enqueued as Enqueued,
+        FixedWidthSubSampling as FixedWidthSubSampling,
         FreezeThaw as FreezeThaw,
         GPSampler as GPSampler,
         GridSampler as GridSampler,
@@ -111,6 +111,7 @@ if TYPE_CHECKING:
         SubSampling as SubSampling,
         SuccessiveHalving as SuccessiveHalving,
         TPESampler as TPESampler,
+        WideBOSS as WideBOSS,
     )
     from thrifty.space import (
         REX as REX,
@@ -175,11 +176,11 @@ _HOMES = {
     ),
     "run": "External Faults Local Ray Slurm",
     "search": (
-        "ASHA Algorithm AsyncSubSampling Auto BOHB BOSS CMAESSampler CheckedASHA Enqueued "
+        "ASHA Algorithm Auto BOHB BOSS CMAESSampler CheckedASHA Enqueued FixedWidthSubSampling "
         "FreezeThaw GPSampler GridSampler GridSearch QuantizedSampler "
         "Hyperband KDESampler MedianStopping NSGAIISampler PopulationBasedTraining "
         "RandomForestSampler RandomSampler "
-        "RandomSearch Sampler StoppingASHA SubSampling SuccessiveHalving TPESampler"
+        "RandomSearch Sampler StoppingASHA SubSampling SuccessiveHalving TPESampler WideBOSS"
     ),
     "space": (
         "Amount Choice Constant Cosine CosineRestarts Cyclic Exponential Float Int Ladder Linear "

@@ -4,13 +4,13 @@ import pytest
 
 from thrifty.core import AlgorithmError
 from thrifty.search import (
-    BOSS,
     Auto,
     CheckedASHA,
     GridSampler,
     GridSearch,
     KDESampler,
     RandomSearch,
+    WideBOSS,
 )
 from thrifty.space import Choice, Cosine, EpochSize, Float, Int, Ladder, Space, Step, epochs, steps
 from thrifty.testing import FakeStudy
@@ -21,7 +21,7 @@ AUTO = Auto(max_epochs=27, num_trials=40)
 
 
 def test_one_worker_gets_boss():
-    assert AUTO.chosen(WIDE, workers=1).algorithm == BOSS(max_epochs=27, num_trials=40)
+    assert AUTO.chosen(WIDE, workers=1).algorithm == WideBOSS(max_epochs=27, num_trials=40)
 
 
 def test_several_workers_get_asha():
@@ -62,7 +62,7 @@ def test_a_grid_that_shares_nothing_is_halved():
 
 
 def test_a_grid_with_more_configurations_than_trials_is_no_grid():
-    assert AUTO.chosen(Space(width=Int(1, 41)), workers=1).name == "BOSS"
+    assert AUTO.chosen(Space(width=Int(1, 41)), workers=1).name == "WideBOSS"
 
 
 def test_a_huge_finite_space_is_not_listed():

@@ -5,7 +5,7 @@ import pytest
 
 from bench.bandits.rules import means_of, puller, random_blocks, sub_samples, thompson
 from bench.search.literal_sub_sampling import is_good, leader
-from thrifty.search._sub_sampling import threshold
+from thrifty.search._sub_sampling_rule import threshold
 
 
 HORIZON = 150

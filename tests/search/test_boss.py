@@ -1,90 +1,195 @@
+import math
 from collections import Counter
-from dataclasses import dataclass
-from typing import ClassVar
 
+import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
+from bench.search.literal_sub_sampling import is_good
+from tests.depth import draws
 from tests.search._drive import ask, ends, follow, to_the_end
 from thrifty.core import AlgorithmError
-from thrifty.search import BOSS, GridSampler, History, KDESampler, RandomSampler, Sampler
+from thrifty.search import (
+    BOSS,
+    GridSampler,
+    History,
+    Proposal,
+    RandomForestSampler,
+    RandomSampler,
+    SubSampling,
+    WideBOSS,
+)
+from thrifty.search._sub_sampling_rule import difference, threshold
 from thrifty.space import Choice, Space
-from thrifty.testing import check_algorithm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learner(Sampler):
-    """Sampler that reports how many results it has seen instead of learning from them."""
-
-    adapts: ClassVar[bool] = True
-
-    def sample(self, history, space, *, num, rng):
-        return [
-            {"kind": "a", "lr": 0.01 + sum(t.reached > 0 for t in history) / 1000}
-            for _ in range(num)
-        ]
+from thrifty.testing import FakeStudy
 
 
 RANDOM = BOSS(max_epochs=9, sampler=RandomSampler())
-LEARNING = BOSS(max_epochs=9, sampler=Learner())
 
 
-def seen(decision):
-    return round((decision.config["lr"] - 0.01) * 1000)
+def slow_verdicts(algorithm, history, *, num):
+    """Return the trials that go on by the definition, trial by trial."""
+    out = []
+    for group, (size, rungs) in enumerate(algorithm.brackets()):
+        trials = [t for t in history if t.group == group]
+        if len(trials) == size and not any(
+            t.state == "running" and t.target == rungs[0] for t in trials
+        ):
+            found = slow_deserving(algorithm, trials, rungs)
+            if not found and not any(t.state == "running" for t in trials):
+                found = slow_ahead(trials)
+            out += [
+                Proposal(
+                    target=next(r for r in rungs if r > t.reached), trial=t.number, group=group
+                )
+                for t in found[: num - len(out)]
+            ]
+    return out
 
 
-def test_learns_unless_told_otherwise():
-    assert BOSS(max_epochs=9).sampler == KDESampler()
-    assert len(ask(BOSS(max_epochs=9), num=2)) == 9, "a bracket's trials come from one model"
+def slow_leader(trials):
+    alive = (t for t in trials if t.reached and t.state != "failed")
+    return max(alive, key=lambda t: (t.reached, t.scores[-1], -t.number), default=None)
+
+
+def slow_challengers(trials, leader):
+    waiting = (t for t in trials if t.state == "waiting" and t.reached < leader.reached)
+    return sorted(waiting, key=lambda t: (-difference(t.scores, leader.scores), t.number))
+
+
+def slow_deserving(algorithm, trials, rungs):
+    leader = slow_leader(trials)
+    if leader is None:
+        return []
+    ranked = slow_challengers(trials, leader)
+    n = sum(t.target if t.state == "failed" else t.reached for t in trials)
+    c = threshold(n, algorithm.threshold)
+    out = sorted((t for t in ranked if t.reached < c), key=lambda t: t.reached)
+    rest = [t for t in ranked if t.reached >= c]
+    out += [t for t in rest if is_good(t.scores, leader.scores, c=c)]
+    asked = [sum(t.target >= rung for t in trials) for rung in rungs]
+    level_of = {t.number: next(i for i, r in enumerate(rungs) if r > t.reached) for t in ranked}
+    for t in out:
+        asked[level_of[t.number]] += 1
+    for t in rest:
+        level = level_of[t.number]
+        if t not in out and asked[level] < math.ceil(len(trials) / algorithm.eta**level):
+            asked[level] += 1
+            out.append(t)
+    goes_on = leader.state == "waiting" and leader.reached < rungs[-1]
+    return [*out, leader] if goes_on else out
+
+
+def slow_ahead(trials):
+    leader = slow_leader(trials)
+    ahead = slow_challengers(trials, leader)[:1] if leader else []
+    return [t for t in ahead if difference(t.scores, leader.scores) > 0]
+
+
+OPTIONS = [
+    {"max_epochs": 27},
+    {"max_epochs": 9, "threshold": 1, "num_trials": 30},
+    {"max_epochs": 8, "threshold": "log", "eta": 2, "num_trials": 40},
+]
+
+
+@settings(max_examples=draws(37, 150), deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(OPTIONS), st.booleans())
+def test_decides_as_defined_in_any_history(seed, options, learns):
+    sampler = RandomForestSampler(min_points=10**6) if learns else RandomSampler()
+    algorithm = BOSS(**options, sampler=sampler)
+    rng, history, curves = np.random.default_rng(seed), History(), {}
+    for _ in range(100):
+        num = int(rng.integers(1, 9))
+        decisions = ask(algorithm, history, num=num)
+        old = [d for d in decisions if d.trial is not None]
+        if old or (learns and not decisions):
+            assert old == decisions == slow_verdicts(algorithm, history, num=num)
+        # An interruption comes when part of an answer is recorded.
+        for decision in decisions[: rng.integers(len(decisions) + 1)]:
+            history.record_decision(decision)
+        running = [t for t in history if t.state == "running"]
+        for trial in running[: rng.integers(len(running) + 1)]:
+            curve = curves.setdefault(trial.number, [])
+            curve += rng.choice([0.1, 0.2, 0.3, math.nan], trial.target - len(curve)).tolist()
+            if rng.random() < 0.05:
+                history.record_failure(trial.number)
+            else:
+                history.record_scores(trial.number, curve)
+
+
+def test_the_model_is_a_random_forest_that_draws_a_bracket_at_once():
+    assert BOSS(max_epochs=9).sampler == RandomForestSampler()
+    assert len(ask(BOSS(max_epochs=9), num=2)) == 9
 
 
 def test_all_is_proposed_at_once_if_nothing_is_learnt():
-    assert Counter(p.group for p in ask(RANDOM)) == {0: 9, 1: 9, 2: 9}
+    assert Counter(p.group for p in ask(RANDOM)) == {0: 9, 1: 5, 2: 3}
 
 
-def test_widths_inside_the_brackets():
-    history = to_the_end(RANDOM)
-    assert [ends(history, group=g) for g in range(3)] == [{1: 6, 3: 2, 9: 1}] * 3
-
-
-def test_brackets_come_one_after_the_other_and_are_learnt_from():
+def test_a_bracket_begins_together_and_goes_on_without_rounds():
     history = History()
-    groups, known = [], []
-    while decisions := follow(history, ask(LEARNING, history)):
-        for decision in decisions:
-            groups.append(decision.group)
-            if decision.trial is None:
-                known.append(seen(decision))
-    assert groups == sorted(groups)
-    assert known == [0] * 9 + [9] * 9 + [18] * 9, "the model is fitted once for each bracket"
-    check_algorithm(LEARNING)
-
-
-def test_whoever_would_idle_begins_with_the_next_bracket():
-    history = History()
-    for decision in ask(LEARNING, history, num=9):
+    for decision in ask(RANDOM, history):
         history.record_decision(decision)
     for number in range(8):
         history.record_scores(number, [number])
-    # Trial 8 still trains, so its round is not over.
-    asked = ask(LEARNING, history, num=2)
-    assert [d.group for d in asked] == [1] * 9
-    assert [d.target for d in asked] == [1] * 9
-    history.record_decision(asked[0])
+    assert ask(RANDOM, history, num=2) == [], "the last trial of the first round still trains"
     history.record_scores(8, [8])
-    assert [d.trial for d in ask(LEARNING, history, num=2)] == [8, 7, 6]
+    (first,) = ask(RANDOM, history, num=1)
+    assert (first.trial, first.target, first.group) == (8, 3, 0)
+    history.record_decision(first)
+    history.record_scores(8, [8, 8, 8])
+    # nine observations and more: two epochs for everyone, and nobody waits for the leader
+    assert [d.trial for d in ask(RANDOM, history, num=3)] == [7, 6, 5]
 
 
-def test_a_trial_left_behind_is_recalled_within_its_bracket():
-    # 9 and 10 stay at one epoch; then all but the best turn out to be far worse at three.
-    algorithm = BOSS(max_epochs=27, num_trials=27, sampler=RandomSampler())
-    history = to_the_end(algorithm, score=lambda k, e: -k - (100 if 0 < k < 9 and e >= 3 else 0))
-    assert history[9].reached == history[10].reached == 9
+def test_good_trials_go_on_beyond_the_share_of_a_round():
+    greedy = BOSS(max_epochs=9, num_trials=9, threshold=1, sampler=RandomSampler())
+    history = History()
+    follow(history, ask(greedy, history), score=lambda k, e: 0.5)
+    # The leader gets worse, so all others are as good as its worst epoch.
+    follow(history, ask(greedy, history, num=1), score=lambda k, e: 0.5 - e / 100)
+    assert len(ask(greedy, history, num=9)) == 9
+
+
+def test_whoever_would_idle_begins_with_the_next_bracket():
+    learning = BOSS(max_epochs=9, sampler=RandomForestSampler())
+    history = History()
+    for decision in ask(learning, history, num=9):
+        history.record_decision(decision)
+    for number in range(8):
+        history.record_scores(number, [number])
+    asked = ask(learning, history, num=2)
+    assert [(d.group, d.target) for d in asked] == [(1, 3)] * 5
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_bracket_has_a_trial_that_is_trained_to_the_end(options, num_workers):
+    algorithm = BOSS(**options, sampler=RandomSampler())
+    study = FakeStudy(algorithm, num_workers=num_workers)
+    study.run()
+    for group in range(len(algorithm.brackets())):
+        assert ends(study.history, group=group).get(options["max_epochs"], 0) >= 1
+    assert len(study.history) == sum(b.num_trials for b in algorithm.brackets())
 
 
 def test_small_grid_ends_in_the_first_bracket():
     space = Space(lr=Choice([0.1, 0.2, 0.3]))
     history = to_the_end(BOSS(max_epochs=9, sampler=GridSampler()), space=space)
-    assert ends(history) == {1: 2, 9: 1}
+    assert len(history) == 3
+    assert max(t.reached for t in history) == 9
+
+
+def test_one_bracket_is_sub_sampling_after_its_first_round():
+    boss = BOSS(max_epochs=9, num_trials=9, sampler=RandomSampler())
+    alone = SubSampling(max_epochs=9, num_trials=9)
+    history = History()
+    follow(history, ask(boss, history), score=lambda k, e: -abs(k - 4) - 1 / e)
+    while decisions := ask(boss, history, num=1):
+        assert decisions == ask(alone, history, num=1)
+        follow(history, decisions, score=lambda k, e: -abs(k - 4) - 1 / e)
+    assert ask(alone, history, num=1) == []
 
 
 @pytest.mark.parametrize(
@@ -92,6 +197,7 @@ def test_small_grid_ends_in_the_first_bracket():
     [
         ({"max_epochs": 0}, "max_epochs=0"),
         ({"num_trials": 0}, "num_trials=0"),
+        ({"threshold": 0}, "threshold=0"),
         ({"sampler": 3}, "give a sampler"),
     ],
 )
@@ -100,6 +206,6 @@ def test_is_refused(options, message):
         BOSS(**{"max_epochs": 9, **options})
 
 
-def test_all_brackets_are_as_wide_as_the_first():
-    boss = BOSS(max_epochs=9)
-    assert boss.brackets() == ((9, (1, 3, 9)),) * 3
+def test_its_brackets_are_hyperbands_and_those_of_its_variant_are_as_wide_as_the_first():
+    assert BOSS(max_epochs=9).brackets() == ((9, (1, 3, 9)), (5, (3, 9)), (3, (9,)))
+    assert WideBOSS(max_epochs=9).brackets() == ((9, (1, 3, 9)),) * 3

@@ -10,8 +10,8 @@ from thrifty.core import derive_seed
 from thrifty.search import (
     ASHA,
     BOSS,
-    AsyncSubSampling,
     CheckedASHA,
+    FixedWidthSubSampling,
     FreezeThaw,
     GridSearch,
     History,
@@ -26,6 +26,7 @@ from thrifty.search import (
     StoppingASHA,
     SubSampling,
     SuccessiveHalving,
+    WideBOSS,
 )
 from thrifty.space import Choice, Float, Int, Space
 
@@ -101,7 +102,7 @@ def num_operations(algorithm, *, workers=3):
 ALGORITHMS = {
     "asha": lambda n: ASHA(max_epochs=9, num_trials=n),
     "checked rungs": lambda n: CheckedASHA(max_epochs=27, num_trials=n),
-    "sub-sampling without rounds": lambda n: AsyncSubSampling(max_epochs=9, num_trials=n),
+    "sub-sampling without rounds": lambda n: SubSampling(max_epochs=9, num_trials=n),
     "freeze-thaw": lambda n: FreezeThaw(max_epochs=9, num_trials=n),
     "asha that stops": lambda n: StoppingASHA(max_epochs=9, num_trials=n),
     "median": lambda n: MedianStopping(max_epochs=5, num_trials=n),
@@ -110,7 +111,9 @@ ALGORITHMS = {
     "hyperband that learns": lambda n: Hyperband(max_epochs=9, num_trials=n, sampler=Cheap()),
     "boss": lambda n: BOSS(max_epochs=9, num_trials=n, sampler=RandomSampler()),
     "boss that learns": lambda n: BOSS(max_epochs=9, num_trials=n, sampler=Cheap()),
-    "rounds": lambda n: SubSampling(max_epochs=9, num_trials=n),
+    "wide boss": lambda n: WideBOSS(max_epochs=9, num_trials=n, sampler=RandomSampler()),
+    "wide boss that learns": lambda n: WideBOSS(max_epochs=9, num_trials=n, sampler=Cheap()),
+    "rounds": lambda n: FixedWidthSubSampling(max_epochs=9, num_trials=n),
     "literal rounds": lambda n: LiteralSubSampling(max_epochs=9, num_trials=n),
     "population": lambda n: PopulationBasedTraining(
         max_epochs=6, population=n, interval=2, explore=("lr",)

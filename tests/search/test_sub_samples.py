@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bench.search.literal_sub_sampling import is_good, leader
-from thrifty.search._sub_sampling import bar, difference, threshold, total
+from thrifty.search._sub_sampling_rule import bar, difference, threshold, total
 
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 
 import thrifty as th
 from thrifty.core import StudyMismatchError
-from thrifty.search import BOSS, Auto, CheckedASHA
+from thrifty.search import Auto, CheckedASHA, WideBOSS
 from thrifty.store import Store
 from thrifty.testing import LineTask
 
@@ -51,7 +51,7 @@ def test_the_executor_says_for_how_many_workers(tmp_path):
 
 
 def test_a_plan_pins_nothing_and_shows_the_recorded_choice(tmp_path):
-    assert "Auto has chosen BOSS: one worker" in str(study(tmp_path).plan(memory=False))
+    assert "Auto has chosen WideBOSS: one worker" in str(study(tmp_path).plan(memory=False))
     started(tmp_path, workers=8)
     assert "Auto has chosen CheckedASHA: 8 workers" in str(study(tmp_path).plan(memory=False))
     study(tmp_path).run(progress=False)
@@ -70,7 +70,7 @@ def test_the_choice_is_recorded_and_told(tmp_path, caplog):
 
 def test_the_choice_is_printed_beside_the_progress_bar(tmp_path, capsys):
     study(tmp_path).run()
-    assert "study 'line': Auto has chosen BOSS: one worker" in capsys.readouterr().err
+    assert "study 'line': Auto has chosen WideBOSS: one worker" in capsys.readouterr().err
 
 
 def test_the_chosen_algorithm_may_be_written_out_later(tmp_path):
@@ -107,7 +107,7 @@ def test_more_trials_and_epochs_go_on_as_with_the_chosen_algorithm(tmp_path):
 
 def test_why_not_longer_is_that_of_the_chosen_algorithm(tmp_path):
     started(tmp_path, workers=1)
-    with pytest.raises(StudyMismatchError, match="BOSS may have decided otherwise"):
+    with pytest.raises(StudyMismatchError, match="WideBOSS may have decided otherwise"):
         study(tmp_path, max_epochs=27).run(progress=False)
 
 
@@ -119,7 +119,7 @@ def test_a_stored_study_can_be_extended(tmp_path):
 
 def test_a_simulation_chooses_for_its_workers(tmp_path):
     one, eight = (study(tmp_path).simulate(workers=num, epoch_s=1.0) for num in (1, 8))
-    given = study(tmp_path, algorithm=BOSS(max_epochs=9, num_trials=6))
+    given = study(tmp_path, algorithm=WideBOSS(max_epochs=9, num_trials=6))
     assert one.busy_s == given.simulate(workers=1, epoch_s=1.0).busy_s
     given = study(tmp_path, algorithm=CheckedASHA(max_epochs=9, num_trials=6))
     assert eight.busy_s == given.simulate(workers=8, epoch_s=1.0).busy_s

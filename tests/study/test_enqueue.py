@@ -22,6 +22,7 @@ from thrifty.search import (
     PopulationBasedTraining,
     RandomSearch,
     SuccessiveHalving,
+    WideBOSS,
 )
 from thrifty.space import Choice, Constant, Float, Space, Step
 from thrifty.store import Store
@@ -133,6 +134,7 @@ def test_between_runs_they_come_next(tmp_path):
     [
         ASHA(max_epochs=6, num_trials=5, eta=2),
         BOSS(max_epochs=6),
+        WideBOSS(max_epochs=6),
         GridSearch(max_epochs=6),
         Hyperband(max_epochs=6),
         MedianStopping(max_epochs=6, num_trials=3),

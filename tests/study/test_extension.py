@@ -31,7 +31,7 @@ GROWING = {
     "random": lambda num: th.RandomSearch(max_epochs=3, num_trials=num),
     "median": lambda num: th.MedianStopping(max_epochs=3, num_trials=num),
     "asha": lambda num: th.ASHA(max_epochs=3, num_trials=num),
-    "sub-sampling": lambda num: th.AsyncSubSampling(max_epochs=3, num_trials=num),
+    "sub-sampling": lambda num: th.SubSampling(max_epochs=3, num_trials=num),
     "freeze-thaw": lambda num: th.FreezeThaw(max_epochs=3, num_trials=num),
 }
 
@@ -177,7 +177,7 @@ def test_algorithms_that_wait_for_nobody_go_on_at_the_rung_where_trials_have_end
         "asha": lambda epochs: th.ASHA(max_epochs=epochs, num_trials=9, eta=2),
         "stopping": lambda epochs: th.StoppingASHA(max_epochs=epochs, num_trials=9, eta=2),
         "median": lambda epochs: th.MedianStopping(max_epochs=epochs, num_trials=9),
-        "sub-sampling": lambda epochs: th.AsyncSubSampling(max_epochs=epochs, num_trials=9, eta=2),
+        "sub-sampling": lambda epochs: th.SubSampling(max_epochs=epochs, num_trials=9, eta=2),
     }
     short = study_of(tmp_path, kinds[kind](4)).run(progress=False)
     before = [(trial.config, trial.curve) for trial in short.trials]
@@ -254,9 +254,9 @@ def test_a_branch_whose_schedule_depends_on_the_length_is_refused(tmp_path):
             "FreezeThaw may have decided otherwise",
         ),
         (
-            th.SubSampling(max_epochs=3, num_trials=4),
-            th.SubSampling(max_epochs=9, num_trials=4),
-            "SubSampling may have decided otherwise",
+            th.FixedWidthSubSampling(max_epochs=3, num_trials=4),
+            th.FixedWidthSubSampling(max_epochs=9, num_trials=4),
+            "FixedWidthSubSampling may have decided otherwise",
         ),
     ],
 )

@@ -19,11 +19,13 @@ from thrifty.core import EpochDone, StudyMismatchError, TaskError
 from thrifty.run import Local
 from thrifty.search import (
     BOSS,
+    FixedWidthSubSampling,
     GridSearch,
     QuantizedSampler,
     RandomSampler,
     RandomSearch,
     SubSampling,
+    WideBOSS,
 )
 from thrifty.space import Choice, Constant, Space, Step
 from thrifty.store import Store
@@ -513,11 +515,11 @@ def test_a_study_of_an_older_version_needs_no_content(legacy, monkeypatch):
     ("algorithm", "removed"),
     [
         (
-            SubSampling(max_epochs=6, num_trials=3),
+            FixedWidthSubSampling(max_epochs=6, num_trials=3),
             ", threshold='sqrt-log', width='fixed', levels='round'",
         ),
         (
-            BOSS(max_epochs=6, sampler=RandomSampler()),
+            WideBOSS(max_epochs=6, sampler=RandomSampler()),
             ", threshold='sqrt-log', width='fixed', ladder='widest'",
         ),
     ],
@@ -531,12 +533,34 @@ def test_a_study_that_names_removed_options_of_its_algorithm_is_resumed(
     assert trained(make_study(tmp_path, algorithm=algorithm)) == 0
 
 
-def test_a_study_that_names_a_sampler_as_it_was_called_before_is_resumed(tmp_path):
-    algorithm = RandomSearch(max_epochs=6, num_trials=3, sampler=QuantizedSampler(levels=2))
+@pytest.mark.parametrize(
+    ("algorithm", "name", "earlier"),
+    [
+        (
+            RandomSearch(max_epochs=6, num_trials=3, sampler=QuantizedSampler(levels=2)),
+            "QuantizedSampler",
+            "GriddedSampler",
+        ),
+        (SubSampling(max_epochs=6, num_trials=3), "SubSampling", "AsyncSubSampling"),
+        (FixedWidthSubSampling(max_epochs=6, num_trials=3), "FixedWidthSubSampling", "SubSampling"),
+        (WideBOSS(max_epochs=6, sampler=RandomSampler()), "WideBOSS", "BOSS"),
+    ],
+)
+def test_a_study_that_names_a_class_as_it_was_called_before_is_resumed(
+    tmp_path, algorithm, name, earlier
+):
     assert trained(make_study(tmp_path, algorithm=algorithm)) > 0
-    before = repr(algorithm).replace("QuantizedSampler", "GriddedSampler")
+    before = repr(algorithm).replace(name, earlier)
     write_algorithm(tmp_path / "t.db", repr(algorithm), before)
     assert trained(make_study(tmp_path, algorithm=algorithm)) == 0
+
+
+def test_an_earlier_boss_is_not_taken_for_the_one_that_has_its_name_now(tmp_path):
+    algorithm = WideBOSS(max_epochs=6, sampler=RandomSampler())
+    trained(make_study(tmp_path, algorithm=algorithm))
+    write_algorithm(tmp_path / "t.db", repr(algorithm), repr(algorithm).replace("WideBOSS", "BOSS"))
+    with pytest.raises(StudyMismatchError):
+        make_study(tmp_path, algorithm=BOSS(max_epochs=6, sampler=RandomSampler())).run()
 
 
 def write_algorithm(database: Path, now: str, before: str) -> None:

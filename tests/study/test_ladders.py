@@ -181,6 +181,7 @@ def test_averages_need_a_task_that_keeps_them(tmp_path):
         th.SuccessiveHalving(max_epochs=6, num_trials=4),
         th.MedianStopping(max_epochs=6, num_trials=4),
         th.BOSS(max_epochs=6),
+        th.WideBOSS(max_epochs=6),
         th.PopulationBasedTraining(max_epochs=6, population=4, interval=2, explore=("lr",)),
     ],
     ids=lambda algorithm: type(algorithm).__name__,

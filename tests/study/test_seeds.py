@@ -309,7 +309,7 @@ ALGORITHMS = [
     th.MedianStopping(max_epochs=4, num_trials=5, grace_epochs=1),
     th.Hyperband(max_epochs=4, eta=2),
     th.ASHA(max_epochs=4, num_trials=6, eta=2),
-    th.search.AsyncSubSampling(max_epochs=4, num_trials=5, eta=2),
+    th.search.SubSampling(max_epochs=4, num_trials=5, eta=2),
     th.search.FreezeThaw(max_epochs=4, num_trials=5, eta=2),
     th.PopulationBasedTraining(max_epochs=4, population=4, interval=2, explore=("lr",)),
     # these decide by the rules of the ones above
@@ -317,7 +317,8 @@ ALGORITHMS = [
     th.SuccessiveHalving(max_epochs=4, num_trials=6, eta=2),
     th.BOHB(max_epochs=4, eta=2),
     th.search.BOSS(max_epochs=4, eta=2),
-    th.search.SubSampling(max_epochs=4, num_trials=5, eta=2),
+    th.search.WideBOSS(max_epochs=4, eta=2),
+    th.search.FixedWidthSubSampling(max_epochs=4, num_trials=5, eta=2),
 ][: draws(7, 12)]
 
 

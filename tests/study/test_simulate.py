@@ -16,7 +16,6 @@ from thrifty.run import Faults
 from thrifty.search import (
     ASHA,
     BOSS,
-    AsyncSubSampling,
     FreezeThaw,
     GridSampler,
     GridSearch,
@@ -27,7 +26,9 @@ from thrifty.search import (
     Proposal,
     RandomSearch,
     Stop,
+    SubSampling,
     SuccessiveHalving,
+    WideBOSS,
 )
 from thrifty.space import Choice, Constant, Float, MultiStep, Space, Step, Timeline, Warmup
 from thrifty.store import Store
@@ -159,7 +160,8 @@ TWINS = [
     *ALGORITHMS,
     MedianStopping(max_epochs=9, num_trials=20),
     BOSS(max_epochs=9),
-    AsyncSubSampling(max_epochs=9, num_trials=12),
+    WideBOSS(max_epochs=9),
+    SubSampling(max_epochs=9, num_trials=12),
     FreezeThaw(max_epochs=9, num_trials=12),
 ]
 

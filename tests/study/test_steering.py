@@ -319,7 +319,7 @@ def test_two_people_at_a_time(tmp_path):
 def test_the_others_go_on_in_rounds_and_generations(tmp_path, after, stopped):
     """A stopped trial waits for no decision, and no other trial waits for it."""
     algorithms = {
-        "rounds": th.SubSampling(max_epochs=8, num_trials=6),
+        "rounds": th.FixedWidthSubSampling(max_epochs=8, num_trials=6),
         "generations": th.PopulationBasedTraining(
             max_epochs=8, population=6, interval=2, explore=("lr",)
         ),

@@ -174,8 +174,8 @@ def test_horizons_and_rungs_are_whole_epochs(tmp_path):
         th.ASHA(max_epochs=th.steps(24), min_epochs=th.steps(6), num_trials=3, eta=2),
         th.Hyperband(max_epochs=th.steps(24), eta=2),
         th.MedianStopping(max_epochs=th.steps(24), interval=th.steps(6), num_trials=3),
+        th.FixedWidthSubSampling(max_epochs=th.steps(24), num_trials=3),
         th.SubSampling(max_epochs=th.steps(24), num_trials=3),
-        th.AsyncSubSampling(max_epochs=th.steps(24), num_trials=3),
         th.FreezeThaw(max_epochs=th.steps(24), num_trials=3),
         th.PopulationBasedTraining(
             max_epochs=th.steps(24), interval=th.steps(12), population=4, explore=("lr",)

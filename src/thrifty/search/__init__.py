@@ -8,8 +8,8 @@ from ._algorithm import (
     RandomSearch,
     next_decisions,
 )
-from ._async_sub_sampling import AsyncSubSampling
 from ._auto_algorithm import Auto, CheckedASHA
+from ._fixed_width_sub_sampling import FixedWidthSubSampling, WideBOSS
 from ._freeze_thaw import FreezeThaw
 from ._halving import ASHA, BOHB, Bracket, Hyperband, StoppingASHA, SuccessiveHalving
 from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState
@@ -34,13 +34,13 @@ __all__ = [
     "BOHB",
     "BOSS",
     "Algorithm",
-    "AsyncSubSampling",
     "Auto",
     "Bracket",
     "CMAESSampler",
     "CheckedASHA",
     "Decision",
     "Enqueued",
+    "FixedWidthSubSampling",
     "FreezeThaw",
     "GPSampler",
     "GridSampler",
@@ -65,5 +65,6 @@ __all__ = [
     "TPESampler",
     "Trial",
     "TrialState",
+    "WideBOSS",
     "next_decisions",
 ]

@@ -19,10 +19,10 @@ from thrifty.space import Space, Timeline
 
 from ._algorithm import Algorithm, GridSearch, RandomSearch, draw
 from ._curve_view import StageForest
+from ._fixed_width_sub_sampling import WideBOSS
 from ._halving import RungAlgorithm, last_promotion, promotions
 from ._history import Decision, History, Proposal
 from ._observations import coordinates_of
-from ._sub_sampling import BOSS
 from .samplers import GridSampler, KDESampler
 from .samplers._base_sampler import check_counts
 
@@ -313,8 +313,8 @@ class Auto(Algorithm):
             return CheckedASHA(max_epochs=epochs, num_trials=num)
         if name == "CheckedASHA with KDESampler":
             return CheckedASHA(max_epochs=epochs, num_trials=num, sampler=KDESampler())
-        if name == "BOSS":
-            return BOSS(max_epochs=epochs, num_trials=num)
+        if name in ("WideBOSS", "BOSS"):  # the name until November 2026
+            return WideBOSS(max_epochs=epochs, num_trials=num)
         raise AlgorithmError(
             f"the study records that Auto has chosen {name!r}, which this version of thrifty does "
             "not know; use the version that made the study, or a newer one"
@@ -354,7 +354,7 @@ def _rule(auto: Auto, space: Space, *, workers: int, num_objectives: int) -> tup
             f"all {len(grid):,} configurations take {total:,} epochs, rungs about {halved:,}"
         )
     if workers == 1:
-        return "BOSS", "one worker trains one round after the other"
+        return "WideBOSS", "one worker trains one round after the other"
     reason = f"{workers:,} workers never wait for each other"
     if len(coordinates_of(space)) == 1:
         return "CheckedASHA with KDESampler", f"{reason}, and one hyper-parameter is easy to learn"

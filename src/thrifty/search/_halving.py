@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import cycle, islice, pairwise, repeat
@@ -343,20 +343,13 @@ def ask_brackets(
     num: int | None,
     rng: np.random.Generator,
 ) -> list[Decision]:
-    """Return new trials of the brackets (``Trial.group``), or verdicts on complete brackets.
+    """Return new trials of the brackets, or verdicts on complete rungs; see ``fill_brackets``."""
 
-    A sampler that learns is asked for one bracket after the other, and only for workers that no
-    verdict keeps busy: for ``num`` trials, or (None) for all missing trials of a bracket.
-    """
-
-    def num_missing(group: int) -> int:
-        return brackets[group].num_trials - len(history.in_group(group))
-
-    def verdicts(*, complete: bool) -> list[Decision]:
+    def verdicts(is_ready: Callable[[int], bool]) -> list[Decision]:
         waiting = _Undecided.of(history, (rule, brackets[0], brackets[-1], len(brackets)))
         found: list[Decision] = []
         for group in sorted(waiting.groups):
-            if complete and num_missing(group):
+            if not is_ready(group):
                 continue
             decisions = rule.decide(history, group=group, rungs=brackets[group].epochs)
             if not decisions:
@@ -364,7 +357,40 @@ def ask_brackets(
             found += decisions
         return found
 
-    if sampler.adapts and (out := verdicts(complete=True)):
+    return fill_brackets(
+        brackets, verdicts, sampler=sampler, history=history, space=space, num=num, rng=rng
+    )
+
+
+def fill_brackets(
+    brackets: Sequence[Bracket],
+    verdicts: Callable[[Callable[[int], bool]], list[Decision]],
+    *,
+    sampler: Sampler,
+    history: History,
+    space: Space,
+    num: int | None,
+    rng: np.random.Generator,
+) -> list[Decision]:
+    """Return new trials of the brackets (``Trial.group``), or verdicts on earlier ones.
+
+    A sampler that learns is asked for one bracket after the other, and only for workers that no
+    verdict keeps busy: for ``num`` trials, or (None) for all missing trials of a bracket.
+
+    Args:
+        brackets: The brackets, in their order.
+        verdicts: Returns decisions about the groups for which its argument is true.
+        sampler: The source of configurations.
+        history: The history.
+        space: The search space.
+        num: The number of workers that wait, for a sampler that learns.
+        rng: The random numbers of this decision.
+    """
+
+    def num_missing(group: int) -> int:
+        return brackets[group].num_trials - len(history.in_group(group))
+
+    if sampler.adapts and (out := verdicts(lambda group: not num_missing(group))):
         return out
     # Brackets are filled in order, and there may be thousands, so search by bisection.
     first = bisect_left(range(len(brackets)), 1, key=lambda g: min(num_missing(g), 1))
@@ -377,7 +403,7 @@ def ask_brackets(
         num = num_missing(first) if first < len(brackets) else 0
     fresh = draw(sampler, history, space, starts=starts, num=num, rng=rng)
     # If the sampler is exhausted, incomplete brackets will not get more trials.
-    return [*fresh] or verdicts(complete=False)
+    return [*fresh] or verdicts(lambda _: True)
 
 
 class _Undecided:

@@ -166,12 +166,20 @@ LEGACY_VERSION = 2
 """The version that identified tasks by their source only. Its studies keep their plans."""
 
 _REMOVED_OPTIONS = (
-    ", threshold='sqrt-log', width='fixed', levels='round'",  # of SubSampling
-    ", threshold='sqrt-log', width='fixed', ladder='widest'",  # of BOSS
+    ", threshold='sqrt-log', width='fixed', levels='round'",  # of FixedWidthSubSampling
+    ", threshold='sqrt-log', width='fixed', ladder='widest'",  # of WideBOSS
 )
 """Options in the text of older studies' algorithms, with the values that always hold now."""
-_RENAMED = {"GriddedSampler(": "QuantizedSampler("}
-"""Names in the text of older studies' algorithms, and what they are called now."""
+_RENAMED = {
+    r"\bGriddedSampler\(": "QuantizedSampler(",
+    r"^SubSampling\((?!.*\bthreshold=)": "FixedWidthSubSampling(",
+    r"^AsyncSubSampling\(": "SubSampling(",
+    r"^BOSS\((?!.*\bthreshold=)": "WideBOSS(",
+}
+"""Names in the text of older studies' algorithms, and what they are called now.
+
+``SubSampling`` and ``BOSS`` without a threshold were what their names no longer mean.
+"""
 
 _UNSET = {"seeds": 1}
 """Values of fields that are stored only if they differ from these."""
@@ -429,7 +437,7 @@ def _as_written_now(algorithm: str) -> str:
     for options in _REMOVED_OPTIONS:
         algorithm = algorithm.replace(options, "")
     for old, new in _RENAMED.items():
-        algorithm = algorithm.replace(old, new)
+        algorithm = re.sub(old, new, algorithm)
     return algorithm
 
 
