@@ -335,6 +335,42 @@ def test_lists_that_lack_something(adapter, message):
         llama(adapter=adapter).model(hp)
 
 
+class Smoothed(th.FineTune):
+    def __init__(self, base, *, smoothing, **options):
+        super().__init__(base, **options)
+        self.smoothing = smoothing
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) * (1 - self.smoothing)
+
+
+def test_attributes_of_a_subclass_and_options_set_on_a_task_are_part_of_its_identity():
+    def of(smoothing, **options):
+        given = {"adapter": LORA, "data": sentences, "optimizer": th.AdamW(lr="lr")}
+        task = Smoothed(SMALL, smoothing=smoothing, **given)
+        for name, value in options.items():
+            setattr(task, name, value)
+        return task.identity()
+
+    def names(one, other):
+        return {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+
+    assert names(of(0.1), of(0.1)) == set()
+    assert names(of(0.1), of(0.2)) == {"attribute smoothing of Smoothed"}
+    changed = of(0.1, precision="bf16-mixed", accumulate=2)
+    assert names(of(0.1), changed) == {
+        "attribute precision of Smoothed",
+        "attribute accumulate of Smoothed",
+    }
+
+
+def test_a_task_without_a_subclass_has_the_identity_of_before():
+    task = th.FineTune(SMALL, adapter=LORA, data=sentences, optimizer=th.AdamW(lr="lr"))
+    assert not [
+        name for name in task.identity() if name.startswith("attribute ") and " of " in name
+    ]
+
+
 def test_databases_of_before_find_their_trials_again():
     before = llama(adapter=LORA).__thrifty_identity__()["adapter"]
     assert before.keys() == {"r", "alpha", "targets", "dropout", "layers", "rslora"}

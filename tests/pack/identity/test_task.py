@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import types
 
@@ -329,6 +330,46 @@ def test_what_a_task_says_itself_replaces_its_attributes(tmp_path):
     assert changed(of("a"), of("b"))[0] == {"attribute path"}
     assert "function " + inner.__qualname__ in of("a", helper).training
     assert any(name.endswith("Said.rate") for name in of("a").training)
+
+
+class SaysItself(LineTask):
+    def __init__(self, path):
+        self.path = path
+        self.cached  # noqa: B018 (computed once)
+
+    @functools.cached_property
+    def cached(self):
+        return object()
+
+    def __thrifty_identity__(self):
+        return {"path": self.path, "weight": "a key that subclasses may have, too"}
+
+
+class Weighted(SaysItself):
+    __slots__ = ("slow",)
+
+    def __init__(self, path, weight):
+        self.weight = weight
+        super().__init__(path)
+
+
+@pytest.mark.parametrize("key", ["weight", "slow", "later"])
+def test_what_a_base_class_says_leaves_out_no_attribute_of_a_subclass(key):
+    def of(value):
+        task = Weighted("a", 1)
+        setattr(task, key, value)
+        return task_identity(task)
+
+    assert of(1) == of(1)
+    assert changed(of(1), of(2))[0] == {f"attribute {key} of Weighted"}
+
+
+@pytest.mark.parametrize(("option", "value"), [("precision", "bf16-mixed"), ("accumulate", 4)])
+def test_options_that_are_set_on_a_task_count_beside_what_it_says(option, value):
+    task = Weighted("a", 1)
+    before = task_identity(task)
+    setattr(task, option, value)
+    assert changed(before, task_identity(task))[0] == {f"attribute {option} of Weighted"}
 
 
 def test_identity_can_be_taken_over():

@@ -116,6 +116,12 @@ class Said:
         return {"x": self.x}
 
 
+class SaidMore(Said):
+    def __init__(self, x, more):
+        super().__init__(x)
+        self.more = more
+
+
 class Net(torch.nn.Module):
     def __init__(self, p=0.5, *, tied=False):
         super().__init__()
@@ -576,3 +582,9 @@ def test_the_error_names_the_way_to_the_value():
     inner = Plain([Plain({"key": iter([])})])
     with pytest.raises(TaskError, match=r"task\.x\.x\[0\]\.x\['key'\] is an iterator"):
         of(inner)
+
+
+def test_what_the_hook_of_a_base_class_cannot_know_counts():
+    assert of(SaidMore(1, 2)) == of(SaidMore(1, 2))
+    assert of(SaidMore(1, 2)) != of(SaidMore(1, 3))
+    assert of(SaidMore(1, 2)) != of(SaidMore(2, 2))

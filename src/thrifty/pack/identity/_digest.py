@@ -248,7 +248,10 @@ class _Identification:
             return ""
         if place.kind in ("attribute", "slot"):
             if of_task and not _is_cached(self._task, place.key):
-                return _attribute(place.key, place.key)
+                # what the hook of a base class cannot know must not be taken for what it returns
+                own = f"{place.key} of {type(self._task).__qualname__}"
+                hooked = hasattr(type(self._task), HOOK)
+                return _attribute(place.key, own if hooked else place.key)
             return f"attribute {place.name}" if is_a(holder, FunctionType) else ""
         if place.kind == "class attribute":
             of_task = issubclass(type(self._task), holder)

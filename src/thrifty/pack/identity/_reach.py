@@ -30,6 +30,7 @@ from ._own import (
 )
 from ._place import MISSING, Place, PlaceKind, slots_of, vars_of
 from ._syntax import Import, mentions
+from ._values import not_vouched_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,12 +206,15 @@ class _Walk:
                 self._read_attributes(value, name)
             else:
                 self._follow(stand_in, name)
+                self._read_attributes(value, name, only=not_vouched_for(value))
 
-    def _read_attributes(self, value: Any, name: str) -> None:
+    def _read_attributes(
+        self, value: Any, name: str, *, only: Collection[str] | None = None
+    ) -> None:
         own = is_own(type(value)) or id(value) in self._roots or is_a(value, torch.nn.Module)
         skipped = self._without if id(value) in self._roots else ()
         for key in list(vars_of(value)):
-            if key in skipped:
+            if key in skipped or (only is not None and key not in only):
                 continue
             where = f"{name}.{key}"
             if is_a(value, torch.nn.Module) and key in _MODULE_TABLES:
@@ -218,7 +222,7 @@ class _Walk:
             elif is_a(key, str):
                 self._note_place("attribute", value, key, name=where, own=own)
         for key in slots_of(type(value)):
-            if key not in skipped:
+            if key not in skipped and (only is None or key in only):
                 self._note_place("slot", value, key, name=f"{name}.{key}", own=own)
 
     def _visit_module_table(self, table: Any, key: str, name: str) -> None:

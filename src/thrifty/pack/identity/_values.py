@@ -6,8 +6,10 @@ import copyreg
 import enum
 import functools
 import hashlib
+import inspect
 import typing
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from contextvars import ContextVar
 from types import (
     CodeType,
@@ -41,10 +43,53 @@ from ._contents import (
 )
 from ._own import is_installed, is_own, members_of
 from ._place import MISSING, slots_of, vars_of
-from ._syntax import code_digest, content, extension_digest
+from ._syntax import code_digest, content, extension_digest, mentions
 
 
 HOOK = "__thrifty_identity__"
+
+
+def not_vouched_for(value: Any) -> list[str]:
+    """Return the attributes of an object that its identity hook cannot know.
+
+    A hook speaks for the attributes that the code of its class and of that class's bases assigns.
+    Others are those of a subclass, or options that were set on the object from outside. A class of
+    the user's own that has the hook itself speaks for all of its objects.
+    """
+    kind = type(value)
+    definer = next((each for each in kind.__mro__ if HOOK in vars(each)), kind)
+    if definer is kind and is_own(kind):
+        return []
+    known = _assigned_by(definer)
+    names = {**vars_of(value), **dict.fromkeys(slots_of(kind))}
+    return [key for key in names if is_a(key, str) and key not in known]
+
+
+@functools.lru_cache(maxsize=64)
+def _assigned_by(kind: type) -> frozenset[str]:
+    """Return the names that the code of a class and of its bases assigns or computes once."""
+    found: set[str] = set()
+    for name, member in (pair for each in kind.__mro__ for pair in vars(each).items()):
+        if is_a(member, functools.cached_property):
+            found.add(name)
+        for function in _functions_of(member):
+            found |= mentions(function.__code__).stored
+    return frozenset(found)
+
+
+def _functions_of(member: Any) -> Iterator[FunctionType]:
+    """Yield the functions of a member of a class."""
+    if is_a(member, property):
+        parts: tuple[Any, ...] = (member.fget, member.fset, member.fdel)
+    elif is_a(member, functools.cached_property):
+        parts = (member.func,)
+    else:
+        parts = (getattr(member, "__func__", member),)
+    for part in parts:
+        whole = inspect.unwrap(part) if is_a(part, FunctionType) else part
+        yield from (
+            each for each in {id(part): part, id(whole): whole}.values() if is_a(each, FunctionType)
+        )
 
 
 class Values:
@@ -136,6 +181,8 @@ class _Writer:
         if callable(hook):
             self.token(HOOK, self._names.of(type(value)))
             self.value(hook(value), path)
+            if more := not_vouched_for(value):
+                self.value({key: getattr(value, key, None) for key in more}, path)
         elif is_a(value, FunctionType):
             self._function(value, path)
         elif is_a(value, type):
