@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from tests.hetero.memberships import ThreadCluster
 from thrifty.core import HeteroError, PeerLostError
 from thrifty.hetero import HeteroOptions, HeteroTrainer, SampleOrder, StepCurve
-from thrifty.hetero._order import Place
+from thrifty.hetero._samples import Place
 from thrifty.hetero.training._batch_norm import SharedSums, whole_batch_norm
 
 from .jobs import FEATURES, SAMPLES, Worker, data, distance, loss, model, sgd

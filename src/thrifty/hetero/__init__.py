@@ -8,7 +8,7 @@ from thrifty.perf import BalancerOptions, Link, Power, SplitChange, StepCurve
 
 from ._hetero_task import HeteroTask
 from ._job import BatchScaling, HeteroOptions, MembersChanged, StandbyChange, StepReport, plot_steps
-from ._order import Place, SampleOrder, Share
+from ._samples import Place, SampleOrder, Share
 from ._trainer import HeteroTrainer, balance
 from .balance._profile import profile_step
 from .balance._simulator import JobSimulation, Load, SimulatedStep, SimulatedWorker, simulate_job

@@ -33,7 +33,7 @@ from thrifty.core import (
 )
 from thrifty.pack import HyperParameters, SelfDescribing
 from thrifty.pack._state import seed_everything
-from thrifty.pack.task._metrics import as_number
+from thrifty.pack.trial._update import as_number
 from thrifty.space import Space
 
 from ._ray_space import nested
