@@ -19,9 +19,16 @@ from thrifty.pack import borrowed_streams, step_counters
 from thrifty.pack._state import seed_everything
 from thrifty.perf import StepCurve
 
-from ._batch_norm import SharedSums, Sum, WholeBatchNorm, unshared_batch_norm, whole_batch_norm
 from ._flat import Begin, FlatGradients
-from ._kept import KeptBuffers, untouched
+from ._model_state import (
+    KeptBuffers,
+    SharedSums,
+    Sum,
+    WholeBatchNorm,
+    unshared_batch_norm,
+    untouched,
+    whole_batch_norm,
+)
 
 
 Loss = Callable[[nn.Module, Any], Tensor]
