@@ -33,7 +33,7 @@ from mcp.client.stdio import StdioServerParameters
 from bench.agents.branches import random_branches
 from bench.agents.proposals import WHOLE, Proposal, proposals
 from bench.common.harness import Goal, equal, finish, parser, table
-from thrifty.space._written_config import read_config
+from thrifty.space._coordinates import read_config
 from thrifty.study import Study
 
 

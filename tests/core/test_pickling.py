@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from thrifty.core._pickling import pickled
+from thrifty.core._child import pickled
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from thrifty.graph import _sampler
 from thrifty.graph._sampler import DenseRelabeler, HashRelabeler
 from thrifty.graph.kernels import COMPILED, relabel_hashed, wrapping
-from thrifty.graph.kernels._sampling import _home
+from thrifty.graph.kernels._neighbours import _home
 
 
 pytestmark = pytest.mark.slow

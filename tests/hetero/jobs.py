@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from thrifty.hetero import HeteroOptions, HeteroTrainer, SampleOrder
-from thrifty.hetero._order import Place
+from thrifty.hetero._samples import Place
 from thrifty.perf import StepCurve
 from thrifty.testing import VirtualClock
 

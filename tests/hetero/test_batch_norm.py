@@ -14,7 +14,7 @@ from torch import nn
 from tests.hetero.memberships import ThreadCluster
 from thrifty.core import HeteroError
 from thrifty.hetero import WholeBatchNorm
-from thrifty.hetero.training._batch_norm import SharedSums, whole_batch_norm
+from thrifty.hetero.training._model_state import SharedSums, whole_batch_norm
 
 
 CHANNELS = 3

@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations
 from tests.hetero.memberships import ThreadCluster
 from thrifty.core import HeteroError, PeerLostError
 from thrifty.hetero import HeteroOptions, HeteroTrainer, SampleOrder, StepCurve
-from thrifty.hetero._order import Place
-from thrifty.hetero.training._batch_norm import SharedSums, whole_batch_norm
+from thrifty.hetero._samples import Place
+from thrifty.hetero.training._model_state import SharedSums, whole_batch_norm
 
 from .jobs import FEATURES, SAMPLES, Worker, data, distance, loss, model, sgd
 

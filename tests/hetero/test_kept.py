@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from thrifty.hetero.training._kept import KeptBuffers, untouched
+from thrifty.hetero.training._model_state import KeptBuffers, untouched
 
 
 class Owner:

@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 
 from thrifty.core import HeteroError
 from thrifty.hetero import measure_curve
+from thrifty.hetero._samples import PublicAndPrivate
 from thrifty.hetero.training._learner import Learner, Objective
-from thrifty.hetero.training._samples import PublicAndPrivate
 from thrifty.testing import VirtualClock
 
 from .jobs import data, loss, model

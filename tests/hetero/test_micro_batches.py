@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from tests.hetero.memberships import ThreadCluster
 from thrifty.core import HeteroError
 from thrifty.hetero import HeteroOptions, HeteroTask, HeteroTrainer
-from thrifty.hetero._order import Share
+from thrifty.hetero._samples import Share
 from thrifty.perf import StepCurve
 from thrifty.testing import LineTask
 

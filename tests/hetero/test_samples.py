@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from thrifty.core import HeteroError
 from thrifty.hetero import HeteroOptions, HeteroTrainer, StepCurve
-from thrifty.hetero.training._samples import PublicAndPrivate, Samples
+from thrifty.hetero._samples import PublicAndPrivate, Samples
 
 from .jobs import FEATURES, distance, model, plain_with, sgd
 

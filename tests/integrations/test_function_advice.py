@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import thrifty as th
 from tests.integrations import _settings
 from thrifty.core import StateError
-from thrifty.core._pickling import pickled
+from thrifty.core._child import pickled
 
 
 ROWS = torch.linspace(-1, 1, 32)[:, None]

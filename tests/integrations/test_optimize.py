@@ -18,9 +18,9 @@ import torch
 import thrifty as th
 from tests.study.processes import run_script
 from thrifty.core import StateError, StudyMismatchError, TaskError, UsageError
-from thrifty.integrations.functions import _objective, _objective_suggestions, _suspended
+from thrifty.integrations.functions import _exploration_main, _loop_trial, _objective
+from thrifty.integrations.functions._exploration_main import ObjectiveAsker
 from thrifty.integrations.functions._objective import ObjectiveRun, end_waiting
-from thrifty.integrations.functions._objective_suggestions import ObjectiveAsker
 from thrifty.integrations.functions._optimize import what_would_be_shared
 from thrifty.search import History, Stop, StoppingASHA
 from thrifty.study import TrialResult
@@ -537,7 +537,7 @@ def test_an_objective_is_asked_no_longer_than_it_suggests(tmp_path):
 
 
 def test_an_objective_that_suggests_nothing_in_time(monkeypatch):
-    monkeypatch.setattr(_objective_suggestions, "FIRST_S", 0.3)
+    monkeypatch.setattr(_exploration_main, "FIRST_S", 0.3)
     with pytest.raises(TaskError, match="has suggested nothing in"):
         ObjectiveAsker(lambda trial: time.sleep(60), name="late").suggested({})
 
@@ -656,7 +656,7 @@ def test_runs_that_wait_are_few():
 
 
 def test_a_run_that_does_not_end_is_said(monkeypatch, caplog):
-    monkeypatch.setattr(_suspended, "END_S", 0.01)
+    monkeypatch.setattr(_loop_trial, "END_S", 0.01)
     release = threading.Event()
 
     def busy(trial):

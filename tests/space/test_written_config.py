@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from tests.strategies import seeds, spaces
 from thrifty.core import SpaceError
 from thrifty.space import Branched, Choice, Constant, Coordinates, Float, Int, Space, Step
-from thrifty.space._written_config import fill_config
+from thrifty.space._coordinates import fill_config
 
 
 def completed(space, given, seed=0):

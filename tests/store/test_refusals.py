@@ -19,7 +19,7 @@ from thrifty.cli import _app
 from thrifty.core import StoreError, StoreUnreachableError, StoreWriteError
 from thrifty.search import GridSearch
 from thrifty.store import Store
-from thrifty.store._refusals import refusal
+from thrifty.store._address import refusal
 from thrifty.study import Storage
 
 

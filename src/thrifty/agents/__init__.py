@@ -16,7 +16,7 @@ from .documents import (
 
 
 if TYPE_CHECKING:
-    from thrifty.space._written_config import read_config as read_config
+    from thrifty.space._coordinates import read_config as read_config
 
     from ._store_documents import (
         act_document as act_document,
@@ -54,7 +54,7 @@ _HOMES = {
     "logs_document": "_store_documents",
     "importance_document": "_study_documents",
     "plan_document": "_study_documents",
-    "read_config": "thrifty.space._written_config",
+    "read_config": "thrifty.space._coordinates",
     "restore_document": "_store_documents",
     "result_document": "_study_documents",
     "status_document": "_store_documents",

@@ -22,7 +22,7 @@ from pydantic import Field
 from thrifty import __version__
 from thrifty.core import StudyNotFoundError, ThriftyError, UsageError, error_text, plain_logger
 from thrifty.space import config_to_json
-from thrifty.space._written_config import read_config, whole_config
+from thrifty.space._coordinates import read_config, whole_config
 from thrifty.store import Store
 from thrifty.store._steering_requests import ask, this_user
 from thrifty.study import Study

@@ -9,7 +9,7 @@ from typing import Any
 
 from thrifty.pack.trial._trial_needs import MemoryForecast
 from thrifty.space import TimeUnit, config_to_json
-from thrifty.space._written_config import read_config, whole_config
+from thrifty.space._coordinates import read_config, whole_config
 from thrifty.store import failure_groups
 from thrifty.study import Branch, Extension, Forecast, KnownEpoch, Savings, Study, TrialResult
 from thrifty.study._importance import Level, Method

@@ -21,7 +21,7 @@ from thrifty.agents import (
     restore_document,
 )
 from thrifty.core import UsageError, plain_text
-from thrifty.space._written_config import read_config
+from thrifty.space._coordinates import read_config
 from thrifty.store import Store
 from thrifty.store._acts import Act, ActKind
 from thrifty.store._address import shell_command

@@ -22,7 +22,7 @@ from thrifty.agents import cost_document, tried_document
 from thrifty.agents._jobs import STORAGE_VARIABLE, Budget, Jobs, Studies
 from thrifty.agents.documents import CostDocument
 from thrifty.core import ThriftyError, UsageError, plain_text, require
-from thrifty.space._written_config import read_config
+from thrifty.space._coordinates import read_config
 from thrifty.store._address import read_address
 from thrifty.study import Study, TrialResult
 

@@ -54,7 +54,6 @@ from ._events import (
     StageStarted,
 )
 from ._heap import freed_at_once, gc_frozen, gc_off_at_exit, gc_paused, thaw_heap, trim_heap
-from ._log_lines import LineBuffer, LineCapture, LogLine, lines_of
 from ._prefetcher import OrderedPrefetcher
 from ._trial_log import (
     MAX_ARTIFACT_BYTES,
@@ -63,7 +62,11 @@ from ._trial_log import (
     Artifacts,
     ArtifactSink,
     Attributes,
+    LineBuffer,
+    LineCapture,
+    LogLine,
     artifact_from_json,
+    lines_of,
     storing_artifacts,
 )
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._log_lines import LogLine
-from ._trial_log import Artifact
+from ._trial_log import Artifact, LogLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from ._batch import Batch, Memory, copied
 from ._graph import Graph, as_array, checked_nodes
 from ._sampler import NeighborSampler
 from .kernels._csr import gather_bfloat16, gather_float16, gather_rows
-from .kernels._sampling import push
+from .kernels._neighbours import push
 
 
 def gather_features(

@@ -8,11 +8,11 @@ from thrifty.perf import BalancerOptions, Link, Power, SplitChange, StepCurve
 
 from ._hetero_task import HeteroTask
 from ._job import BatchScaling, HeteroOptions, MembersChanged, StandbyChange, StepReport, plot_steps
-from ._order import Place, SampleOrder, Share
+from ._samples import Place, SampleOrder, Share
 from ._trainer import HeteroTrainer, balance
 from .balance._profile import profile_step
 from .balance._simulator import JobSimulation, Load, SimulatedStep, SimulatedWorker, simulate_job
-from .training._batch_norm import WholeBatchNorm
+from .training._model_state import WholeBatchNorm
 from .workers._elastic import ElasticMembership
 from .workers._measure import Meter, PowerMeter, ZeusMeter, measure_curve
 from .workers._membership import (

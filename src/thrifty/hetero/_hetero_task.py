@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from thrifty.core import HeteroError, TrainingError, WorkerLostError
-from thrifty.core._child import Child, ChildEndedError, wait_for
-from thrifty.core._pickling import pickled
+from thrifty.core._child import Child, ChildEndedError, pickled, wait_for
 from thrifty.pack import TRAIN_LOSS, HyperParameters, Task, TaskIdentity, Trainable, task_identity
 from thrifty.pack.identity import identify
 

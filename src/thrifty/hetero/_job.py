@@ -13,7 +13,7 @@ from torch import Tensor
 from thrifty.core import HeteroError, require
 from thrifty.perf import BalancerOptions, Power, SplitChange, StepCurve
 
-from ._order import Share
+from ._samples import Share
 
 
 if TYPE_CHECKING:

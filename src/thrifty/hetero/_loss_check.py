@@ -19,9 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
 from thrifty.core import Clock, HeteroError, derive_seed, plain_logger
-from thrifty.hetero.training._kept import StateSnapshot, untouched
+from thrifty.hetero._samples import ReadSamples
 from thrifty.hetero.training._learner import Learner, Objective
-from thrifty.hetero.training._samples import ReadSamples
+from thrifty.hetero.training._model_state import StateSnapshot, untouched
 from thrifty.hetero.workers._measure import to_device
 from thrifty.pack import borrowed_streams
 from thrifty.pack._state import seed_everything

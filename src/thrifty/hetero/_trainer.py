@@ -35,10 +35,9 @@ from ._job import (
     WorkerInfo,
 )
 from ._loss_check import Inspector, LossCheck
-from ._order import Place, Share
+from ._samples import Collate, Place, PublicAndPrivate, Share
 from .balance._allocation import Allocation, Standby
 from .training._learner import Learner, Loss, Objective, Pass, Reduction, Weight, settings_digest
-from .training._samples import Collate, PublicAndPrivate
 from .workers._group import WorkerGroup
 from .workers._measure import Meter, device_of
 from .workers._membership import FixedMembership, Membership, sums_block

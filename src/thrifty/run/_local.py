@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from thrifty.core import StoreWriteError, UsageError
-from thrifty.core._child import Child, ChildEndedError, wait_for
-from thrifty.core._pickling import pickled
+from thrifty.core._child import Child, ChildEndedError, pickled, wait_for
 from thrifty.pack import ACTIVATION_DISK, Prefer, Task, Trainable
 from thrifty.store._plan_files import MAX_BASE_BYTES
 

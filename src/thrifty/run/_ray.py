@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from thrifty.core import UsageError, WorkerLostError, plain_logger, require
-from thrifty.core._pickling import pickled
+from thrifty.core._child import pickled
 from thrifty.pack import Prefer, Task, Trainable
 from thrifty.store._address import redact_root
 from thrifty.store._plan_files import MAX_BASE_BYTES

@@ -2,6 +2,7 @@
 
 from ._address import redact_url
 from ._checkpoints import CheckpointFolder
+from ._coordination import Heartbeat, Lease
 from ._records import (
     Changes,
     CheckpointAdded,
@@ -34,7 +35,6 @@ from ._reports import FailureGroup, FrameBackend, failure_groups, frame
 from ._schema import VERSION
 from ._store import Driver, Store
 from ._trial_lines import TrialLine
-from .coordination._leases import Heartbeat, Lease
 from .queries import COLUMNS, Order, Paths, StudyView, TrialFilter, Views, sortable
 from .queries._trial_queries import best_trials, nondominated
 

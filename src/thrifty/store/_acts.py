@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Engine, bindparam, insert, select, update
 from thrifty.core import Clock, plain_text
 
 from . import _schema as schema
+from ._coordination import check_exists
 from ._engine import fetch, user_errors
 from ._records import ActApplied, StudyInfo, records_of
-from .coordination._leases import check_exists
 
 
 ActKind = Literal[

@@ -32,9 +32,9 @@ from thrifty.core import CheckpointError, CheckpointRef, StoreWriteError, UsageE
 
 from . import _schema as schema
 from ._address import redact, redact_root
+from ._coordination import is_tag_of_dead, process_tag
 from ._engine import fetch, user_errors
 from ._records import artifacts_of
-from .coordination._leases import is_tag_of_dead, process_tag
 
 
 logger = plain_logger(__name__)

@@ -46,8 +46,7 @@ from thrifty.core import (
     plain_logger,
 )
 
-from ._address import read_address, redact, redact_url
-from ._refusals import refusal
+from ._address import read_address, redact, redact_url, refusal
 from ._schema import VERSION, metadata, version_table
 
 

@@ -30,6 +30,17 @@ from . import _schema as schema
 from ._acts import Act, Acts, queued
 from ._address import read_address
 from ._checkpoints import CheckpointFolder, Leftovers, remove_leftovers
+from ._coordination import (
+    Lease,
+    check_exists,
+    claim,
+    claims_of_others,
+    lock_plan,
+    next_revision,
+    release,
+    spans_of,
+    taken_over,
+)
 from ._engine import fetch, open_engine, user_errors
 from ._plans import Plans, news_of
 from ._records import Changes, LinesLogged, NodeRecord, Record, StudyInfo
@@ -37,15 +48,6 @@ from ._studies import Studies, enqueued_since
 from ._trash import KEPT_S, Garbage, Trash, collect
 from ._trial_lines import LogLines
 from ._writer import keep_last, write
-from .coordination._claims import (
-    claim,
-    claims_of_others,
-    lock_plan,
-    next_revision,
-    release,
-    spans_of,
-)
-from .coordination._leases import Lease, check_exists, taken_over
 
 
 class Curves:

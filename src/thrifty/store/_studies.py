@@ -17,6 +17,7 @@ from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
 from ._acts import write_act, write_applied
+from ._coordination import check_exists, lock_plan, standing
 from ._engine import consistent_read, fetch, user_errors
 from ._plans import news_of, threads_of
 from ._records import (
@@ -36,8 +37,6 @@ from ._records import (
 )
 from ._reports import WorkerUse, last_attributes, path_to, stored_unit, worker_use
 from ._writer import write
-from .coordination._claims import lock_plan
-from .coordination._leases import check_exists, standing
 
 
 _NEVER = 2**31 - 1

@@ -32,11 +32,10 @@ from thrifty.core import (
 
 from . import _schema as schema
 from ._checkpoints import ARTIFACT_NAME, CheckpointFolder, is_own_folder, remove_leftovers
+from ._coordination import check_exists, held_studies, is_held, lock_plan, next_revision
 from ._engine import consistent_read, fetch, user_errors
 from ._records import StudyInfo, artifacts_of, nodes_of_replicas, records_of
 from ._trial_lines import forget_lines
-from .coordination._claims import lock_plan, next_revision
-from .coordination._leases import check_exists, held_studies, is_held
 
 
 KEPT_S = 30 * 86_400.0

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, and_, bindparam, delete, func, or_, s
 from sqlalchemy.exc import SQLAlchemyError
 
 from thrifty.core import LogLine, StoreError, error_text, plain_logger
-from thrifty.core._log_lines import left_out, line_from_json
+from thrifty.core._trial_log import left_out, line_from_json
 
 from . import _schema as schema
 from ._engine import consistent_read, user_errors

@@ -14,6 +14,7 @@ from thrifty.space import config_to_json
 
 from . import _schema as schema
 from ._acts import write_applied
+from ._coordination import next_revision
 from ._records import (
     ActApplied,
     CheckpointAdded,
@@ -31,7 +32,6 @@ from ._records import (
     TrialReported,
     TrialStopped,
 )
-from .coordination._claims import next_revision
 
 
 Row = dict[str, Any]

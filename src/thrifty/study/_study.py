@@ -29,7 +29,7 @@ from thrifty.run._simulated import EpochSeconds
 from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Amount, Space, TimeUnit
 from thrifty.space._conditions import branched
-from thrifty.space._written_config import fill_config, whole_config
+from thrifty.space._coordinates import fill_config, whole_config
 from thrifty.store import FrameBackend, StudyInfo, TrialLine, frame, nondominated, redact_url
 from thrifty.store._reports import no_such_trial
 

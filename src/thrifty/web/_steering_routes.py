@@ -31,8 +31,8 @@ from thrifty.core import (
 )
 from thrifty.space import Config, Timeline, config_from_json, config_to_json
 from thrifty.space._conditions import branched
+from thrifty.space._coordinates import read_config, whole_config
 from thrifty.space._space import space_from_json
-from thrifty.space._written_config import read_config, whole_config
 from thrifty.store import Store, StudyView, Views
 from thrifty.store._acts import Act
 from thrifty.store._records import nodes_of_replicas

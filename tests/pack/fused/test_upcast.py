@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from thrifty.pack.fused._record import record
+from thrifty.pack.fused._structure import doubled, named, upcast
 from thrifty.pack.fused._tape import bind
-from thrifty.pack.fused._upcast import doubled, named, upcast
 
 
 def model_of(seed=0):

@@ -1,7 +1,7 @@
 """The inner loops, compiled by numba."""
 
 from ._csr import COMPILED, mix, read_neighbors, wrapping
-from ._sampling import choose, count_edges, free_slots, num_taken, relabel_dense, relabel_hashed
+from ._neighbours import choose, count_edges, free_slots, num_taken, relabel_dense, relabel_hashed
 
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any
 
 from thrifty.core import Clock, DivergedError, HeteroError, plain_logger
 from thrifty.hetero._job import HeteroOptions, StandbyChange, SummedNotes, WorkerInfo
-from thrifty.hetero._order import Place, SampleOrder, Share
+from thrifty.hetero._samples import Place, SampleOrder, Share
 from thrifty.hetero.workers._group import WorkerGroup
 from thrifty.perf import (
     Balancer,

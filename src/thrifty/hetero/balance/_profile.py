@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from thrifty.core import Clock, HeteroError, SystemClock, fingerprint, plain_logger
+from thrifty.hetero._samples import Samples
 from thrifty.hetero.training._flat import gradient_buckets, median_shape
 from thrifty.hetero.training._learner import Loss
-from thrifty.hetero.training._samples import Samples
 from thrifty.hetero.workers._measure import device_of, to_device
 from thrifty.pack import borrowed_streams, out_of_memory
 from thrifty.perf import Precision, StepProfile

@@ -12,17 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from thrifty.core import Clock, HeteroError
-from thrifty.hetero._order import Share
+from thrifty.hetero._samples import PublicAndPrivate, ReadSamples, Share
 from thrifty.hetero.workers._measure import device_of, measure_curve, to_device
 from thrifty.hetero.workers._membership import from_bytes, to_bytes
 from thrifty.pack import borrowed_streams, step_counters
 from thrifty.pack._state import seed_everything
 from thrifty.perf import StepCurve
 
-from ._batch_norm import SharedSums, Sum, WholeBatchNorm, unshared_batch_norm, whole_batch_norm
 from ._flat import Begin, FlatGradients
-from ._kept import KeptBuffers, untouched
-from ._samples import PublicAndPrivate, ReadSamples
+from ._model_state import (
+    KeptBuffers,
+    SharedSums,
+    Sum,
+    WholeBatchNorm,
+    unshared_batch_norm,
+    untouched,
+    whole_batch_norm,
+)
 
 
 Loss = Callable[[nn.Module, Any], Tensor]

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from thrifty.core import SpaceError, TaskError, UsageError, error_text, plain_logger
-from thrifty.core._child import Child, ChildEndedError, wait_for
-from thrifty.core._pickling import pickled
+from thrifty.core._child import Child, ChildEndedError, pickled, wait_for
 from thrifty.pack import SelfDescribing
 from thrifty.space import Choice, Condition, Domain, Float, Int, Schedule, Space, Timeline
 

@@ -32,8 +32,7 @@ from thrifty.pack.task._task import unread
 from thrifty.space import Choice, Domain, Float, Int, Space
 
 from ._exploration import any_value, explored
-from ._loop_trial import is_in
-from ._suspended import SuspendedCall
+from ._loop_trial import SuspendedCall, is_in
 
 
 logger = plain_logger(__name__)

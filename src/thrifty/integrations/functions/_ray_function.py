@@ -33,11 +33,11 @@ from thrifty.core import (
 )
 from thrifty.pack import HyperParameters, SelfDescribing
 from thrifty.pack._state import seed_everything
-from thrifty.pack.task._metrics import as_number
+from thrifty.pack.trial._update import as_number
 from thrifty.space import Space
 
+from ._loop_trial import SuspendedCall, call_of_this_thread
 from ._ray_space import nested
-from ._suspended import SuspendedCall, call_of_this_thread
 
 
 logger = plain_logger(__name__)

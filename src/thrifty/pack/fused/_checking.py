@@ -34,8 +34,7 @@ from ._fusable import UnfusableError
 from ._member import FusedTrial
 from ._row_state import RowState
 from ._step import Experiment, check_same, evaluate_alone, run_packed, train_alone
-from ._structure import Structure
-from ._upcast import doubled, upcast
+from ._structure import Structure, doubled, upcast
 
 
 TOLERANCE = 1e-8

@@ -34,8 +34,7 @@ from ._step import (
     stacked,
     train_alone,
 )
-from ._structure import Recorded, Structure
-from ._upcast import doubled
+from ._structure import Recorded, Structure, doubled
 
 
 NUM_ROWS = 5

@@ -17,7 +17,7 @@ from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._state import seed_everything
 from thrifty.pack.task._data import Source, samples_of, valid_batches
 from thrifty.pack.task._data_contents import Samples
-from thrifty.pack.task._metrics import MetricSums
+from thrifty.pack.trial._update import MetricSums
 from thrifty.pack.verify import (
     CheckBudget,
     SoloTimes,

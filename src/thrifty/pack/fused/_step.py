@@ -18,9 +18,8 @@ from thrifty.pack.task._task import Task
 from ._fusable import UnfusableError, dropout_rates
 from ._packed import corner
 from ._randomness import Randomness, fill
-from ._structure import Recorded, Structure, Variant, in_order
+from ._structure import Recorded, Structure, Variant, in_order, named, upcast
 from ._tape import bind
-from ._upcast import named, upcast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,22 @@
-"""Structures: what the trials of a fused pack have in common, with the programs recorded for it."""
+"""Structures: what the trials of a fused pack have in common, with the programs recorded for it.
+
+They are compared in double precision beside a frozen base in single precision, which is never held
+twice (``upcast``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from thrifty.core import freed_at_once
-from thrifty.pack._frozen import copy_of
+from thrifty.pack._frozen import copy_of, storage_address
 from thrifty.pack._state import step_counters
 from thrifty.pack.task._task import Task
 from thrifty.pack.verify import KnownRounding
@@ -20,9 +25,8 @@ from . import rules as rules
 from ._fusable import UnfusableError, dropouts, follows_rate_itself, numbers_of
 from ._packed import EachItsOwnMask, Group, Layout, Packed
 from ._randomness import DropoutMask, Randomness, TrialValue, plain
-from ._record import Program, record
-from ._tape import written_inputs
-from ._upcast import upcast
+from ._record import VIEWS, Program, record
+from ._tape import writes_into, written_inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,3 +395,84 @@ def _scalar(group: Group, value: Any, what: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.reshape(1).expand(group.size)
     raise UnfusableError(f"{what} is a {type(value).__name__}, not worked out by torch")
+
+
+_to_copy: Any = torch.ops.aten._to_copy.default
+
+
+def upcast(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
+    """Compute in double precision with some tensors that are stored in a lower one.
+
+    Within the context, a call that reads one of them gets copies in double precision of all that it
+    reads, which are freed after the call. So a whole model may be compared in double precision,
+    with little more memory than its largest tensor takes.
+
+    Raises:
+        RuntimeError: Within the context, a call writes into one of them.
+    """
+    lower = [t for t in tensors if t.dtype.is_floating_point and t.dtype != torch.float64]
+    return _Upcast(lower) if lower else nullcontext()
+
+
+def doubled(model: torch.nn.Module, *, besides: Collection[str]) -> torch.nn.Module:
+    """Convert a model to double precision in place, besides some of its tensors."""
+    if not besides:
+        return model.double()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name not in besides and tensor.dtype.is_floating_point:
+            tensor.data = tensor.data.double()
+    return model
+
+
+def named(model: torch.nn.Module, names: Collection[str]) -> list[torch.Tensor]:
+    """Return some parameters and buffers of a model."""
+    own = (*model.named_parameters(), *model.named_buffers())
+    return [tensor for name, tensor in own if name in names]
+
+
+class _Upcast(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that knows the tensors by their memory, so that it knows views of them."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tensors = tuple(tensors)  # kept, so that no other tensor gets their memory
+        self._places = {storage_address(tensor) for tensor in self._tensors}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in VIEWS or func.is_view or func is _to_copy:
+            return func(*args, **kwargs)
+        if not any(map(self._is_lower, pytree.tree_leaves((args, kwargs)))):
+            return func(*args, **kwargs)
+        written = writes_into(func, args, kwargs)
+        if any(map(self._is_lower, written)):
+            raise RuntimeError(f"{func.name()} writes into a tensor that is to stay as it is")
+        stays = set(map(id, written))
+
+        def up(value: Any) -> Any:
+            """Copy in double precision: a product, say, takes no two precisions."""
+            if not _is_single(value) or id(value) in stays:
+                return value
+            # `double` would be recorded as `to`, which counts as a view, since it may be one.
+            return _to_copy(value, dtype=torch.float64)
+
+        return func(*pytree.tree_map(up, args), **pytree.tree_map(up, kwargs))
+
+    def _is_lower(self, value: Any) -> bool:
+        if not _is_single(value):
+            return False
+        if storage_address(value) not in self._places:
+            # A call that takes a shared tensor's address for writing gives it memory of its own.
+            self._places = {storage_address(tensor) for tensor in self._tensors}
+        return storage_address(value) in self._places
+
+
+def _is_single(value: Any) -> bool:
+    """Return whether a value is a tensor of real numbers in less than double precision."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype.is_floating_point
+        and value.dtype != torch.float64
+    )

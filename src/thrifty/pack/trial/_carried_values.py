@@ -2,25 +2,28 @@
 
 A comparison of one trial says nothing about another one that carries more: code that a value of a
 hyper-parameter switches on, or an epoch that comes later.
+
+Some values change nothing yet, but code goes by them. A counter of patience ends a trial after many
+epochs; the schedule of an optimizer lowers the rate in one of them. A comparison of a few steps
+does not show that a restored trial has lost them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from thrifty.pack._backend import Member
-from thrifty.pack.identity import vars_of
+from thrifty.pack.identity import Place, reach, vars_of
 from thrifty.pack.task._data import datasets_of
-from thrifty.pack.verify import content_of, contents_of
+from thrifty.pack.verify import UsedNames, content_of, contents_of, same, used_names
 
-from ._later_effects import attributes, identifier
 from ._probes import Trial
-from ._trial import TaskTrial
+from ._trial import TaskTrial, TrainableTrial
 
 
 _HOOKS = (
@@ -177,3 +180,125 @@ def place_in(file: io.IOBase) -> Any:
 
 def _num_hooks(owner: Any) -> tuple[int, ...]:
     return tuple(len(getattr(owner, name, None) or ()) for name in _HOOKS)
+
+
+OF_TASK = ("data", "model", "optimizer", "__init__")
+"""Methods of a ``Task`` that run before training."""
+OF_TRAINABLE = ("setup", "state", "load_state", "__init__")
+"""Methods of a ``Trainable`` that run before training, or only carry its state."""
+
+PLAIN = (bool, int, float, str)
+"""Types of variables that no code keeps as a table of what it has computed before."""
+
+
+_OF_CODE = (" (closure)", " (default)", " (argument)", " (local)")
+"""Notes on variables of functions and generators that attributes hold."""
+
+
+def act_later(
+    live: TaskTrial | TrainableTrial,
+    names: Sequence[str],
+    *,
+    restored: TaskTrial | TrainableTrial,
+    shared: Iterable[Place],
+    first: Mapping[str, Any],
+) -> list[str]:
+    """Return those values that code uses, so that a trial which has lost them may part later.
+
+    A value that is only counted, noted or shown is not used, and one that is as it was when the
+    trial began is no state (the name of a file, the time of a start). A table that trials share may
+    be a memo, which a restored trial has filled anew with the same results.
+
+    Args:
+        live: A trial that has them.
+        names: Names of values outside of its checkpoint.
+        restored: A trial that has lost them, or had to make them anew.
+        shared: The variables that trials share.
+        first: What ``attributes`` returned when the trial began.
+    """
+    held = [name for name in names if identifier(name) not in live.task.not_state]
+    if not held:
+        return []
+    used, now, anew = _used_in(live), attributes(live), attributes(restored)
+    held = [
+        name
+        for name in held
+        if (name not in first or first[name] != now.get(name))
+        and not _is_memo(now.get(name), anew.get(name))
+    ]
+    tables = {place.name for place in shared if not isinstance(place.get(), PLAIN)}
+    return [
+        name
+        for name in held
+        if (name not in tables and _is_used(name, used)) or _is_of_torch(name, live, restored)
+    ]
+
+
+def attributes(trial: TaskTrial | TrainableTrial) -> dict[str, Any]:
+    """Return stand-ins for the values of a trial's attributes, by name."""
+    objects: dict[str, Any] = {"self": trial.task}
+    if isinstance(trial, TaskTrial):
+        objects |= {"model": trial.model, **trial.optimizers.torch}
+    return contents_of(objects)
+
+
+def identifier(name: str) -> str:
+    """Return the last identifier in the name of a place.
+
+    >>> [identifier(name) for name in ("model.calls (a buffer)", "self.others[0].slow", "T['n']")]
+    ['calls', 'slow', 'T']
+    """
+    plain = name.partition(" ")[0].partition("['")[0].partition("(")[0]
+    return plain.rpartition(".")[2].partition("[")[0]
+
+
+def _is_memo(now: Any, anew: Any) -> bool:
+    """Return whether a mapping has all that another one has, and more.
+
+    Both are stand-ins: a length, followed by pairs of a key and a value.
+    """
+    if not isinstance(now, list) or not isinstance(anew, list) or len(anew) < 2:
+        return False
+    pairs = [*now[1:], *anew[1:]]
+    return all(isinstance(each, tuple) for each in pairs) and all(p in now[1:] for p in anew[1:])
+
+
+def _is_used(name: str, used: UsedNames) -> bool:
+    if name.endswith(_OF_CODE):  # what calls the function does not name its variables
+        return True
+    own = name.startswith(("self.", "model.", "optimizer.", "task."))
+    names = used.attributes if own else used.attributes | used.variables
+    return identifier(name) in names
+
+
+def _used_in(live: TaskTrial | TrainableTrial) -> UsedNames:
+    """Return the names that the code of training and evaluation uses."""
+    preparing = OF_TASK if isinstance(live, TaskTrial) else OF_TRAINABLE
+    found = [*reach({"self": live.task}, without=preparing).functions]
+    if isinstance(live, TaskTrial):
+        found += reach({"model": live.model, **live.optimizers.torch}).functions
+    bases = type(live.task).__mro__
+    left_out = [vars(kind).get(name) for kind in bases for name in preparing]
+    functions = (each.value for each in found)
+    return used_names(f for f in functions if f not in left_out and f.__name__ != "__init__")
+
+
+def _is_of_torch(
+    name: str, live: TaskTrial | TrainableTrial, restored: TaskTrial | TrainableTrial
+) -> bool:
+    """Return whether a value belongs to a schedule or a scaler of torch in another state."""
+    owner, other = _owner_of(name, live.task), _owner_of(name, restored.task)
+    if not type(owner).__module__.startswith(("torch.optim.", "torch.amp.", "torch.cuda.amp.")):
+        return False
+    if hasattr(owner, "state_dict") and type(owner) is type(other):
+        return not same(owner.state_dict(), other.state_dict())
+    return True
+
+
+def _owner_of(name: str, task: Any) -> Any:
+    """Return the object that has an attribute such as ``self.schedule.last_epoch``."""
+    root, *path = name.partition(" ")[0].split(".")
+    owner: Any = task if root == "self" else None
+    for part in path[:-1]:
+        owner = vars_of(owner).get(part)
+    return None if owner is task else owner

@@ -24,7 +24,6 @@ from thrifty.pack.identity._contents import Names
 from thrifty.pack.identity._values import Values
 from thrifty.pack.task._data import Batch, Source, open_source, steps_of, valid_batches
 from thrifty.pack.task._followed_optimizer import FollowedOptimizers
-from thrifty.pack.task._metrics import check_metrics
 from thrifty.pack.task._sources import Sources, sources_of
 from thrifty.pack.task._step_options import names_with_averages
 from thrifty.pack.task._streams import check_stream, token_files
@@ -37,6 +36,7 @@ from thrifty.pack.task._task import (
     own_task,
     task_identity,
 )
+from thrifty.pack.trial._update import check_metrics
 from thrifty.pack.verify import MadeOnce, Probe, as_it_was, own_tensors, same, stand_in
 
 from ._state_messages import drawn_once, shifted

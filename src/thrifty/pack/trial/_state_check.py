@@ -17,10 +17,9 @@ from thrifty.pack.task._task import SelfDescribing, Task, Trainable
 from thrifty.pack.verify import CheckBudget, training_places
 
 from ._carried_values import moved, options_of, values_of
-from ._comparison import Case, Comparer, kind_of
+from ._comparison import Case, Comparer, SharedVariables, kind_of
 from ._made_check import MAX_FREE_CHECKS, MadeCheck, new_trial
 from ._probes import Trial
-from ._shared_variables import SharedVariables
 from ._state_messages import WarnOnce, no_memory, no_time_to_train
 from ._trial import TaskTrial
 

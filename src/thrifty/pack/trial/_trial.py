@@ -43,7 +43,6 @@ from thrifty.pack._state import (
 )
 from thrifty.pack.task._data import Batch, Source, valid_batches
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer, FollowedOptimizers
-from thrifty.pack.task._metrics import MetricSums, as_number, check_metrics
 from thrifty.pack.task._optimizer import Optimizer
 from thrifty.pack.task._sources import sources_of
 from thrifty.pack.task._step_options import (
@@ -67,6 +66,7 @@ from thrifty.pack.task._task import (
     own_task,
 )
 from thrifty.pack.task._trial_stream import TrialStream
+from thrifty.pack.trial._update import MetricSums, as_number, check_metrics
 from thrifty.pack.verify import Watch
 
 from ._update import Update

@@ -1,19 +1,24 @@
-"""One optimizer step of one trial: precision, parts of a batch, clipping, averages, own steps."""
+"""One optimizer step of one trial, and the loss and metrics that its task returns.
+
+A step has a precision, parts of a batch, clipping, averages, and steps of the task's own. Metrics
+are checked, weighted by samples, and summed in float64.
+"""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from thrifty.core import TaskError
 from thrifty.pack.task._data import Batch
 from thrifty.pack.task._followed_optimizer import FollowedOptimizers
-from thrifty.pack.task._metrics import check_loss
 from thrifty.pack.task._step_options import EMA, Average, StepOptions, cast_batch, split_batch
 from thrifty.pack.task._task import Task, lent_optimizers
 
@@ -277,3 +282,127 @@ def _shown(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}"
     return f"a {type(value).__name__}"
+
+
+def check_loss(loss: Any, *, task: str) -> torch.Tensor:
+    """Return a training loss.
+
+    Args:
+        loss: The value that ``loss`` has returned.
+        task: The name of the task, for the message.
+
+    Raises:
+        TaskError: It is not a tensor of one element.
+
+    >>> check_loss(0.5, task="Digits")
+    Traceback (most recent call last):
+    ...
+    thrifty.TaskError: Digits.loss returned a float (0.5); return the
+        mean of the batch as a tensor of one element, without .item()
+    """
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    raise TaskError(
+        f"{task}.loss returned {_described(loss)}; return the mean of the batch as a tensor of "
+        "one element, without .item()"
+    )
+
+
+def check_metrics(metrics: Any, *, task: str, method: str = "metrics") -> Mapping[str, Any]:
+    """Return metrics by name.
+
+    Args:
+        metrics: The value that a method of a task has returned.
+        task: The name of the task, for the message.
+        method: The name of the method.
+
+    Raises:
+        TaskError: They are not a mapping to numbers or tensors of one element.
+
+    >>> check_metrics({"accuracy": "0.91"}, task="Digits")
+    Traceback (most recent call last):
+    ...
+    thrifty.TaskError: Digits.metrics returned a str ('0.91') as
+        'accuracy'; each metric is a number or a tensor of one element: the mean of the batch
+    """
+    if not isinstance(metrics, Mapping):
+        raise TaskError(
+            f"{task}.{method} returned {_described(metrics)}; return a dict of metrics by name, "
+            "such as {'accuracy': accuracy}"
+        )
+    for name, value in metrics.items():
+        if not _is_number(value):
+            raise TaskError(
+                f"{task}.{method} returned {_described(value)} as {name!r}; each metric is a "
+                "number or a tensor of one element: the mean of the batch"
+            )
+    return metrics
+
+
+def as_number(value: Any) -> float:
+    """Return a metric that has been checked as a number."""
+    return float(value.item() if isinstance(value, torch.Tensor | np.ndarray) else value)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    if isinstance(value, np.ndarray):
+        return value.size == 1 and value.dtype.kind in "biuf"
+    return isinstance(value, Real | np.bool_)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
+    if value is None:
+        return "nothing"
+    text = repr(value)
+    return f"a {type(value).__name__} ({text if len(text) <= 40 else text[:40] + '...'})"
+
+
+class MetricSums:
+    """Sums of metrics in double precision, each batch weighted by its number of samples.
+
+    A value is a number, a tensor of one element, or a tensor with one element per trial. Equal
+    values of the batches give means that are equal to the last bit, in any of these forms.
+
+    >>> sums = MetricSums()
+    >>> sums.add({"accuracy": 0.5}, num=3)
+    >>> sums.add({"accuracy": torch.tensor(1.0)}, num=1)
+    >>> sums.means()
+    {'accuracy': 0.625}
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] = {}
+        self._nums: dict[str, int] = {}
+
+    def add(self, metrics: Mapping[str, Any], *, num: int) -> None:
+        """Add the metrics of a batch with ``num`` samples."""
+        for name, value in metrics.items():
+            # keep a tensor on its device: reading it would wait for the device at each batch
+            weighted = _double(value) * num
+            known = self._sums.get(name)
+            self._sums[name] = weighted if known is None else known + weighted
+            self._nums[name] = self._nums.get(name, 0) + num
+
+    def means(self) -> dict[str, float]:
+        """Return the means of one trial."""
+        return {name: float(total) / self._nums[name] for name, total in self._sums.items()}
+
+    def rows(self, size: int) -> list[dict[str, float]]:
+        """Return the means of the first ``size`` of several trials."""
+        table = {name: total.tolist() for name, total in self._sums.items()}
+        return [
+            {name: values[row] / self._nums[name] for name, values in table.items()}
+            for row in range(size)
+        ]
+
+
+def _double(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return as_number(value)
+    value = value.detach()
+    # MPS devices have no double precision
+    return (value.cpu() if value.device.type == "mps" else value).double()

@@ -16,12 +16,12 @@ from thrifty.core import Artifact, SystemClock, UsageError
 from thrifty.store import _schema as schema
 from thrifty.store._acts import Act
 from thrifty.store._address import redact_url
+from thrifty.store._coordination import standing
 from thrifty.store._engine import fetch, forbid_writing, open_engine, user_errors
 from thrifty.store._records import artifacts_by_name, attributes_of, records_of
 from thrifty.store._reports import AttributesByNode, last_attributes, path_to, shown_state
 from thrifty.store._trash import Deleted, Trash
 from thrifty.store._trial_lines import TrialLine, lines_along
-from thrifty.store.coordination._leases import standing
 
 from ._trial_queries import TrialSamples, TrialViews, counting
 

@@ -1,1 +1,0 @@
-"""Coordination of several drivers on one plan: leases, claims, turns."""
