@@ -319,9 +319,30 @@ def test_what_depends_on_the_batch_and_the_base_alone_is_computed_once():
     assert not any(shape[-1] == WIDTH and shape[0] == 3 and len(shape) == 3 for shape in shapes[:2])
 
 
+class MostlyTrained(Headed):
+    def network(self, hp):
+        model = Net()
+        model.head = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, 1))
+        return model
+
+
 def test_trials_on_other_batches_multiply_the_base_by_the_rows_of_all():
     trials = [Trial(config={"lr": 0.01 * k}, seed=k) for k in (1, 2, 3)]
-    assert products(under_way(Headed(), trials)).count((24, WIDTH)) == 2
+    assert products(under_way(MostlyTrained(), trials)).count((24, WIDTH)) == 2
+
+
+def test_trials_that_see_the_same_batches_have_a_block_if_most_is_computed_once_for_them():
+    trials = [Trial(config={"lr": 0.01 * k}, seed=k // 2) for k in (2, 3, 4, 5)]
+    backend = under_way(Headed(), trials)
+    blocks = list({id(b): b for b in backend._home.values()}.values())
+    assert [[t.seed for t in block.trials] for block in blocks] == [[1, 1], [2, 2]]
+    for epoch, number in ((0, 3), (1, 2)):
+        backend.stack(9 + epoch, Trial(config={"lr": 0.1}, seed=1, start=epoch).member)
+        assert len({id(b) for b in backend._home.values()}) == number
+        backend.release(9 + epoch)
+    assert_same(
+        together(fused(Headed()), trials, at_once=3), alone(Headed(), trials), tolerance=DOUBLE
+    )
 
 
 def test_a_block_holds_the_base_once():

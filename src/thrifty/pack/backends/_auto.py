@@ -112,7 +112,9 @@ class AutoBackend(Backend):
         if trial.why_special and not trial.stays_alone:
             trial.stays_alone = True
             self._say(trial.why_special)
-        if not self._goes_fused(slot, trial, member.values, num_epochs=num_epochs):
+        if not self._goes_fused(
+            slot, trial, member.values, epoch=member.epoch, num_epochs=num_epochs
+        ):
             self._plain.place(slot, trial)
             self._where[slot] = self._plain
 
@@ -129,7 +131,7 @@ class AutoBackend(Backend):
             trial = self._plain.trial(slot)
             if self._fused is not None and trial is not None:
                 num_epochs = 1 if plan.stop is None else max(1, plan.stop - plan.epoch)
-                self._goes_fused(slot, trial, plan.values, num_epochs=num_epochs)
+                self._goes_fused(slot, trial, plan.values, epoch=plan.epoch, num_epochs=num_epochs)
             elif self._where[slot] is self._fused and self._prefer == "auto":
                 error = guarded(partial(self._may_go_back, slot))
                 if error is not None:
@@ -236,7 +238,13 @@ class AutoBackend(Backend):
         return self._judge.calibration(self._fused.trial(slot))
 
     def _goes_fused(
-        self, slot: int, trial: FusedTrial, values: Mapping[str, Any], *, num_epochs: int
+        self,
+        slot: int,
+        trial: FusedTrial,
+        values: Mapping[str, Any],
+        *,
+        epoch: int,
+        num_epochs: int,
     ) -> bool:
         """Place a trial in the fused back-end if it belongs there, and return whether it does."""
         assert self._fused is not None
@@ -253,7 +261,7 @@ class AutoBackend(Backend):
                 )
                 if not wins and self._prefer == "auto":
                     return False
-                self._fused.place(slot, trial, values)
+                self._fused.place(slot, trial, values, epoch=epoch)
         except UnfusableError as error:
             self._say(str(error))
             return False

@@ -24,7 +24,14 @@ from thrifty.pack._frozen import written
 from thrifty.pack._state import State
 from thrifty.pack.fused._activations import ActivationStore, activation_store
 from thrifty.pack.fused._block import Block
-from thrifty.pack.fused._fusable import UnfusableError, check_memory, family, has_base, kin
+from thrifty.pack.fused._fusable import (
+    UnfusableError,
+    check_memory,
+    family,
+    has_base,
+    has_trunk,
+    kin,
+)
 from thrifty.pack.fused._member import ArrayFeed, Feed, FeedError, FusedTrial, IteratorFeed
 from thrifty.pack.fused._row_state import steps_taken
 from thrifty.pack.fused._step import BlockOptions, denormals_flushed
@@ -132,8 +139,19 @@ class FusedBackend(Backend):
             trial.look_again()
         return trial
 
-    def place(self, slot: int, trial: FusedTrial, values: Mapping[str, Any]) -> None:
-        """Give a prepared trial its slot. Raises as ``stack`` does."""
+    def place(
+        self, slot: int, trial: FusedTrial, values: Mapping[str, Any], *, epoch: int | None = None
+    ) -> None:
+        """Give a prepared trial its slot. Raises as ``stack`` does.
+
+        Args:
+            slot: The slot.
+            trial: The trial.
+            values: Its hyper-parameters.
+            epoch: The epoch that it takes next, if it has been trained elsewhere.
+        """
+        if epoch is not None:
+            trial.next_epoch = epoch
         self._place(trial, values)
         self._trials[slot] = trial
 
@@ -385,7 +403,10 @@ class FusedBackend(Backend):
         optimizer = self._ready_optimizer(trial, values)
         blocks = self._blocks.setdefault(key if host is None else host, [])
         batch_size = trial.batch_size(values)
-        block = next((b for b in blocks if b.takes(batch_size)), None)
+        apart = bool(trial.frozen) and has_trunk(trial.model)
+        block = next(
+            (b for b in blocks if b.takes(batch_size) and (not apart or b.is_beside(trial))), None
+        )
         is_first = not blocks
         if block is None:
             options = self._options_of(key if host is None else host)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -113,6 +113,17 @@ class Block:
         return len(self.trials) < self.capacity and max(sizes) <= self._options.max_padding * min(
             sizes
         )
+
+    def is_beside(self, trial: FusedTrial) -> bool:
+        """Return whether another trial sees the batches that all trials of the block see.
+
+        A frozen trunk computes these once for all of them.
+        """
+
+        def batches(one: FusedTrial) -> Hashable:
+            return one.seed, one.next_epoch, one.batch_size(one.plan_values)
+
+        return all(batches(each) == batches(trial) for each in self.trials)
 
     def add(self, trial: FusedTrial) -> None:
         """Give a trial the next row; the tensors of its module become views of that row."""

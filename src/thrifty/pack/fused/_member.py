@@ -118,6 +118,7 @@ class FusedTrial(TaskTrial):
         idle_moments: Optimizer state of the parameters that its block does not train, by name.
         layouts: Memory layout that each tensor had before it became part of a row, by name.
         stays_alone: Whether the trial must not join a block.
+        next_epoch: The epoch that it takes after the present one, or first.
         num_unverified: Number of its most recent epochs that no check has followed yet.
         is_step_verified: Whether a check has passed since the trial joined its block, with no
             change since then.
@@ -168,6 +169,7 @@ class FusedTrial(TaskTrial):
         """Build the model and the optimizer."""
         super().begin(member)
         self.plan_values = member.values
+        self.next_epoch = member.epoch
         self._options: Sequence[Options] = ()
         if not self.why_special:
             self._options = [self.followed.options(member.values)]
@@ -303,6 +305,7 @@ class FusedTrial(TaskTrial):
         table = self.option_table(plan)
         _check_momentum(table)
         self.plan, self.plan_values = plan, plan.values
+        self.next_epoch = plan.epoch + 1
         self.is_trained = True
         self.feed = feed
         self.rates = dropout_rates(self.model)
