@@ -45,6 +45,7 @@ EFFORTS: dict[str, tuple[Effort, Effort, Effort]] = {
     "ASHA": (FULL, FULL, FULL),
     "BOSS KDE, widest": (FULL, FULL, FULL),
     "SS asynchronous": (FULL, FULL, FULL),
+    "published BOSS": (FULL, FULL, FULL),
     "Hyperband": (FULL, FULL, FULL),
     "random search": (FULL, FULL, FULL),
     "Syne Tune ASHA": (FULL, FULL, FULL),
