@@ -1,13 +1,13 @@
 """Gyro dropout: time that block-wise gyro saves in a training step, and accuracy of either form.
 
-    python -m bench.bench_gyro [--quick] [--device cuda] [--fit] [--only speed|accuracy|numbers]
+    python -m bench.bench_gyro [--quick] [--device cuda] [--fit] [--only PART]
 
 Speed: perceptrons of three hidden layers and the feed-forward layer of a Transformer, with forward,
 backward and SGD. Gyros and ``nn.Dropout`` alternate in one process for each width.
 
 Accuracy: thrifty studies (packed), with rates chosen on validation data and errors on test data
-over five seeds. *numbers* is the same for other numbers of subnetworks than the paper's. The data
-are read from ``$THRIFTY_DATA``.
+over five seeds. *numbers* is the same for other numbers of subnetworks than the paper's, *cycles*
+for subnetworks that each have their turn several times. The data are read from ``$THRIFTY_DATA``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NUMBERS_OF = ("MLP, MNIST", "MLP, digits", "SAGE, Cora")
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    options.add_argument("--only", choices=["speed", "accuracy", "numbers"])
+    options.add_argument("--only", choices=["speed", "accuracy", "numbers", "cycles"])
     options.add_argument(
         "--fit",
         action="store_true",
@@ -61,8 +61,9 @@ def main() -> None:
     if args.only in {None, "accuracy"}:
         figures["accuracy"], more = accuracy(workers=args.workers, quick=args.quick)
         goals += more
-    if args.only in {None, "numbers"}:
-        figures["numbers"] = numbers(workers=args.workers, quick=args.quick)
+    for what in ("numbers", "cycles"):
+        if args.only in {None, what}:
+            figures[what] = others(what, workers=args.workers, quick=args.quick)
     return finish("gyro", figures, goals)
 
 
@@ -194,20 +195,20 @@ def accuracy(*, workers: int, quick: bool) -> tuple[dict[str, Any], list[Goal]]:
     return results, goals
 
 
-def numbers(*, workers: int, quick: bool) -> dict[str, Any]:
-    """Run the same study with other numbers of subnetworks than the paper's.
+def others(what: str, *, workers: int, quick: bool) -> dict[str, Any]:
+    """Run the same study with other numbers of subnetworks than the paper's, or other cycles.
 
     It uses the settings where it takes a minute.
     """
 
     def run(name: str) -> dict[str, Any]:
         more = ["--quick"] if quick else []
-        return in_fresh_process("bench.gyro.setting", "--setting", name, "--numbers", *more)
+        return in_fresh_process("bench.gyro.setting", "--setting", name, "--others", what, *more)
 
     with ThreadPoolExecutor(workers) as pool:
         results = dict(zip(NUMBERS_OF, pool.map(run, NUMBERS_OF), strict=True))
     for name, found in results.items():
-        print(f"\n{name}: test error by the number of subnetworks (all/at a time), %\n")
+        print(f"\n{name}: test error by subnetworks (all/at a time/cycles), %\n")
         table(rows_of(found["methods"]))
         print(f"validation data choose {found['tuned']}")
     return results

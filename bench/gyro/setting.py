@@ -19,11 +19,14 @@ from torch import nn
 import thrifty as th
 from bench.common.processes import say_result
 from bench.gyro.workloads import (
+    CONCURRENT,
+    CYCLES,
     METHODS,
     NAMES,
     NUMBERS,
     RATES,
     SETTINGS,
+    SUBNETWORKS,
     Network,
     Setting,
     test_error,
@@ -70,16 +73,21 @@ def measure(setting: Setting, folder: str, *, seeds: Sequence[int]) -> dict[str,
     }
 
 
-def numbers(setting: Setting, folder: str, *, seeds: Sequence[int]) -> dict[str, Any]:
-    """Return errors by the number of subnetworks.
+OTHERS = {
+    "numbers": [f"gyro/{all_}/{at_once}" for all_, at_once in NUMBERS],
+    "cycles": [f"gyro/{SUBNETWORKS}/{CONCURRENT}/{cycles}" for cycles in CYCLES],
+}
+"""Other numbers of subnetworks than the paper's, and other cycles."""
 
-    Dropout is reported beside them, and the numbers that validation data would choose.
+
+def others(
+    setting: Setting, folder: str, *, methods: Sequence[str], seeds: Sequence[int]
+) -> dict[str, Any]:
+    """Return errors of some methods.
+
+    Dropout is reported beside them, and the method that validation data would choose.
     """
-    names = [
-        f"{method} {rate}"
-        for method in ("dropout", *(f"gyro/{all_}/{at_once}" for all_, at_once in NUMBERS))
-        for rate in RATES
-    ]
+    names = [f"{method} {rate}" for method in ("dropout", *methods) for rate in RATES]
     valid, test, _ = trained(setting, folder, names=names, seeds=seeds)
     best: dict[str, str] = {}
     for name in names:
@@ -181,18 +189,18 @@ def _timed(model: nn.Module, setting: Setting) -> tuple[float, float]:
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--setting", choices=SETTINGS, required=True)
-    options.add_argument("--numbers", action="store_true")
+    options.add_argument("--others", choices=OTHERS)
     options.add_argument("--quick", action="store_true")
     args = options.parse_args()
     torch.set_num_threads(1)
     setting = SETTINGS[args.setting]
     with tempfile.TemporaryDirectory() as folder:
+        given = setting.quick() if args.quick else setting
+        seeds = SEEDS[:2] if args.quick else SEEDS
         say_result(
-            (numbers if args.numbers else measure)(
-                setting.quick() if args.quick else setting,
-                folder,
-                seeds=SEEDS[:2] if args.quick else SEEDS,
-            )
+            others(given, folder, methods=OTHERS[args.others], seeds=seeds)
+            if args.others
+            else measure(given, folder, seeds=seeds)
         )
 
 

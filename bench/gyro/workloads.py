@@ -30,6 +30,8 @@ METHODS = ("dropout", "gyro", "legacy", "block")
 NAMES = ("none 0", *(f"{method} {rate}" for method in METHODS for rate in RATES))
 NUMBERS = ((16, 4), (64, 8), (256, 16), (1024, 32), (4096, 64))
 """Subnetworks in all and at a time: from few that are trained often to nearly plain dropout."""
+CYCLES = (1, 2, 8, 32)
+"""How often each of the paper's subnetworks has its turn."""
 Arrays = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -60,7 +62,7 @@ class Setting:
 class Network(th.Task):
     """A network whose dropout is named by ``hp.method``.
 
-    It is such as ``"gyro 0.3"`` or ``"gyro/1024/32 0.3"``.
+    It is such as ``"gyro 0.3"``, ``"gyro/1024/32 0.3"`` or, with cycles, ``"gyro/256/16/8 0.3"``.
     """
 
     eval_batch_size = 2048
@@ -72,9 +74,12 @@ class Network(th.Task):
 
     def model(self, hp: th.HyperParameters) -> nn.Module:
         method, rate = hp.method.split()
-        # "gyro/1024/32" means other numbers of subnetworks than the paper's.
+        # "gyro/1024/32" means other numbers of subnetworks than the paper's, "gyro/256/16/8" that
+        # each of them has its turn eight times.
         method, *numbers = method.split("/")
-        subnetworks, concurrent = map(int, numbers or (SUBNETWORKS, CONCURRENT))
+        given = dict(enumerate(map(int, numbers)))
+        subnetworks, concurrent = given.get(0, SUBNETWORKS), given.get(1, CONCURRENT)
+        cycles = given.get(2, 1)
         parts = self.setting.parts()
         model = self.setting.make(float(rate))
         if method not in ("none", "dropout"):
@@ -86,6 +91,7 @@ class Network(th.Task):
                 concurrent=concurrent,
                 total_steps=self.setting.epochs * -(-num // self.setting.batch_size),
                 order="legacy" if method == "legacy" else "partition",
+                cycles=cycles,
                 shared=method != "legacy",
                 group_size=self.setting.group_size if method == "block" else None,
             )
