@@ -12,11 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.nn.functional as F
 
 from thrifty.core import TaskError, require
-from thrifty.pack import HyperParameters, Task
+from thrifty.pack import HyperParameters, Task, TaskIdentity
 from thrifty.pack.task._data import Batch
+
+from ._fine_tune_losses import (
+    IGNORED,
+    accuracy_of_sequences,
+    accuracy_of_tokens,
+    check_num_labels,
+    is_even,
+    loss_of_sequences,
+    loss_of_tokens,
+)
 
 
 if TYPE_CHECKING:
@@ -24,8 +33,7 @@ if TYPE_CHECKING:
     import transformers
 
 
-IGNORED = -100
-"""The label of tokens that do not count, as everywhere in transformers."""
+_EVAL_BATCH_SIZE = 64
 
 
 class FineTune(Task):
@@ -54,7 +62,8 @@ class FineTune(Task):
             gets the results that it gets in a row of its own: tokens see no other sequence, and
             positions begin again with each. The loss is the mean over all tokens of the batch.
         batch_size: As ``Task.batch_size``.
-        eval_batch_size: As ``Task.eval_batch_size``.
+        eval_batch_size: As ``Task.eval_batch_size``. Metrics are means over all tokens (or
+            sequences) of the validation data that count, so it changes only speed and memory.
         num_labels: Number of classes, for ``kind="classification"``.
         base_seed: Seed of the base's random weights, where it is a configuration, and of a new
             classification head. All trials have the same ones.
@@ -88,6 +97,11 @@ class FineTune(Task):
     _metrics_of_outputs = True
     """``metrics`` below depends on the model's outputs alone, so padded trials may share it."""
 
+    @property
+    def _metrics_by_weight(self) -> bool:
+        """Whether validation means are over tokens, so that they do not depend on batches."""
+        return self.kind == "causal"
+
     def __init__(  # noqa: PLR0913 (one argument for each part of a task)
         self,
         model: str | Path | transformers.PretrainedConfig | Callable[[HyperParameters], Any],
@@ -98,7 +112,7 @@ class FineTune(Task):
         kind: Kind = "causal",
         packed: bool = False,
         batch_size: int | str = 8,
-        eval_batch_size: int = 64,
+        eval_batch_size: int = _EVAL_BATCH_SIZE,
         num_labels: int = 2,
         base_seed: int = 0,
         steps_per_epoch: int | None = None,
@@ -107,6 +121,14 @@ class FineTune(Task):
         peft_library(), _transformers()
         if kind not in ("causal", "classification"):
             raise TaskError(f'FineTune: kind must be "causal" or "classification", got {kind!r}')
+        if isinstance(model, torch.nn.Module):
+            raise TaskError(
+                f"FineTune: model is a {type(model).__name__}, and trials would all train this "
+                "one; give a folder that save_pretrained has written, or a function that returns "
+                "a new copy, such as lambda hp: copy.deepcopy(model)"
+            )
+        if kind == "classification" and type(self).loss is FineTune.loss:
+            check_num_labels(num_labels)
         if not isinstance(adapter, LoRA):
             what = type(adapter).__name__
             raise TaskError(f"FineTune: adapter must be a thrifty.LoRA(...), got {what}")
@@ -149,6 +171,19 @@ class FineTune(Task):
             # databases of before know no packed sequences, and have to find their trials again
             **({"packed": True} if self._is_packed else {}),
         }
+
+    def _content(self) -> TaskIdentity:
+        """Return the identity by content, with what only evaluation depends on.
+
+        What was always so has no entry, so that databases of before find their trials again.
+        """
+        found = super()._content()
+        evaluation = dict(found.evaluation)
+        if self.eval_batch_size != _EVAL_BATCH_SIZE:
+            evaluation["attribute eval_batch_size"] = str(self.eval_batch_size)
+        if self._metrics_by_weight and not is_even(self._data, batch_size=self.eval_batch_size):
+            evaluation["mean of metrics"] = "over tokens"
+        return replace(found, evaluation=evaluation)
 
     def data(self, hp: HyperParameters) -> Any:
         """Return the data."""
@@ -238,13 +273,9 @@ class FineTune(Task):
         """Return ``loss``, and ``accuracy`` of tokens or sequences."""
         ids, mask, labels = self._parts(batch)
         logits = self._logits(model, ids, mask)
-        if self.kind == "causal":
-            counts = (labels[:, 1:] != IGNORED).to(logits.dtype)
-            right = (logits[:, :-1].argmax(-1) == labels[:, 1:]).to(logits.dtype) * counts
-            accuracy = right.sum() / counts.sum()
-        else:
-            accuracy = (logits.argmax(-1) == labels).to(logits.dtype).mean()
-        return {"loss": self._loss(logits, labels), "accuracy": accuracy}
+        loss = self._loss(logits, labels)
+        accuracy = accuracy_of_tokens if self.kind == "causal" else accuracy_of_sequences
+        return {"loss": loss, "accuracy": accuracy(logits, labels)}
 
     def _parts(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Return tokens, mask (or numbers of sequences) and labels of a batch."""
@@ -271,12 +302,8 @@ class FineTune(Task):
         )
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if self.kind == "classification":
-            return F.cross_entropy(logits, labels)
-        wanted = labels[:, 1:].reshape(-1)
-        return F.cross_entropy(
-            logits[:, :-1].reshape(-1, logits.shape[-1]), wanted, ignore_index=IGNORED
-        )
+        loss = loss_of_tokens if self.kind == "causal" else loss_of_sequences
+        return loss(logits, labels)
 
     def _logits(
         self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor | None
@@ -478,7 +505,7 @@ class LoRA:
     targets: Sequence[str] | str = ("all-linear",)
     dropout: float | str = 0.0
     layers: Sequence[int] | str | None = None
-    rslora: bool = False
+    rslora: bool | str = False
     all_targets: Sequence[str] = ()
     all_layers: Sequence[int] = ()
 
@@ -529,6 +556,8 @@ class LoRA:
             raise TaskError(f"LoRA: r must be a whole number of at least 1, got {rank!r}")
         if not 0.0 <= found["dropout"] < 1.0:
             raise TaskError(f"LoRA: dropout must be in [0, 1), got {found['dropout']!r}")
+        if not isinstance(found["rslora"], bool):
+            raise TaskError(f"LoRA: rslora must be True or False, got {found['rslora']!r}")
         names = [targets] if isinstance(targets, str) else list(targets)
         if not names:
             raise TaskError('LoRA: targets is empty; name layers, such as ("q_proj", "v_proj")')
@@ -538,7 +567,7 @@ class LoRA:
             target_modules="all-linear" if names == ["all-linear"] else names,
             lora_dropout=float(found["dropout"]),
             layers_to_transform=None if layers is None else list(layers),
-            use_rslora=self.rslora,
+            use_rslora=found["rslora"],
             task_type="CAUSAL_LM" if kind == "causal" else "SEQ_CLS",
         )
         return made

@@ -43,7 +43,7 @@ from thrifty.pack._state import (
 )
 from thrifty.pack.task._data import Batch, Source, valid_batches
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer, FollowedOptimizers
-from thrifty.pack.task._metrics import MetricSums, as_number, check_metrics
+from thrifty.pack.task._metrics import MetricSums, as_number, check_metrics, weight_of
 from thrifty.pack.task._optimizer import Optimizer
 from thrifty.pack.task._sources import sources_of
 from thrifty.pack.task._step_options import (
@@ -563,7 +563,7 @@ def evaluate(
     seed: int,
     cast: Callable[[Batch], Batch] = _as_it_is,
 ) -> dict[str, float]:
-    """Return the task's metrics over the validation set, each batch weighted by its samples.
+    """Return the task's metrics over the validation set, each batch weighted by what counts in it.
 
     Args:
         task: The task.
@@ -578,7 +578,7 @@ def evaluate(
     with torch.no_grad():
         for batch, num in valid_batches(source, batch_size=task.eval_batch_size):
             found = check_metrics(task.metrics(model, cast(batch)), task=type(task).__name__)
-            sums.add(found, num=num)
+            sums.add(found, weight=weight_of(task, batch, num=num))
     return sums.means()
 
 
