@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from thrifty.core import TaskError, require
 from thrifty.pack import HyperParameters, Task, TaskIdentity
 from thrifty.pack.task._data import Batch
 
+from ._fine_tune_heads import not_adapted, trained_whole
 from ._fine_tune_losses import (
     IGNORED,
     accuracy_of_sequences,
@@ -183,7 +184,24 @@ class FineTune(Task):
             evaluation["attribute eval_batch_size"] = str(self.eval_batch_size)
         if self._metrics_by_weight and not is_even(self._data, batch_size=self.eval_batch_size):
             evaluation["mean of metrics"] = "over tokens"
-        return replace(found, evaluation=evaluation)
+        training = dict(found.training)
+        if self.precision != "fp32" or self._is_half():
+            training["loss"] = "in single precision"
+        if _is_described(self._base) and self.kind == "classification":
+            base, missing = self._empty_base()
+            if whole := trained_whole(base, classifies=True, missing=missing):
+                training["trained whole"] = ", ".join(whole)
+        return replace(found, training=training, evaluation=evaluation)
+
+    def _is_half(self) -> bool:
+        """Return whether a folder or a configuration says that the base has half precision."""
+        if not _is_described(self._base):
+            return False
+        config: Any = self._base
+        if isinstance(config, str | Path):
+            config = _transformers().AutoConfig.from_pretrained(config, local_files_only=True)
+        said = str(config.to_dict().get("dtype") or config.to_dict().get("torch_dtype"))
+        return said.removeprefix("torch.") in ("float16", "bfloat16")
 
     def data(self, hp: HyperParameters) -> Any:
         """Return the data."""
@@ -195,22 +213,42 @@ class FineTune(Task):
         Raises:
             TaskError: The adapters do not fit the base.
         """
-        return self._with_adapters(self._base_model(hp), hp)
+        base, missing = self._base_model(hp)
+        return self._with_adapters(base, hp, missing=missing)
 
     def meta_model(self, hp: HyperParameters) -> torch.nn.Module | None:
         """Return the model without values; None if a function makes the base."""
         if not _is_described(self._base):
             return None
+        base, missing = self._empty_base()
         with torch.device("meta"):
-            return self._with_adapters(self._base_model(hp, is_meta=True), hp)
+            return self._with_adapters(base, hp, missing=missing)
 
-    def _with_adapters(self, base: Any, hp: HyperParameters) -> torch.nn.Module:
+    def _with_adapters(
+        self, base: Any, hp: HyperParameters, *, missing: Collection[str]
+    ) -> torch.nn.Module:
         if self._is_packed and "position_ids" not in inspect.signature(base.forward).parameters:
             raise TaskError(
                 f"FineTune(packed=True): {type(base).__name__} takes no position_ids, so positions "
                 "cannot begin again within a row; leave packed out and pad each sequence"
             )
-        config = self._adapter.config(hp, kind=self.kind)
+        classifies = self.kind == "classification"
+        if (
+            classifies
+            and hasattr(base, "score")
+            and _is_causal(base)
+            and base.config.pad_token_id is None
+        ):
+            raise TaskError(
+                f"FineTune: {type(base).__name__} judges a sequence by its last token that is not "
+                "padding, and its configuration names no pad_token_id; set it there (in the "
+                "folder: in config.json)"
+            )
+        whole = trained_whole(base, classifies=classifies, missing=missing)
+        options: dict[str, Any] = {"modules_to_save": whole} if whole else {}
+        if apart := not_adapted(base, classifies=classifies, whole=whole):
+            options["exclude_modules"] = apart  # older versions of peft do not know it
+        config = self._adapter.config(hp, kind=self.kind, **options)
         try:
             with warnings.catch_warnings():
                 # peft asks transformers for an attribute by the name that it had before
@@ -221,7 +259,7 @@ class FineTune(Task):
                 skeleton = skeleton_of(base) if self._adapter.may_idle else None
                 model: torch.nn.Module = peft_library().get_peft_model(base, config)
                 if skeleton is not None:
-                    every = self._adapter.everywhere().config(hp, kind=self.kind)
+                    every = self._adapter.everywhere().config(hp, kind=self.kind, **options)
                     add_idle(model, peft_library().get_peft_model(skeleton, every))
         except ValueError as error:
             raise TaskError(f"FineTune: the adapters do not fit the model: {error}") from error
@@ -231,31 +269,57 @@ class FineTune(Task):
         """Return a trained model without adapters of rank 0."""
         return without_idle(model)
 
-    def _base_model(self, hp: HyperParameters, *, is_meta: bool = False) -> Any:
+    def _base_model(self, hp: HyperParameters) -> tuple[Any, Collection[str]]:
+        """Return the base, and the names of parameters that its folder lacks."""
         if not _is_described(self._base):
             make: Any = self._base
-            return make(hp)
-        name = "CausalLM" if self.kind == "causal" else "SequenceClassification"
-        auto = getattr(_transformers(), f"AutoModelFor{name}")
-        options = {} if self.kind == "causal" else {"num_labels": self.num_labels}
+            return make(hp), ()
         # the base does not depend on the seed of a trial
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.base_seed)
-            if isinstance(self._base, str | Path) and is_meta:
-                config = _transformers().AutoConfig.from_pretrained(
-                    self._base, local_files_only=True, **options
-                )
-                return auto.from_config(config)
-            if isinstance(self._base, str | Path):
-                loaded = auto.from_pretrained(self._base, local_files_only=True, **options)
-                for parameter in loaded.parameters():
-                    # mapped memory cannot be shared by trials
-                    parameter.data = parameter.detach().clone()
-                return loaded
-            config = deepcopy(self._base)
-            for name, value in options.items():
-                setattr(config, name, value)
-            return auto.from_config(config)
+            if not isinstance(self._base, str | Path):
+                return self._described_base(), ()
+            loaded, missing = self._loaded_base()
+            for parameter in loaded.parameters():
+                # mapped memory cannot be shared by trials
+                parameter.data = parameter.detach().clone()
+            return loaded, missing
+
+    def _empty_base(self) -> tuple[Any, Collection[str]]:
+        """Return the same without values."""
+        is_folder = isinstance(self._base, str | Path)
+        if is_folder and self.kind == "classification":
+            return self._loaded_base(device_map="meta")
+        with torch.device("meta"):
+            if not is_folder:
+                return self._described_base(), ()
+            config = _transformers().AutoConfig.from_pretrained(self._base, local_files_only=True)
+            return self._auto.from_config(config), ()
+
+    def _loaded_base(self, **options: Any) -> tuple[Any, Collection[str]]:
+        loaded, found = self._auto.from_pretrained(
+            self._base,
+            local_files_only=True,
+            output_loading_info=True,
+            **self._base_options,
+            **options,
+        )
+        return loaded, found["missing_keys"]
+
+    def _described_base(self) -> Any:
+        config: Any = deepcopy(self._base)
+        for name, value in self._base_options.items():
+            setattr(config, name, value)
+        return self._auto.from_config(config)
+
+    @property
+    def _auto(self) -> Any:
+        name = "CausalLM" if self.kind == "causal" else "SequenceClassification"
+        return getattr(_transformers(), f"AutoModelFor{name}")
+
+    @property
+    def _base_options(self) -> dict[str, Any]:
+        return {} if self.kind == "causal" else {"num_labels": self.num_labels}
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Return the cross-entropy, over tokens or over sequences."""
@@ -470,6 +534,9 @@ def _digests(folder: Path) -> dict[str, str]:
 
 Kind = Literal["causal", "classification"]
 
+ALL_LINEAR = "all-linear"
+"""What peft calls all linear layers but the output."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRA:
@@ -481,11 +548,12 @@ class LoRA:
         r: Rank of the adapters.
         alpha: Numerator of their factor.
         targets: Names of the layers that get one, such as ``("q_proj", "v_proj")``, or
-            ``("all-linear",)``.
+            ``"all-linear"`` for all; a head that is trained whole gets none. Any other text is
+            the name of a hyper-parameter; a pattern is not taken.
         dropout: Probability with which an input of an adapter is dropped.
         layers: Numbers of the blocks that get adapters; None for all. Blocks below the first one
             are computed once for all trials of a pack.
-        rslora: Whether the factor is ``alpha / sqrt(r)``.
+        rslora: Whether the factor is ``alpha / sqrt(r)`` (``True`` or ``False``).
         all_targets: All layers that any trial of the study adapts. Given these, trials with other
             ``targets`` may train in one pack, if one of them has the layers of the others: a trial
             holds adapters of rank 0 where it has none, which add nothing. ``load_model`` and
@@ -502,19 +570,44 @@ class LoRA:
 
     r: int | str = 8
     alpha: float | str = 16
-    targets: Sequence[str] | str = ("all-linear",)
+    targets: Sequence[str] | str = (ALL_LINEAR,)
     dropout: float | str = 0.0
     layers: Sequence[int] | str | None = None
     rslora: bool | str = False
     all_targets: Sequence[str] = ()
     all_layers: Sequence[int] = ()
 
+    def __post_init__(self) -> None:
+        """Put ``"all-linear"``, which is no hyper-parameter, into a tuple."""
+        for name in ("targets", "all_targets"):
+            if getattr(self, name) == ALL_LINEAR:
+                object.__setattr__(self, name, (ALL_LINEAR,))
+
     def values(self, hp: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields, with hyper-parameters in place of their names."""
-        return {
-            name: hp[value] if isinstance(value, str) else value
-            for name, value in asdict(self).items()
-        }
+        """Return the fields, with hyper-parameters in place of their names.
+
+        Raises:
+            TaskError: There is no such hyper-parameter.
+        """
+        out = asdict(self)
+        for name, value in out.items():
+            if not isinstance(value, str):
+                continue
+            if value not in hp:
+                mend = "add it to the space"
+                if name == "targets":
+                    mend += f', or give a tuple of names of layers, such as ("{value}",)'
+                elif name == "rslora":
+                    mend += ", or give True or False"
+                else:
+                    mend += ", or give a value"
+                known = ", ".join(hp) or "none"
+                raise TaskError(
+                    f"LoRA: {name}={value!r} is taken for the name of a hyper-parameter, and there "
+                    f"is none of this name (there are: {known}); {mend}"
+                )
+            out[name] = hp[value]
+        return out
 
     @property
     def may_idle(self) -> bool:
@@ -544,8 +637,13 @@ class LoRA:
             all_layers=(),
         )
 
-    def config(self, hp: Mapping[str, Any], *, kind: Kind) -> peft.LoraConfig:
+    def config(self, hp: Mapping[str, Any], *, kind: Kind, **options: Any) -> peft.LoraConfig:
         """Return the adapters as peft's configuration.
+
+        Args:
+            hp: The hyper-parameters.
+            kind: As ``FineTune(kind=)``.
+            **options: Other options of the configuration.
 
         Raises:
             TaskError: A value is invalid.
@@ -564,11 +662,12 @@ class LoRA:
         made: peft.LoraConfig = peft_library().LoraConfig(
             r=rank,
             lora_alpha=found["alpha"],
-            target_modules="all-linear" if names == ["all-linear"] else names,
+            target_modules=ALL_LINEAR if names == [ALL_LINEAR] else names,
             lora_dropout=float(found["dropout"]),
             layers_to_transform=None if layers is None else list(layers),
             use_rslora=found["rslora"],
             task_type="CAUSAL_LM" if kind == "causal" else "SEQ_CLS",
+            **options,
         )
         return made
 
