@@ -22,11 +22,12 @@ from ._fine_tune_adapters import (
     LoRA,
     add_idle,
     described,
+    not_adapted,
     peft_library,
     skeleton_of,
+    trained_whole,
     without_idle,
 )
-from ._fine_tune_heads import not_adapted, trained_whole
 from ._fine_tune_losses import (
     IGNORED,
     accuracy_of_sequences,
