@@ -888,6 +888,20 @@ def test_a_base_in_half_precision_is_packed(tmp_path):
     assert len({result.metrics[-1]["loss"] for result in found}) == 3
 
 
+class Mixed(InDouble):
+    precision = "bf16-mixed"
+
+
+def test_only_what_is_in_half_precision_is_trained_anew():
+    half = deepcopy(SMALL)
+    half.torch_dtype = torch.float16
+    options = {"adapter": LORA, "data": sentences, "optimizer": None}
+    for task in (Mixed(SMALL, **options), InDouble(half, **options)):
+        assert task._content().training["loss"] == "in single precision"
+    for base in (SMALL, lambda hp: LlamaForCausalLM(SMALL)):
+        assert "loss" not in InDouble(base, **options)._content().training
+
+
 # -- labels and heads ------------------------------------------------------------------------------
 
 

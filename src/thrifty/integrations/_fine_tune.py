@@ -296,13 +296,16 @@ class FineTune(Task):
 
     def _empty_base(self) -> tuple[Any, Collection[str]]:
         """Return the same without values."""
-        is_folder = isinstance(self._base, str | Path)
-        if is_folder and self.kind == "classification":
+        if not isinstance(self._base, str | Path):
+            with torch.device("meta"):
+                return self._described_base(), ()
+        config = _transformers().AutoConfig.from_pretrained(
+            self._base, local_files_only=True, **self._base_options
+        )
+        # quantised weights have other names, and may load onto some devices only
+        if self.kind == "classification" and not hasattr(config, "quantization_config"):
             return self._loaded_base(device_map="meta")
         with torch.device("meta"):
-            if not is_folder:
-                return self._described_base(), ()
-            config = _transformers().AutoConfig.from_pretrained(self._base, local_files_only=True)
             return self._auto.from_config(config), ()
 
     def _loaded_base(self, **options: Any) -> tuple[Any, Collection[str]]:
