@@ -10,13 +10,27 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from transformers import BertConfig, BloomConfig, GPT2Config, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BartConfig,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BloomConfig,
+    DistilBertConfig,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    XLNetConfig,
+    XLNetForSequenceClassification,
+)
 
 import thrifty as th
 from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from thrifty.cli._outputs import _write_adapter
 from thrifty.core import TaskError, derive_seed, step_seed
+from thrifty.integrations._fine_tune_adapters import trained_whole
+from thrifty.integrations._fine_tune_losses import accuracy_of_tokens, loss_of_tokens
 from thrifty.pack import BlockOptions, FusedBackend, HyperParameters, UnfusableError
 from thrifty.pack._state import unpack_state
 from thrifty.pack.fused._dry_run import dry_run
@@ -785,3 +799,337 @@ def test_a_model_without_an_adapter(tmp_path):
     with pytest.raises(th.UsageError, match="is a Linear, not a PeftModel, so it has no adapter"):
         _write_adapter(study, None, tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
+
+
+# -- what the metrics are means of -----------------------------------------------------------------
+
+
+def ragged(hp=None):
+    """Return rows of which one token, some, or all but one count, and one in which none does."""
+
+    def part(num, seed):
+        ids = tokens(num, seed)
+        first = torch.arange(num)[:, None] % 8
+        return ids, ids.masked_fill(torch.arange(8) <= first, -100)
+
+    return th.ArrayData(train=part(16, 0), valid=part(9, 1))
+
+
+@pytest.mark.parametrize("run", [alone, packed], ids=["alone", "packed"])
+def test_metrics_do_not_depend_on_the_size_of_validation_batches(run):
+    of = trials({}, {"alpha": 2}, epochs=1)
+    found = [run(llama(data=ragged, eval_batch_size=size), of) for size in (64, 1, 4)]
+    for results in found:
+        for result, wanted in zip(results, found[0], strict=True):
+            for name in ("loss", "accuracy"):
+                (value,), (other,) = ([m[name] for m in r.metrics] for r in (result, wanted))
+                assert value == pytest.approx(other, rel=1e-10)
+
+
+def test_a_loss_without_a_token_that_counts():
+    def nothing(hp):
+        return th.ArrayData(train=ragged().train, valid=(tokens(2, 0), torch.full((2, 8), -100)))
+
+    (result,) = alone(llama(data=nothing), trials({}, epochs=1))
+    assert "nothing counts in the validation data" in str(result.error)
+
+
+def classifier(config=SMALL_BERT, **changes):
+    options = {
+        "adapter": th.LoRA(r=2),
+        "data": None,
+        "optimizer": th.AdamW(lr="lr"),
+        "kind": "classification",
+        "num_labels": 3,
+    }
+    return th.FineTune(config, **{**options, **changes})
+
+
+def test_the_size_of_validation_batches_belongs_to_evaluation():
+    def content(**changes):
+        return llama(**changes)._content()
+
+    rows = sentences(None)
+    assert content(data=rows).evaluation == {}, "as before it was written"
+    assert content(data=ragged()).evaluation == {}, "one batch"
+    for data in (ragged(), ragged):
+        found = content(data=data, eval_batch_size=4)
+        assert found.evaluation == {
+            "attribute eval_batch_size": "4",
+            "mean of metrics": "over tokens",
+        }
+        assert found.training == content(data=data).training
+    assert classifier()._content().evaluation == {}
+    assert classifier(eval_batch_size=4)._content().evaluation.keys() == {
+        "attribute eval_batch_size"
+    }
+
+
+def test_what_is_trained_is_evaluated_again_with_other_batches(tmp_path):
+    def study(name, **changes):
+        task = llama(data=ragged(), **changes)
+        space = th.Space(lr=0.01, rank=2, alpha=th.Choice([2, 8]))
+        return th.Study(
+            task,
+            space,
+            algorithm=th.GridSearch(max_epochs=1),
+            metric="loss",
+            mode="min",
+            storage=f"sqlite:///{tmp_path / 'studies.db'}",
+            name=name,
+        )
+
+    executor = th.Local(threads=1)
+    first = study("first").run(progress=False, executor=executor)
+    with pytest.raises(th.StudyMismatchError, match=r"its metrics have changed.*eval_batch"):
+        study("first", eval_batch_size=4).run(progress=False, executor=executor)
+    second = study("second", eval_batch_size=4).run(progress=False, executor=executor)
+    assert second.savings.evaluated_epochs == 2
+    for one, other in zip(first.trials, second.trials, strict=True):
+        assert one.values["loss"] == pytest.approx(other.values["loss"], rel=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_of_a_base_in_half_precision_are_those_of_transformers(dtype):
+    def half(hp):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(SMALL).to(dtype)
+
+    task = th.FineTune(half, adapter=th.LoRA(r=2), data=None, optimizer=None)
+    model = task.model(HyperParameters({})).eval()
+    ids = tokens(4, 0)
+    with torch.no_grad():
+        found, wanted = task.metrics(model, (ids,)), model(input_ids=ids, labels=ids)
+    assert found["loss"].dtype == torch.float32
+    assert torch.allclose(found["loss"], wanted.loss, rtol=1e-6)
+    logits = torch.zeros(1, 70_001, 2, dtype=dtype)
+    zeros = torch.zeros(1, 70_001, dtype=torch.long)
+    assert accuracy_of_tokens(logits, zeros) == 1.0
+    assert loss_of_tokens(logits, zeros) == pytest.approx(0.6931472)
+
+
+def test_a_base_in_half_precision_is_packed(tmp_path):
+    torch.manual_seed(0)
+    # saving notes the precision in the configuration
+    LlamaForCausalLM(deepcopy(SMALL)).to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    task = th.FineTune(
+        tmp_path / "half", adapter=LORA, data=ragged, optimizer=th.AdamW(lr="lr"), batch_size=8
+    )
+    assert task._content().training["loss"] == "in single precision"
+    assert "loss" not in llama()._content().training
+    of = trials({}, {"alpha": 2}, {"alpha": 32})
+    assert num_blocks(task, of) == 1
+    found, wanted = packed(task, of), alone(task, of)
+    assert_same(found, wanted, tolerance=1e-4)
+    assert len({result.metrics[-1]["loss"] for result in found}) == 3
+
+
+class Mixed(InDouble):
+    precision = "bf16-mixed"
+
+
+def test_only_what_is_in_half_precision_is_trained_anew():
+    half = deepcopy(SMALL)
+    half.torch_dtype = torch.float16
+    options = {"adapter": LORA, "data": sentences, "optimizer": None}
+    for task in (Mixed(SMALL, **options), InDouble(half, **options)):
+        assert task._content().training["loss"] == "in single precision"
+    for base in (SMALL, lambda hp: LlamaForCausalLM(SMALL)):
+        assert "loss" not in InDouble(base, **options)._content().training
+
+
+# -- labels and heads ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (torch.zeros(2, 3), r"got float32 of shape \(2, 3\)"),
+        (torch.zeros(2), r"got float32 of shape \(2,\)"),
+        (torch.zeros(2, 1, dtype=torch.long), r"got int64 of shape \(2, 1\)"),
+        (torch.zeros(2, dtype=torch.bool), r"got bool of shape \(2,\)"),
+    ],
+)
+def test_labels_that_are_no_classes(labels, said):
+    task = classifier()
+    model = task.model(HyperParameters({}))
+    for method in (task.loss, task.metrics):
+        with pytest.raises(TaskError, match=said + ".*subclass thrifty.FineTune"):
+            method(model, (tokens(2, 0), labels))
+
+
+class Regression(th.FineTune):
+    def loss(self, model, batch):
+        ids, wanted = batch
+        return (model(input_ids=ids).logits[:, 0] - wanted).square().mean()
+
+
+def test_one_class_is_refused_unless_the_loss_is_another():
+    with pytest.raises(TaskError, match="num_labels must be a whole number of at least 2, got 1"):
+        classifier(num_labels=1)
+    task = Regression(
+        SMALL_BERT,
+        adapter=th.LoRA(r=2),
+        data=None,
+        optimizer=None,
+        kind="classification",
+        num_labels=1,
+    )
+    model = task.model(HyperParameters({}))
+    assert task.loss(model, (tokens(2, 0), torch.zeros(2))).isfinite()
+    with pytest.raises(TaskError, match="num_labels must be a whole number of at least 2, got 1"):
+        task.metrics(model, (tokens(2, 0), torch.zeros(2, dtype=torch.long)))
+
+
+BART = BartConfig(
+    vocab_size=VOCABULARY,
+    d_model=16,
+    encoder_layers=1,
+    decoder_layers=1,
+    encoder_attention_heads=2,
+    decoder_attention_heads=2,
+    encoder_ffn_dim=24,
+    decoder_ffn_dim=24,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+XLNET = XLNetConfig(
+    vocab_size=VOCABULARY, d_model=16, n_layer=2, n_head=2, d_inner=24, pad_token_id=0
+)
+DISTILBERT = DistilBertConfig(vocab_size=VOCABULARY, dim=16, hidden_dim=24, n_layers=2, n_heads=2)
+
+
+def trained(model):
+    """Return the modules that a trial trains whole, and those that have an adapter."""
+    names = [n.removeprefix("base_model.model.") for n, p in model.named_parameters()]
+    whole = {n.partition(".modules_to_save")[0] for n in names if ".modules_to_save" in n}
+    return whole, {n.partition(".lora_A")[0] for n in names if ".lora_A" in n}
+
+
+@pytest.mark.parametrize(
+    ("config", "heads"),
+    [
+        (BART, {"classification_head"}),
+        (XLNET, {"sequence_summary", "logits_proj"}),
+        (SMALL_BERT, {"classifier"}),
+    ],
+    ids=["bart", "xlnet", "bert"],
+)
+def test_heads_of_any_name_are_trained(config, heads):
+    task = classifier(config)
+    for model in (task.model(HyperParameters({})), task.meta_model(HyperParameters({}))):
+        whole, layers = trained(model)
+        assert whole == heads
+        assert layers
+        assert not any(layer.startswith(tuple(heads)) for layer in layers)
+    said = None if heads == {"classifier"} else ", ".join(sorted(heads))
+    assert task._content().training.get("trained whole") == said
+
+
+@pytest.mark.skipif(
+    "exclude_modules" not in peft.LoraConfig.__dataclass_fields__, reason="an older peft"
+)
+@pytest.mark.parametrize("targets", ["all-linear", ("all-linear",)])
+def test_all_layers_but_those_that_are_trained_whole(targets):
+    task = classifier(DISTILBERT, adapter=th.LoRA(r=2, targets=targets))
+    whole, layers = trained(task.model(HyperParameters({})))
+    assert whole == {"pre_classifier", "classifier"}
+    assert len(layers) == 12
+    assert not layers & whole
+
+
+def test_what_a_folder_lacks_is_trained_and_exported(tmp_path):
+    folder = tmp_path / "base"
+    BertForMaskedLM(SMALL_BERT).save_pretrained(folder)
+
+    def labelled(hp):
+        ids = tokens(20, 0)
+        return th.ArrayData(train=(ids, ids[:, 0] % 3), valid=(ids[:6], ids[:6, 0] % 3))
+
+    task = classifier(folder, data=labelled, adapter=th.LoRA(r=2, targets=("query",)))
+    assert task._content().training["trained whole"] == "bert.pooler.dense"
+    assert trained(task.meta_model(HyperParameters({})))[0] == {"bert.pooler.dense", "classifier"}
+    study = th.Study(
+        task,
+        th.Space(lr=0.01),
+        algorithm=th.GridSearch(max_epochs=1),
+        metric="loss",
+        mode="min",
+        storage=f"sqlite:///{tmp_path / 'studies.db'}",
+        name="heads",
+    ).run(progress=False, executor=th.Local(threads=1))
+    _write_adapter(study, None, tmp_path / "adapter")
+    torch.manual_seed(7)  # another pooler, until the adapter brings its own
+    base = BertForSequenceClassification.from_pretrained(folder, num_labels=3)
+    again = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    ids = tokens(4, 5)
+    with torch.no_grad():
+        wanted = study.best_trial.load_model()(input_ids=ids).logits
+        assert torch.equal(again(input_ids=ids).logits, wanted)
+
+
+def test_a_parameter_that_cannot_be_trained_is_said():
+    base = XLNetForSequenceClassification(XLNET)
+    with pytest.warns(UserWarning, match=r"has no 'transformer\.mask_emb', so it is random"):
+        found = trained_whole(base, classifies=True, missing=["transformer.mask_emb"])
+    assert found == ["logits_proj", "sequence_summary"]
+
+
+def test_a_classifier_that_needs_padding():
+    config = deepcopy(SMALL)
+    with pytest.raises(TaskError, match="names no pad_token_id; set it there"):
+        classifier(config).model(HyperParameters({}))
+    config.pad_token_id = 0
+    assert trained(classifier(config).model(HyperParameters({})))[0] == {"score"}
+
+
+# -- what is given wrongly -------------------------------------------------------------------------
+
+
+def test_a_model_is_not_a_base():
+    with pytest.raises(TaskError, match=r"model is a LlamaForCausalLM.*copy\.deepcopy"):
+        llama(base=LlamaForCausalLM(SMALL))
+
+
+@pytest.mark.parametrize("rs", [True, False])
+def test_rslora_may_be_a_hyperparameter(rs):
+    lora = th.LoRA(r=4, rslora="rs")
+    assert lora.config({"rs": rs}, kind="causal").use_rslora is rs
+
+
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [
+        (th.LoRA(rslora="rs"), "rslora must be True or False, got 'yes'"),
+        (
+            th.LoRA(targets=".*q_proj"),
+            r"targets='\.\*q_proj' is taken for the name of a .*\(there are: rs\); .* give a tuple",
+        ),
+        (th.LoRA(r="rank"), "r='rank' is taken for the name .* or give a value"),
+        (th.LoRA(rslora="scaled"), "or give True or False"),
+    ],
+)
+def test_texts_that_name_no_hyperparameter(lora, said):
+    with pytest.raises(TaskError, match=said):
+        lora.config({"rs": "yes"}, kind="causal")
+
+
+def test_exporting_over_another_base_is_said(tmp_path, capsys):
+    folder = tmp_path / "base"
+    LlamaForCausalLM(SMALL).save_pretrained(folder)
+    study = th.Study(
+        th.FineTune(folder, adapter=LORA, data=sentences, optimizer=th.AdamW(lr="lr")),
+        th.Space(lr=0.01, rank=2, alpha=8),
+        algorithm=th.GridSearch(max_epochs=1),
+        metric="loss",
+        mode="min",
+        storage=f"sqlite:///{tmp_path / 'studies.db'}",
+        name="adapters",
+    ).run(progress=False, executor=th.Local(threads=1))
+    _write_adapter(study, None, tmp_path / "one")
+    assert "warning" not in capsys.readouterr().err
+    torch.manual_seed(1)
+    LlamaForCausalLM(SMALL).save_pretrained(folder)
+    _write_adapter(study, None, tmp_path / "other")
+    assert "files of the base model have changed" in capsys.readouterr().err

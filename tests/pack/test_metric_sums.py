@@ -93,7 +93,7 @@ def test_packed_trials_have_the_bits_of_one_alone(found):
 def test_any_kind_of_number_gives_the_same(kind):
     sums = MetricSums()
     for value, size in zip(VALUES[:, 0], SIZES, strict=True):
-        sums.add({"m": kind(value)}, num=size)
+        sums.add({"m": kind(value)}, weight=size)
     assert sums.means() == alone_of(0)
 
 
@@ -101,14 +101,14 @@ def test_any_kind_of_number_gives_the_same(kind):
 def test_narrow_types_are_widened_before_they_are_weighted(dtype):
     sums = MetricSums()
     for _ in range(3):
-        sums.add({"m": torch.tensor(1, dtype=dtype)}, num=40_000)
+        sums.add({"m": torch.tensor(1, dtype=dtype)}, weight=40_000)
     assert sums.means() == {"m": 1.0}
 
 
 def test_a_metric_of_some_batches_is_the_mean_over_their_samples():
     sums = MetricSums()
-    sums.add({"a": 1.0, "b": 0.5}, num=3)
-    sums.add({"a": 0.0}, num=1)
+    sums.add({"a": 1.0, "b": 0.5}, weight=3)
+    sums.add({"a": 0.0}, weight=1)
     assert sums.means() == {"a": 0.75, "b": 0.5}
 
 

@@ -19,8 +19,9 @@ from rich.table import Table
 from thrifty.agents import SCHEMA_VERSION, importance_document
 from thrifty.agents._store_documents import Seeds, last_values, trial_state
 from thrifty.agents.documents import finite
-from thrifty.core import UsageError
-from thrifty.integrations import export_optuna
+from thrifty.core import StudyNotFoundError, UsageError
+from thrifty.integrations import FineTune, export_optuna
+from thrifty.pack import task_identity
 from thrifty.space import config_to_json
 from thrifty.store import Store, StudyInfo, TrialRecord, frame
 from thrifty.store._reports import (
@@ -292,6 +293,29 @@ def _write_adapter(study: Study, number: int | None, folder: Path) -> None:
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}; name another place") from error
     say(f"wrote the adapter of trial {trial.number} to {folder}")
+    if _has_other_base(study):
+        say(
+            "warning: the files of the base model have changed since the study was made, and the "
+            "adapter fits the former ones; load it onto a copy of those, or train a new study",
+            err=True,
+        )
+
+
+def _has_other_base(study: Study) -> bool:
+    """Return whether the base of a ``FineTune`` has other files than when its study was made."""
+    if not isinstance(study.task, FineTune):
+        return False
+    try:
+        with Store.open(study.storage.url, create=False) as store:
+            stored = store.studies.get(study.name).spec["task"].get("training", {})
+    except StudyNotFoundError:  # in memory
+        return False
+    now = task_identity(study.task).training
+    return bool(stored.get(_BASE, now.get(_BASE)) != now.get(_BASE))
+
+
+_BASE = "attribute base"
+"""The part of the identity of a ``FineTune`` that is the base."""
 
 
 def _kind(kind: str | None, out: Path | None) -> str:

@@ -5,27 +5,45 @@ from __future__ import annotations
 import hashlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
 from thrifty.core import TaskError, require
-from thrifty.pack import HyperParameters, Task
+from thrifty.pack import HyperParameters, Task, TaskIdentity
 from thrifty.pack.task._data import Batch
+
+from ._fine_tune_adapters import (
+    Kind,
+    LoRA,
+    add_idle,
+    described,
+    not_adapted,
+    peft_library,
+    skeleton_of,
+    trained_whole,
+    without_idle,
+)
+from ._fine_tune_losses import (
+    IGNORED,
+    accuracy_of_sequences,
+    accuracy_of_tokens,
+    check_num_labels,
+    is_even,
+    loss_of_sequences,
+    loss_of_tokens,
+)
 
 
 if TYPE_CHECKING:
-    import peft
     import transformers
 
 
-IGNORED = -100
-"""The label of tokens that do not count, as everywhere in transformers."""
+_EVAL_BATCH_SIZE = 64
 
 
 class FineTune(Task):
@@ -54,7 +72,8 @@ class FineTune(Task):
             gets the results that it gets in a row of its own: tokens see no other sequence, and
             positions begin again with each. The loss is the mean over all tokens of the batch.
         batch_size: As ``Task.batch_size``.
-        eval_batch_size: As ``Task.eval_batch_size``.
+        eval_batch_size: As ``Task.eval_batch_size``. Metrics are means over all tokens (or
+            sequences) of the validation data that count, so it changes only speed and memory.
         num_labels: Number of classes, for ``kind="classification"``.
         base_seed: Seed of the base's random weights, where it is a configuration, and of a new
             classification head. All trials have the same ones.
@@ -88,6 +107,11 @@ class FineTune(Task):
     _metrics_of_outputs = True
     """``metrics`` below depends on the model's outputs alone, so padded trials may share it."""
 
+    @property
+    def _metrics_by_weight(self) -> bool:
+        """Whether validation means are over tokens, so that they do not depend on batches."""
+        return self.kind == "causal"
+
     def __init__(  # noqa: PLR0913 (one argument for each part of a task)
         self,
         model: str | Path | transformers.PretrainedConfig | Callable[[HyperParameters], Any],
@@ -98,7 +122,7 @@ class FineTune(Task):
         kind: Kind = "causal",
         packed: bool = False,
         batch_size: int | str = 8,
-        eval_batch_size: int = 64,
+        eval_batch_size: int = _EVAL_BATCH_SIZE,
         num_labels: int = 2,
         base_seed: int = 0,
         steps_per_epoch: int | None = None,
@@ -107,6 +131,14 @@ class FineTune(Task):
         peft_library(), _transformers()
         if kind not in ("causal", "classification"):
             raise TaskError(f'FineTune: kind must be "causal" or "classification", got {kind!r}')
+        if isinstance(model, torch.nn.Module):
+            raise TaskError(
+                f"FineTune: model is a {type(model).__name__}, and trials would all train this "
+                "one; give a folder that save_pretrained has written, or a function that returns "
+                "a new copy, such as lambda hp: copy.deepcopy(model)"
+            )
+        if kind == "classification" and type(self).loss is FineTune.loss:
+            check_num_labels(num_labels)
         if not isinstance(adapter, LoRA):
             what = type(adapter).__name__
             raise TaskError(f"FineTune: adapter must be a thrifty.LoRA(...), got {what}")
@@ -150,6 +182,36 @@ class FineTune(Task):
             **({"packed": True} if self._is_packed else {}),
         }
 
+    def _content(self) -> TaskIdentity:
+        """Return the identity by content, with what only evaluation depends on.
+
+        What was always so has no entry, so that databases of before find their trials again.
+        """
+        found = super()._content()
+        evaluation = dict(found.evaluation)
+        if self.eval_batch_size != _EVAL_BATCH_SIZE:
+            evaluation["attribute eval_batch_size"] = str(self.eval_batch_size)
+        if self._metrics_by_weight and not is_even(self._data, batch_size=self.eval_batch_size):
+            evaluation["mean of metrics"] = "over tokens"
+        training = dict(found.training)
+        if self.precision != "fp32" or self._is_half():
+            training["loss"] = "in single precision"
+        if _is_described(self._base) and self.kind == "classification":
+            base, missing = self._empty_base()
+            if whole := trained_whole(base, classifies=True, missing=missing):
+                training["trained whole"] = ", ".join(whole)
+        return replace(found, training=training, evaluation=evaluation)
+
+    def _is_half(self) -> bool:
+        """Return whether a folder or a configuration says that the base has half precision."""
+        if not _is_described(self._base):
+            return False
+        config: Any = self._base
+        if isinstance(config, str | Path):
+            config = _transformers().AutoConfig.from_pretrained(config, local_files_only=True)
+        said = str(config.to_dict().get("dtype") or config.to_dict().get("torch_dtype"))
+        return said.removeprefix("torch.") in ("float16", "bfloat16")
+
     def data(self, hp: HyperParameters) -> Any:
         """Return the data."""
         return self._data(hp) if callable(self._data) else self._data
@@ -160,22 +222,42 @@ class FineTune(Task):
         Raises:
             TaskError: The adapters do not fit the base.
         """
-        return self._with_adapters(self._base_model(hp), hp)
+        base, missing = self._base_model(hp)
+        return self._with_adapters(base, hp, missing=missing)
 
     def meta_model(self, hp: HyperParameters) -> torch.nn.Module | None:
         """Return the model without values; None if a function makes the base."""
         if not _is_described(self._base):
             return None
+        base, missing = self._empty_base()
         with torch.device("meta"):
-            return self._with_adapters(self._base_model(hp, is_meta=True), hp)
+            return self._with_adapters(base, hp, missing=missing)
 
-    def _with_adapters(self, base: Any, hp: HyperParameters) -> torch.nn.Module:
+    def _with_adapters(
+        self, base: Any, hp: HyperParameters, *, missing: Collection[str]
+    ) -> torch.nn.Module:
         if self._is_packed and "position_ids" not in inspect.signature(base.forward).parameters:
             raise TaskError(
                 f"FineTune(packed=True): {type(base).__name__} takes no position_ids, so positions "
                 "cannot begin again within a row; leave packed out and pad each sequence"
             )
-        config = self._adapter.config(hp, kind=self.kind)
+        classifies = self.kind == "classification"
+        if (
+            classifies
+            and hasattr(base, "score")
+            and _is_causal(base)
+            and base.config.pad_token_id is None
+        ):
+            raise TaskError(
+                f"FineTune: {type(base).__name__} judges a sequence by its last token that is not "
+                "padding, and its configuration names no pad_token_id; set it there (in the "
+                "folder: in config.json)"
+            )
+        whole = trained_whole(base, classifies=classifies, missing=missing)
+        options: dict[str, Any] = {"modules_to_save": whole} if whole else {}
+        if apart := not_adapted(base, classifies=classifies, whole=whole):
+            options["exclude_modules"] = apart  # older versions of peft do not know it
+        config = self._adapter.config(hp, kind=self.kind, **options)
         try:
             with warnings.catch_warnings():
                 # peft asks transformers for an attribute by the name that it had before
@@ -186,7 +268,7 @@ class FineTune(Task):
                 skeleton = skeleton_of(base) if self._adapter.may_idle else None
                 model: torch.nn.Module = peft_library().get_peft_model(base, config)
                 if skeleton is not None:
-                    every = self._adapter.everywhere().config(hp, kind=self.kind)
+                    every = self._adapter.everywhere().config(hp, kind=self.kind, **options)
                     add_idle(model, peft_library().get_peft_model(skeleton, every))
         except ValueError as error:
             raise TaskError(f"FineTune: the adapters do not fit the model: {error}") from error
@@ -196,31 +278,60 @@ class FineTune(Task):
         """Return a trained model without adapters of rank 0."""
         return without_idle(model)
 
-    def _base_model(self, hp: HyperParameters, *, is_meta: bool = False) -> Any:
+    def _base_model(self, hp: HyperParameters) -> tuple[Any, Collection[str]]:
+        """Return the base, and the names of parameters that its folder lacks."""
         if not _is_described(self._base):
             make: Any = self._base
-            return make(hp)
-        name = "CausalLM" if self.kind == "causal" else "SequenceClassification"
-        auto = getattr(_transformers(), f"AutoModelFor{name}")
-        options = {} if self.kind == "causal" else {"num_labels": self.num_labels}
+            return make(hp), ()
         # the base does not depend on the seed of a trial
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.base_seed)
-            if isinstance(self._base, str | Path) and is_meta:
-                config = _transformers().AutoConfig.from_pretrained(
-                    self._base, local_files_only=True, **options
-                )
-                return auto.from_config(config)
-            if isinstance(self._base, str | Path):
-                loaded = auto.from_pretrained(self._base, local_files_only=True, **options)
-                for parameter in loaded.parameters():
-                    # mapped memory cannot be shared by trials
-                    parameter.data = parameter.detach().clone()
-                return loaded
-            config = deepcopy(self._base)
-            for name, value in options.items():
-                setattr(config, name, value)
-            return auto.from_config(config)
+            if not isinstance(self._base, str | Path):
+                return self._described_base(), ()
+            loaded, missing = self._loaded_base()
+            for parameter in loaded.parameters():
+                # mapped memory cannot be shared by trials
+                parameter.data = parameter.detach().clone()
+            return loaded, missing
+
+    def _empty_base(self) -> tuple[Any, Collection[str]]:
+        """Return the same without values."""
+        if not isinstance(self._base, str | Path):
+            with torch.device("meta"):
+                return self._described_base(), ()
+        config = _transformers().AutoConfig.from_pretrained(
+            self._base, local_files_only=True, **self._base_options
+        )
+        # quantised weights have other names, and may load onto some devices only
+        if self.kind == "classification" and not hasattr(config, "quantization_config"):
+            return self._loaded_base(device_map="meta")
+        with torch.device("meta"):
+            return self._auto.from_config(config), ()
+
+    def _loaded_base(self, **options: Any) -> tuple[Any, Collection[str]]:
+        loaded, found = self._auto.from_pretrained(
+            self._base,
+            local_files_only=True,
+            output_loading_info=True,
+            **self._base_options,
+            **options,
+        )
+        return loaded, found["missing_keys"]
+
+    def _described_base(self) -> Any:
+        config: Any = deepcopy(self._base)
+        for name, value in self._base_options.items():
+            setattr(config, name, value)
+        return self._auto.from_config(config)
+
+    @property
+    def _auto(self) -> Any:
+        name = "CausalLM" if self.kind == "causal" else "SequenceClassification"
+        return getattr(_transformers(), f"AutoModelFor{name}")
+
+    @property
+    def _base_options(self) -> dict[str, Any]:
+        return {} if self.kind == "causal" else {"num_labels": self.num_labels}
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Return the cross-entropy, over tokens or over sequences."""
@@ -238,13 +349,9 @@ class FineTune(Task):
         """Return ``loss``, and ``accuracy`` of tokens or sequences."""
         ids, mask, labels = self._parts(batch)
         logits = self._logits(model, ids, mask)
-        if self.kind == "causal":
-            counts = (labels[:, 1:] != IGNORED).to(logits.dtype)
-            right = (logits[:, :-1].argmax(-1) == labels[:, 1:]).to(logits.dtype) * counts
-            accuracy = right.sum() / counts.sum()
-        else:
-            accuracy = (logits.argmax(-1) == labels).to(logits.dtype).mean()
-        return {"loss": self._loss(logits, labels), "accuracy": accuracy}
+        loss = self._loss(logits, labels)
+        accuracy = accuracy_of_tokens if self.kind == "causal" else accuracy_of_sequences
+        return {"loss": loss, "accuracy": accuracy(logits, labels)}
 
     def _parts(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Return tokens, mask (or numbers of sequences) and labels of a batch."""
@@ -271,12 +378,8 @@ class FineTune(Task):
         )
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if self.kind == "classification":
-            return F.cross_entropy(logits, labels)
-        wanted = labels[:, 1:].reshape(-1)
-        return F.cross_entropy(
-            logits[:, :-1].reshape(-1, logits.shape[-1]), wanted, ignore_index=IGNORED
-        )
+        loss = loss_of_tokens if self.kind == "causal" else loss_of_sequences
+        return loss(logits, labels)
 
     def _logits(
         self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor | None
@@ -436,186 +539,3 @@ def _digests(folder: Path) -> dict[str, str]:
             with file.open("rb") as read:
                 out[file.name] = hashlib.file_digest(read, "blake2b").hexdigest()
     return out
-
-
-# -- adapters --------------------------------------------------------------------------------------
-
-
-Kind = Literal["causal", "classification"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoRA:
-    """Low-rank adapters: ``W x + (alpha / r) B A dropout(x)`` in the target layers.
-
-    Each field is a value, or the name of a hyper-parameter: ``LoRA(r="rank")``.
-
-    Attributes:
-        r: Rank of the adapters.
-        alpha: Numerator of their factor.
-        targets: Names of the layers that get one, such as ``("q_proj", "v_proj")``, or
-            ``("all-linear",)``.
-        dropout: Probability with which an input of an adapter is dropped.
-        layers: Numbers of the blocks that get adapters; None for all. Blocks below the first one
-            are computed once for all trials of a pack.
-        rslora: Whether the factor is ``alpha / sqrt(r)``.
-        all_targets: All layers that any trial of the study adapts. Given these, trials with other
-            ``targets`` may train in one pack, if one of them has the layers of the others: a trial
-            holds adapters of rank 0 where it has none, which add nothing. ``load_model`` and
-            exports leave them out.
-        all_layers: The same for ``layers``.
-
-    >>> LoRA(r=8, alpha="alpha", targets=("q_proj", "v_proj")).values({"alpha": 32})["alpha"]
-    32
-
-    References:
-        Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
-        Kalajdzievski, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023.
-    """
-
-    r: int | str = 8
-    alpha: float | str = 16
-    targets: Sequence[str] | str = ("all-linear",)
-    dropout: float | str = 0.0
-    layers: Sequence[int] | str | None = None
-    rslora: bool = False
-    all_targets: Sequence[str] = ()
-    all_layers: Sequence[int] = ()
-
-    def values(self, hp: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields, with hyper-parameters in place of their names."""
-        return {
-            name: hp[value] if isinstance(value, str) else value
-            for name, value in asdict(self).items()
-        }
-
-    @property
-    def may_idle(self) -> bool:
-        """Whether trials hold adapters of rank 0 where others have one."""
-        return bool(self.all_targets or self.all_layers)
-
-    def everywhere(self) -> LoRA:
-        """Return adapters in all layers that any trial adapts.
-
-        Raises:
-            TaskError: ``all_targets`` or ``all_layers`` is missing.
-        """
-        for own, every in (("targets", "all_targets"), ("layers", "all_layers")):
-            if isinstance(getattr(self, own), str) and not getattr(self, every):
-                raise TaskError(
-                    f"LoRA: {own} is the hyper-parameter {getattr(self, own)!r}, so give {every}, "
-                    "too: what any trial of the study adapts"
-                )
-        return replace(
-            self,
-            r=1,
-            alpha=1.0,
-            dropout=0.0,
-            targets=tuple(self.all_targets) or self.targets,
-            layers=tuple(self.all_layers) or self.layers,
-            all_targets=(),
-            all_layers=(),
-        )
-
-    def config(self, hp: Mapping[str, Any], *, kind: Kind) -> peft.LoraConfig:
-        """Return the adapters as peft's configuration.
-
-        Raises:
-            TaskError: A value is invalid.
-        """
-        found = self.values(hp)
-        rank, targets, layers = found["r"], found["targets"], found["layers"]
-        if not isinstance(rank, int) or rank < 1:
-            raise TaskError(f"LoRA: r must be a whole number of at least 1, got {rank!r}")
-        if not 0.0 <= found["dropout"] < 1.0:
-            raise TaskError(f"LoRA: dropout must be in [0, 1), got {found['dropout']!r}")
-        names = [targets] if isinstance(targets, str) else list(targets)
-        if not names:
-            raise TaskError('LoRA: targets is empty; name layers, such as ("q_proj", "v_proj")')
-        made: peft.LoraConfig = peft_library().LoraConfig(
-            r=rank,
-            lora_alpha=found["alpha"],
-            target_modules="all-linear" if names == ["all-linear"] else names,
-            lora_dropout=float(found["dropout"]),
-            layers_to_transform=None if layers is None else list(layers),
-            use_rslora=self.rslora,
-            task_type="CAUSAL_LM" if kind == "causal" else "SEQ_CLS",
-        )
-        return made
-
-
-_NAME = "default"
-"""The name that peft gives an adapter."""
-
-
-def described(adapter: LoRA) -> dict[str, Any]:
-    """Return the fields of adapters; databases of before do not know those for idle ones."""
-    fields = asdict(adapter)
-    return {name: v for name, v in fields.items() if v or not name.startswith("all_")}
-
-
-def adapted(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the paths and layers of a model that have an adapter."""
-    for path, module in model.named_modules():
-        if _NAME in getattr(module, "lora_A", ()):
-            yield path, module
-
-
-def without_idle(model: torch.nn.Module) -> torch.nn.Module:
-    """Take the adapters of rank 0 out of a model, and return it."""
-    for path, layer in list(adapted(model)):
-        if not layer.lora_A[_NAME].weight.numel():
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, layer.base_layer)
-    return model
-
-
-def skeleton_of(base: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy of a model without values."""
-    tensors = (*base.parameters(), *base.buffers())
-    return deepcopy(
-        base,
-        {
-            id(t): torch.nn.Parameter(t.to("meta"), requires_grad=t.requires_grad)
-            if isinstance(t, torch.nn.Parameter)
-            else t.to("meta")
-            for t in tensors
-        },
-    )
-
-
-def add_idle(model: torch.nn.Module, everywhere: torch.nn.Module) -> None:
-    """Add adapters of rank 0 to the layers of a model that have none, but have one ``everywhere``.
-
-    Raises:
-        TaskError: A layer has an adapter that is not ``everywhere``.
-    """
-    own, others = dict(adapted(model)), dict(adapted(everywhere))
-    if unknown := own.keys() - others.keys():
-        raise TaskError(
-            f"LoRA: {sorted(unknown)[0]} gets an adapter, but all_targets and all_layers do not "
-            "name it; add it to them"
-        )
-    if not own:
-        return
-    example = next(iter(own.values()))
-    drops = isinstance(example.lora_dropout[_NAME], torch.nn.Dropout)
-    for path, layer in others.items():
-        if path in own:
-            continue
-        base = model.get_submodule(path)
-        like = next(base.parameters())
-        for factors, dim in ((layer.lora_A, 0), (layer.lora_B, 1)):
-            shape = list(factors[_NAME].weight.shape)
-            shape[dim] = 0
-            factors[_NAME].weight = torch.nn.Parameter(like.new_empty(shape))
-        if drops:  # of the same kind, though it drops nothing
-            layer.lora_dropout[_NAME] = torch.nn.Dropout(0.0)
-        parent, _, name = path.rpartition(".")
-        layer.base_layer = base
-        setattr(model.get_submodule(parent), name, layer)
-
-
-def peft_library() -> Any:
-    """Return peft, or say how to install it."""
-    return require("peft", extra="huggingface")

@@ -260,7 +260,15 @@ class Recipe:
         made = self.chosen_as(spec)
         if is_legacy(spec):
             return made
-        return replace(made, apart=bool(spec["task"]["evaluation"]))
+        stored = spec["task"]
+        # a task that had nothing to evaluate by may have it now
+        mixed = not stored["evaluation"] and made.has_parts_in(stored["training"])
+        return replace(made, apart=not mixed)
+
+    def has_parts_in(self, training: Mapping[str, str]) -> bool:
+        """Return whether a stored identity of training has a part of this task's evaluation."""
+        evaluation = replace(self, apart=True).identity.evaluation
+        return not evaluation.keys().isdisjoint(training)
 
     def chosen_for(self, num_workers: int) -> Recipe:
         """Return the recipe of a new study: ``Auto`` chooses its algorithm."""

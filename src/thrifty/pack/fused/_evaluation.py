@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._state import seed_everything
 from thrifty.pack.task._data import Source, samples_of, valid_batches
 from thrifty.pack.task._data_contents import Samples
-from thrifty.pack.trial._update import MetricSums
+from thrifty.pack.trial._update import MetricSums, has_weights, weight_of
 from thrifty.pack.verify import (
     CheckBudget,
     SoloTimes,
@@ -88,9 +88,10 @@ def evaluate_whole(
     parts = list(_parts(range(size), at_once))
     sums = [MetricSums() for _ in parts]
     for batch, num in valid_batches(source, batch_size=structure.task.eval_batch_size):
+        weight = weight_of(structure.task, batch, num=num)
         for rows, total in zip(parts, sums, strict=True):
             found = structure.metrics(batch, state=state.of_rows(rows), size=len(rows))
-            total.add(found, num=num)
+            total.add(found, weight=weight)
     return [
         means for rows, total in zip(parts, sums, strict=True) for means in total.rows(len(rows))
     ]
@@ -202,13 +203,22 @@ class Evaluation:
                 return evaluate_whole(
                     self._structure, self._rows, source, size=size, at_once=self._at_once
                 )
-            batch_size = self._structure.task.eval_batch_size
             return evaluate_packed(
-                self._programs, source, size=size, batch_size=batch_size, verify=verify
+                self._programs,
+                source,
+                size=size,
+                batch_size=self._structure.task.eval_batch_size,
+                weigh=self._weight if has_weights(self._structure.task) else None,
+                verify=verify,
             )
         except UnfusableError as error:
             self._give_up(str(error))
             return None
+
+    def _weight(self, leaves: Sequence[torch.Tensor]) -> float:
+        """Return how much a validation batch counts, given its tensors."""
+        task, spec = self._structure.task, self._structure.batch_spec
+        return weight_of(task, pytree.tree_unflatten(list(leaves), spec), num=len(leaves[0]))
 
     def _checked(
         self, trial: FusedTrial, found: Mapping[str, float], block: Sequence[FusedTrial]
@@ -294,7 +304,13 @@ class Evaluation:
 
 
 def evaluate_packed(
-    programs: Programs, source: Source, *, size: int, batch_size: int, verify: bool = True
+    programs: Programs,
+    source: Source,
+    *,
+    size: int,
+    batch_size: int,
+    weigh: Callable[[Sequence[torch.Tensor]], float] | None = None,
+    verify: bool = True,
 ) -> Sequence[Mapping[str, float]] | None:
     """Return the metrics of the first ``size`` rows; None if batches are too large for this to pay.
 
@@ -303,6 +319,7 @@ def evaluate_packed(
         source: The data.
         size: Number of rows.
         batch_size: Number of samples in a validation batch.
+        weigh: Returns how much a batch counts, given its tensors; None: its number of samples.
         verify: Whether to compare kept activations with new ones.
 
     Raises:
@@ -329,7 +346,10 @@ def evaluate_packed(
             if is_large and bound.trunk is None:
                 return None
             bound.run()
-        sums.add(dict(zip(bound.names, tape.outputs, strict=True)), num=num)
+        weight: float = num
+        if weigh is not None:
+            weight = weigh(arrays if samples is None else [a[batch] for a in arrays])
+        sums.add(dict(zip(bound.names, tape.outputs, strict=True)), weight=weight)
     return sums.rows(size)
 
 

@@ -66,7 +66,7 @@ from thrifty.pack.task._task import (
     own_task,
 )
 from thrifty.pack.task._trial_stream import TrialStream
-from thrifty.pack.trial._update import MetricSums, as_number, check_metrics
+from thrifty.pack.trial._update import MetricSums, as_number, check_metrics, weight_of
 from thrifty.pack.verify import Watch
 
 from ._update import Update
@@ -563,7 +563,7 @@ def evaluate(
     seed: int,
     cast: Callable[[Batch], Batch] = _as_it_is,
 ) -> dict[str, float]:
-    """Return the task's metrics over the validation set, each batch weighted by its samples.
+    """Return the task's metrics over the validation set, each batch weighted by what counts in it.
 
     Args:
         task: The task.
@@ -578,7 +578,7 @@ def evaluate(
     with torch.no_grad():
         for batch, num in valid_batches(source, batch_size=task.eval_batch_size):
             found = check_metrics(task.metrics(model, cast(batch)), task=type(task).__name__)
-            sums.add(found, num=num)
+            sums.add(found, weight=weight_of(task, batch, num=num))
     return sums.means()
 
 

@@ -361,43 +361,81 @@ def _described(value: Any) -> str:
     return f"a {type(value).__name__} ({text if len(text) <= 40 else text[:40] + '...'})"
 
 
+def has_weights(task: Any) -> bool:
+    """Return whether the means of a task's metrics are over what ``loss_weight`` counts."""
+    return getattr(task, "_metrics_by_weight", False)
+
+
+def weight_of(task: Any, batch: Any, *, num: int) -> float:
+    """Return how much a validation batch counts in the means of its task's metrics.
+
+    Args:
+        task: The task.
+        batch: The batch.
+        num: Its number of samples, which is the weight unless the task counts something else.
+    """
+    return float(task.loss_weight(batch)) if has_weights(task) else num
+
+
 class MetricSums:
-    """Sums of metrics in double precision, each batch weighted by its number of samples.
+    """Sums of metrics in double precision, each batch weighted, as by its number of samples.
 
     A value is a number, a tensor of one element, or a tensor with one element per trial. Equal
     values of the batches give means that are equal to the last bit, in any of these forms.
 
     >>> sums = MetricSums()
-    >>> sums.add({"accuracy": 0.5}, num=3)
-    >>> sums.add({"accuracy": torch.tensor(1.0)}, num=1)
+    >>> sums.add({"accuracy": 0.5}, weight=3)
+    >>> sums.add({"accuracy": torch.tensor(1.0)}, weight=1)
+    >>> sums.add({"accuracy": torch.tensor(float("nan"))}, weight=0)
     >>> sums.means()
     {'accuracy': 0.625}
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}
-        self._nums: dict[str, int] = {}
+        self._weights: dict[str, float] = {}
+        self._has_left_out = False
 
-    def add(self, metrics: Mapping[str, Any], *, num: int) -> None:
-        """Add the metrics of a batch with ``num`` samples."""
+    def add(self, metrics: Mapping[str, Any], *, weight: float) -> None:
+        """Add the metrics of a batch; a weight of 0 leaves it out."""
+        if not weight:  # a mean over nothing is not a number
+            self._has_left_out = True
+            return
         for name, value in metrics.items():
             # keep a tensor on its device: reading it would wait for the device at each batch
-            weighted = _double(value) * num
+            weighted = _double(value) * weight
             known = self._sums.get(name)
             self._sums[name] = weighted if known is None else known + weighted
-            self._nums[name] = self._nums.get(name, 0) + num
+            self._weights[name] = self._weights.get(name, 0) + weight
 
     def means(self) -> dict[str, float]:
-        """Return the means of one trial."""
-        return {name: float(total) / self._nums[name] for name, total in self._sums.items()}
+        """Return the means of one trial.
+
+        Raises:
+            TaskError: Nothing counts in any batch.
+        """
+        self._check()
+        return {name: float(total) / self._weights[name] for name, total in self._sums.items()}
 
     def rows(self, size: int) -> list[dict[str, float]]:
-        """Return the means of the first ``size`` of several trials."""
+        """Return the means of the first ``size`` of several trials.
+
+        Raises:
+            TaskError: Nothing counts in any batch.
+        """
+        self._check()
         table = {name: total.tolist() for name, total in self._sums.items()}
         return [
-            {name: values[row] / self._nums[name] for name, values in table.items()}
+            {name: values[row] / self._weights[name] for name, values in table.items()}
             for row in range(size)
         ]
+
+    def _check(self) -> None:
+        if self._has_left_out and not self._sums:
+            raise TaskError(
+                "nothing counts in the validation data: loss_weight is 0 for each batch; give data "
+                "in which some labels count, that is, are not -100"
+            )
 
 
 def _double(value: Any) -> Any:
