@@ -18,6 +18,17 @@ from thrifty.core import TaskError, require
 from thrifty.pack import HyperParameters, Task
 from thrifty.pack.task._data import Batch
 
+from ._attention_masks import (
+    check_padding,
+    check_paddings,
+    held,
+    hold,
+    let_go,
+    mask_for,
+    masks_of,
+    packed_mask_for,
+)
+
 
 if TYPE_CHECKING:
     import peft
@@ -151,16 +162,28 @@ class FineTune(Task):
         }
 
     def data(self, hp: HyperParameters) -> Any:
-        """Return the data."""
-        return self._data(hp) if callable(self._data) else self._data
+        """Return the data.
+
+        Raises:
+            TaskError: Tokens have padding before them, but look to the left.
+        """
+        data = self._data(hp) if callable(self._data) else self._data
+        if self.kind == "causal" and not self._is_packed:
+            check_paddings(data)
+        return data
 
     def model(self, hp: HyperParameters) -> torch.nn.Module:
         """Return the frozen base with new adapters.
 
         Raises:
-            TaskError: The adapters do not fit the base.
+            TaskError: The adapters do not fit the base, or it cannot be trained in this way.
         """
-        return self._with_adapters(self._base_model(hp), hp)
+        base = self._base_model(hp)
+        self._check_positions(base)
+        masks = masks_of(base, kind=self.kind, is_packed=self._is_packed)
+        model = self._with_adapters(base, hp)
+        hold(model, masks, kind=self.kind, is_packed=self._is_packed)
+        return model
 
     def meta_model(self, hp: HyperParameters) -> torch.nn.Module | None:
         """Return the model without values; None if a function makes the base."""
@@ -169,12 +192,14 @@ class FineTune(Task):
         with torch.device("meta"):
             return self._with_adapters(self._base_model(hp, is_meta=True), hp)
 
-    def _with_adapters(self, base: Any, hp: HyperParameters) -> torch.nn.Module:
+    def _check_positions(self, base: Any) -> None:
         if self._is_packed and "position_ids" not in inspect.signature(base.forward).parameters:
             raise TaskError(
                 f"FineTune(packed=True): {type(base).__name__} takes no position_ids, so positions "
                 "cannot begin again within a row; leave packed out and pad each sequence"
             )
+
+    def _with_adapters(self, base: Any, hp: HyperParameters) -> torch.nn.Module:
         config = self._adapter.config(hp, kind=self.kind)
         try:
             with warnings.catch_warnings():
@@ -194,6 +219,7 @@ class FineTune(Task):
 
     def __thrifty_finished__(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return a trained model without adapters of rank 0."""
+        let_go(model)
         return without_idle(model)
 
     def _base_model(self, hp: HyperParameters, *, is_meta: bool = False) -> Any:
@@ -281,22 +307,22 @@ class FineTune(Task):
     def _logits(
         self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
+        masks = held(model, kind=self.kind, is_packed=self._is_packed)
         if self._is_packed:
             assert mask is not None
-            seen, positions = _seen_by(mask)
+            apart, positions = packed_mask_for(model, mask, masks)
             packed: torch.Tensor = model(
-                input_ids=ids,
-                attention_mask=_attention(seen, model),
-                position_ids=positions,
-                use_cache=False,
+                input_ids=ids, attention_mask=apart, position_ids=positions, use_cache=False
             ).logits
             return packed
         if self.kind == "causal":
+            if mask is not None:
+                check_padding(mask)
             # tokens look to the left only, so padding on the right changes nothing
             logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
             return logits
         if mask is not None:
-            mask = _attention(_seen_through(mask, is_causal=_is_causal(model)), model)
+            mask = mask_for(model, mask, masks)
         found: torch.Tensor = model(input_ids=ids, attention_mask=mask).logits
         return found
 
@@ -376,56 +402,6 @@ def pack_tokens(
             numbers[k, part] = place
             start += sizes[number]
     return ids, numbers, aims
-
-
-def _seen_by(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which tokens each token sees, and its position in its sequence.
-
-    Args:
-        numbers: The sequence of each token, ``[B, T]``.
-
-    Returns:
-        ``[B, T, T]`` with True where token i sees token j, and ``[B, T]``.
-    """
-    place = torch.arange(numbers.shape[1], device=numbers.device)
-    same = numbers[:, :, None] == numbers[:, None, :]
-    seen = same & (place[:, None] >= place[None, :])
-    # a sequence lies in one piece, so its first token sees itself only
-    return seen, seen.sum(-1) - 1
-
-
-def _seen_through(mask: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
-    """Return which tokens each token sees, ``[B, T, T]``.
-
-    Args:
-        mask: 0 at padding, ``[B, T]``.
-        is_causal: Whether tokens look to the left only.
-    """
-    length = mask.shape[1]
-    seen = mask.bool()[:, None, :].expand(-1, length, -1)
-    if not is_causal:
-        return seen
-    place = torch.arange(length, device=mask.device)
-    # a token that sees nothing, as padding on the left does, would have no result at all
-    return (seen & (place[:, None] >= place[None, :])) | (place[:, None] == place[None, :])
-
-
-def _attention(seen: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
-    """Return a mask as a model takes it.
-
-    It has four dimensions, as the model would make it, so the model does not read its values.
-    """
-    config: Any = model.config
-    if config._attn_implementation != "eager":
-        return seen[:, None]
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    scores = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-    return scores[:, None]
-
-
-def _is_causal(model: torch.nn.Module) -> bool:
-    """Return whether a model's tokens look to the left only; its attention layers say so."""
-    return any(getattr(module, "is_causal", False) is True for module in model.modules())
 
 
 def _digests(folder: Path) -> dict[str, str]:
