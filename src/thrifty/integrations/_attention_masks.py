@@ -37,9 +37,13 @@ _LONGEST = 600
 """Numbers of tokens of the rows of a measurement."""
 _MAX_PRODUCTS = 5e11
 """Most multiplications of a row of a measurement; a larger model gets short ones."""
+_SMALL = 20_000_000
+"""Most parameters of a model that is measured with other weights."""
 _TOLERANCE = 5e-5
 _HALF_TOLERANCE = 0.05
 """Largest differences that rounding explains, as a share of the largest logit."""
+_ULPS = 4
+"""The same between results of rows of equal shapes, in steps of a float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +208,9 @@ class _Probe:
     def __init__(self, base: torch.nn.Module) -> None:
         parameters = list(base.parameters())
         self._name = type(base).__name__
-        # some models change with their first row, such as BigBird
-        self._model = deepcopy(base, {id(p): p for p in parameters}).eval()
         config: Any = base.config
-        self._config = config
         inner = config.get_text_config()
         self._device = parameters[0].device if parameters else torch.device("cpu")
-        is_half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
-        self._packed_tolerance = _HALF_TOLERANCE if is_half else _TOLERANCE
         found = [getattr(inner, name, None) for name in _WINDOWS]
         widths = [w for w in found if isinstance(w, int) and not isinstance(w, bool) and w > 0]
         self._window = min(widths, default=None)
@@ -231,6 +230,29 @@ class _Probe:
         self._padding = padding if isinstance(padding, int) and padding >= 0 else 0
         is_own = isinstance(end, int) and 0 <= end < inner.vocab_size and end != self._padding
         self._end = end if is_own else None
+        self._model = self._measurable(base)
+        precisions = [p.dtype for p in self._model.parameters() if p.is_floating_point()]
+        # a softmax is in single precision in many models, whatever the rest is in
+        self._step = max(torch.finfo(dtype).eps for dtype in (torch.float32, *precisions))
+        self._is_coarse = self._step > 1e-6
+
+    def _measurable(self, base: torch.nn.Module) -> torch.nn.Module:
+        """Return a copy of a model whose results depend on what it sees.
+
+        Fresh weights may be so small that rounding hides what a token sees, and a new head may be
+        zero. Small models get larger random weights, in single precision: in double precision, a
+        softmax in single precision makes NaN of rows that see nothing. Large ones are mostly
+        trained already, and keep their weights, in the same memory.
+        """
+        parameters = list(base.parameters())
+        row = self._padded([self._tokens(self._short)])[0][:1]
+        if sum(p.numel() for p in parameters) <= _SMALL:
+            model = _redrawn(base)
+            found = _logits(model, input_ids=row)
+            if found is not None and bool(found.isfinite().all()):
+                return model
+        # some models change with their first row, such as BigBird
+        return deepcopy(base, {id(p): p for p in parameters}).eval()
 
     def of_classifier(self) -> Masks:
         """Return the masks with which a classifier has the results that transformers gives it."""
@@ -254,7 +276,7 @@ class _Probe:
         if any(each is None for each in found):
             return  # training will say why
         one, other = (each[0, :-1] for each in found)  # type: ignore[index]
-        if not _alike(one, other, _TOLERANCE):
+        if not _alike(one, other, self._equal):
             raise TaskError(
                 f'FineTune(kind="causal"): {self._name} sees later tokens, so it would see the '
                 "ones that it has to predict; give a model that looks to the left only (for some, "
@@ -276,6 +298,10 @@ class _Probe:
         )
 
     @property
+    def _equal(self) -> float:
+        return _ULPS * self._step
+
+    @property
     def _short(self) -> int:
         return min(_SHORT, self._most)
 
@@ -289,6 +315,8 @@ class _Probe:
         if window is None or window >= self._most:
             return math.inf if agrees(self._short) else 0
         for longest in (math.inf, window, max(2, window // 2)):
+            if longest == math.inf and self._is_coarse:
+                continue  # rounding may hide what few tokens add
             length = min(self._most, window + 8 if longest == math.inf else int(longest))
             if length > self._affordable:
                 if longest == math.inf or (looks_both_ways and longest == window):
@@ -305,7 +333,7 @@ class _Probe:
         if wanted is None or not self._depends_on_others(rows, mask, wanted):
             return False
         found = self._logits(input_ids=rows, attention_mask=mask_for(self._model, mask, masks))
-        return found is not None and _alike(found, wanted, _TOLERANCE)
+        return found is not None and _alike(found, wanted, self._equal)
 
     def _depends_on_others(
         self, rows: torch.Tensor, mask: torch.Tensor, wanted: torch.Tensor
@@ -316,7 +344,7 @@ class _Probe:
             middle = rows.shape[1] // 2
             other[0, middle] = next((k for k in self._usual if k != rows[0, middle]), 0)
         changed = self._logits(input_ids=other, attention_mask=mask)
-        return changed is not None and not _alike(changed[:1], wanted[:1], _TOLERANCE)
+        return changed is not None and not _alike(changed[:1], wanted[:1], 8 * self._equal)
 
     def _packs_alike(self, length: int) -> bool:
         ids = self._tokens(length)
@@ -333,7 +361,13 @@ class _Probe:
         if found is None or any(each is None for each in alone):
             return False
         wanted = torch.cat([each[0] for each in alone])  # type: ignore[index]
-        return _alike(found[0], wanted, self._packed_tolerance)
+        if not _alike(found[0], wanted, _HALF_TOLERANCE if self._is_coarse else _TOLERANCE):
+            return False
+        # with rows of equal shapes, rounding hides less
+        others = ids.clone()
+        others[:first] = torch.where(ids[:first] == self._usual[0], self._usual[-1], self._usual[0])
+        again = self._logits(input_ids=others[None], attention_mask=mask, position_ids=positions)
+        return again is not None and _alike(again[0, first:], found[0, first:], self._equal)
 
     def _tokens(self, length: int) -> torch.Tensor:
         order = torch.arange(length, device=self._device)
@@ -354,14 +388,30 @@ class _Probe:
         return rows, mask
 
     def _logits(self, **inputs: Any) -> torch.Tensor | None:
-        """Return the logits of rows; None if the model does not compute any."""
-        try:
-            found = self._model(**inputs).logits
-        except Exception as error:
-            if out_of_memory(error):
-                raise
-            return None  # models refuse masks by errors of all kinds
-        return found if isinstance(found, torch.Tensor) else None
+        return _logits(self._model, **inputs)
+
+
+def _logits(model: torch.nn.Module, **inputs: Any) -> torch.Tensor | None:
+    """Return the logits of rows; None if the model does not compute any."""
+    try:
+        found = model(**inputs).logits
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return None  # models refuse masks by errors of all kinds
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _redrawn(base: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a model with other weights, large enough that every token matters."""
+    model = deepcopy(base).float().eval()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() > 1 and parameter.is_floating_point():
+            drawn = torch.randn(parameter.shape, generator=generator)
+            scale = 2 * math.sqrt(parameter.shape[0] / max(1, parameter.numel()))
+            parameter.copy_(drawn * scale)
+    return model
 
 
 def _each_twice(sequences: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
