@@ -64,6 +64,7 @@ class FineTune(Task):
             row a token belongs (1, 2, ...; 0 at padding). ``pack_tokens`` makes them. A sequence
             gets the results that it gets in a row of its own: tokens see no other sequence, and
             positions begin again with each. The loss is the mean over all tokens of the batch.
+            Models that do not keep sequences apart are refused, and rows longer than a window.
         batch_size: As ``Task.batch_size``.
         eval_batch_size: As ``Task.eval_batch_size``.
         num_labels: Number of classes, for ``kind="classification"``.
