@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -220,6 +221,46 @@ def test_sequences_of_a_row_need_a_model_that_keeps_them_apart():
         th.TaskError, match=r"JambaForCausalLM has other results .* leave packed out"
     ):
         task_of(config, packed=True).model(HyperParameters({}))
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_large_models_are_measured_with_their_own_weights(monkeypatch, precision):
+    monkeypatch.setattr(masks, "_SMALL", 0)
+    masks._measured.clear()
+    for config in (LLAMA, CLASSIFIERS["recurrent"]):
+        model = enlarged(AutoModelForCausalLM.from_config(config)).to(precision)
+        task = task_of(lambda hp, model=model: model, packed=True)
+        if config is LLAMA:
+            assert getattr(task.model(HyperParameters({})), masks.HELD_AS)[-1] == masks.Masks(
+                "left"
+            )
+        else:
+            with pytest.raises(th.TaskError, match="JambaForCausalLM has other results"):
+                task.model(HyperParameters({}))
+
+
+class Plain(torch.nn.Module):
+    """A model that is not one of transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(40, 8)
+        self.q_proj = torch.nn.Linear(8, 40)
+
+    def forward(self, input_ids, attention_mask=None, use_cache=False):
+        hidden = self.embed(input_ids)
+        if attention_mask is not None:
+            hidden = (hidden * attention_mask[..., None]).sum(1)
+        return SimpleNamespace(logits=self.q_proj(hidden))
+
+
+def test_models_of_others_are_taken_as_they_are():
+    ids, mask = padded(side="right")
+    model, other = Plain(), Plain()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(task_of(LLAMA)._logits(model, ids, None), model(ids).logits)
+    task = task_of(LLAMA, kind="classification")
+    assert torch.equal(task._logits(other, ids, mask), model(ids, mask).logits)
 
 
 def test_packed_rows_are_no_longer_than_a_window():

@@ -77,7 +77,9 @@ def masks_of(base: torch.nn.Module, *, kind: str, is_packed: bool) -> Masks:
     Raises:
         TaskError: The model cannot be trained in this way.
     """
-    config: Any = base.config
+    config: Any = getattr(base, "config", None)
+    if not hasattr(config, "get_text_config"):  # not of transformers
+        return Masks("plain" if kind == "classification" else "left")
     precision = next((p.dtype for p in base.parameters()), None)
     text = config.to_json_string(use_diff=False)
     key = (text, config._attn_implementation, precision, kind, is_packed)
@@ -224,11 +226,11 @@ class _Probe:
         for name in named:
             value = getattr(inner, name, None)
             special.update(value if isinstance(value, list) else [value])
-        last = min(inner.vocab_size, 97)
-        self._usual = [k for k in range(1, last) if k not in special] or [0]
+        num_tokens = getattr(inner, "vocab_size", 2)
+        self._usual = [k for k in range(1, min(num_tokens, 97)) if k not in special] or [0]
         padding, end = (getattr(inner, name, None) for name in ("pad_token_id", "eos_token_id"))
         self._padding = padding if isinstance(padding, int) and padding >= 0 else 0
-        is_own = isinstance(end, int) and 0 <= end < inner.vocab_size and end != self._padding
+        is_own = isinstance(end, int) and 0 <= end < num_tokens and end != self._padding
         self._end = end if is_own else None
         self._model = self._measurable(base)
         precisions = [p.dtype for p in self._model.parameters() if p.is_floating_point()]
@@ -272,7 +274,7 @@ class _Probe:
         ids = self._tokens(self._short)
         later = ids.clone()
         later[-1] = self._usual[0] if ids[-1] != self._usual[0] else self._usual[-1]
-        found = [self._logits(input_ids=each[None]) for each in (ids, later)]
+        found = [self._logits(input_ids=each[None], use_cache=False) for each in (ids, later)]
         if any(each is None for each in found):
             return  # training will say why
         one, other = (each[0, :-1] for each in found)  # type: ignore[index]
@@ -344,7 +346,7 @@ class _Probe:
             middle = rows.shape[1] // 2
             other[0, middle] = next((k for k in self._usual if k != rows[0, middle]), 0)
         changed = self._logits(input_ids=other, attention_mask=mask)
-        return changed is not None and not _alike(changed[:1], wanted[:1], 8 * self._equal)
+        return changed is not None and not _alike(changed[:1], wanted[:1], 2 * self._equal)
 
     def _packs_alike(self, length: int) -> bool:
         ids = self._tokens(length)
@@ -352,12 +354,10 @@ class _Probe:
         parts = [ids[:first], ids[first:]]
         numbers = torch.ones_like(ids)
         numbers[first:] = 2
-        try:
-            mask, positions = packed_mask_for(self._model, numbers[None], Masks("left"))
-        except (RuntimeError, ValueError):
-            return False
-        found = self._logits(input_ids=ids[None], attention_mask=mask, position_ids=positions)
-        alone = [self._logits(input_ids=part[None]) for part in parts]
+        mask, positions = packed_mask_for(self._model, numbers[None], Masks("left"))
+        apart = {"attention_mask": mask, "position_ids": positions, "use_cache": False}
+        found = self._logits(input_ids=ids[None], **apart)
+        alone = [self._logits(input_ids=part[None], use_cache=False) for part in parts]
         if found is None or any(each is None for each in alone):
             return False
         wanted = torch.cat([each[0] for each in alone])  # type: ignore[index]
@@ -366,7 +366,7 @@ class _Probe:
         # with rows of equal shapes, rounding hides less
         others = ids.clone()
         others[:first] = torch.where(ids[:first] == self._usual[0], self._usual[-1], self._usual[0])
-        again = self._logits(input_ids=others[None], attention_mask=mask, position_ids=positions)
+        again = self._logits(input_ids=others[None], **apart)
         return again is not None and _alike(again[0, first:], found[0, first:], self._equal)
 
     def _tokens(self, length: int) -> torch.Tensor:
