@@ -314,7 +314,7 @@ class _Probe:
         around a token.
         """
         window = self._window
-        if window is None or window >= self._most:
+        if window is None:
             return math.inf if agrees(self._short) else 0
         for longest in (math.inf, window, max(2, window // 2)):
             if longest == math.inf and self._is_coarse:
