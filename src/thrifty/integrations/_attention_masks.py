@@ -9,7 +9,7 @@ does not say which, so a few tiny rows are computed in both ways when a model is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,7 @@ _WINDOWS = ("sliding_window", "local_attention", "attention_chunk_size", "window
 _SHORT = 12
 _LONGEST = 600
 """Numbers of tokens of the rows of a measurement."""
-_MAX_PRODUCTS = 5e11
+_MAX_PRODUCTS = 1e10
 """Most multiplications of a row of a measurement; a larger model gets short ones."""
 _SMALL = 20_000_000
 """Most parameters of a model that is measured with other weights."""
@@ -233,6 +233,8 @@ class _Probe:
         is_own = isinstance(end, int) and 0 <= end < num_tokens and end != self._padding
         self._end = end if is_own else None
         self._model = self._measurable(base)
+        self._wanted: dict[int, torch.Tensor | None] = {}
+        """Results with masks of transformers that show what a token sees, by length of the rows."""
         precisions = [p.dtype for p in self._model.parameters() if p.is_floating_point()]
         # a softmax is in single precision in many models, whatever the rest is in
         self._step = max(torch.finfo(dtype).eps for dtype in (torch.float32, *precisions))
@@ -247,7 +249,7 @@ class _Probe:
         trained already, and keep their weights, in the same memory.
         """
         parameters = list(base.parameters())
-        row = self._padded([self._tokens(self._short)])[0][:1]
+        row = self._padded(self._tokens(self._short))[0][:1]
         if sum(p.numel() for p in parameters) <= _SMALL:
             model = _redrawn(base)
             found = _logits(model, input_ids=row)
@@ -316,6 +318,8 @@ class _Probe:
         window = self._window
         if window is None:
             return math.inf if agrees(self._short) else 0
+        if not agrees(min(self._short, max(3, window // 2))):
+            return 0
         for longest in (math.inf, window, max(2, window // 2)):
             if longest == math.inf and self._is_coarse:
                 continue  # rounding may hide what few tokens add
@@ -323,16 +327,21 @@ class _Probe:
             if length > self._affordable:
                 if longest == math.inf or (looks_both_ways and longest == window):
                     continue
-                length = self._short
+                return longest  # short rows agree, and no window is in the way of longer ones
             if agrees(length):
                 return longest
         return 0
 
     def _classifies_alike(self, length: int, *, masks: Masks) -> bool:
         ids = self._tokens(length)
-        rows, mask = self._padded([ids, ids[: max(1, 2 * length // 3)], ids[: max(1, length // 4)]])
-        wanted = self._logits(input_ids=rows, attention_mask=mask)
-        if wanted is None or not self._depends_on_others(rows, mask, wanted):
+        rows, mask = self._padded(ids)
+        if length not in self._wanted:
+            wanted = self._logits(input_ids=rows, attention_mask=mask)
+            if wanted is not None and not self._depends_on_others(rows, mask, wanted):
+                wanted = None
+            self._wanted[length] = wanted
+        wanted = self._wanted[length]
+        if wanted is None:
             return False
         found = self._logits(input_ids=rows, attention_mask=mask_for(self._model, mask, masks))
         return found is not None and _alike(found, wanted, self._equal)
@@ -374,17 +383,15 @@ class _Probe:
         places = (7 * order + order * order // 3) % len(self._usual)
         return torch.tensor(self._usual, device=self._device)[places]
 
-    def _padded(self, sequences: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rows with these sequences, padded on both sides in turn, and their mask."""
-        length = len(sequences[0])
-        rows = torch.full((2 * len(sequences), length), self._padding, device=self._device)
+    def _padded(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a whole row and a part of it, padded on the right and on the left, with a mask."""
+        length, kept = len(ids), max(1, 2 * len(ids) // 3)
+        rows = torch.full((3, length), self._padding, device=self._device)
         mask = torch.zeros_like(rows)
-        for k, row in enumerate(_each_twice(sequences)):
-            row = row.clone()
+        for k, part in enumerate((slice(length), slice(kept), slice(length - kept, length))):
+            rows[k, part], mask[k, part] = ids[: part.stop - (part.start or 0)], 1
             if self._end is not None:
-                row[-1] = self._end  # encoder-decoders read a result there
-            part = slice(len(row)) if k % 2 == 0 else slice(length - len(row), None)
-            rows[k, part], mask[k, part] = row, 1
+                rows[k, part.stop - 1] = self._end  # encoder-decoders read a result there
         return rows, mask
 
     def _logits(self, **inputs: Any) -> torch.Tensor | None:
@@ -412,11 +419,6 @@ def _redrawn(base: torch.nn.Module) -> torch.nn.Module:
             scale = 2 * math.sqrt(parameter.shape[0] / max(1, parameter.numel()))
             parameter.copy_(drawn * scale)
     return model
-
-
-def _each_twice(sequences: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    for each in sequences:
-        yield from (each, each)
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
