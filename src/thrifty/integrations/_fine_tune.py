@@ -17,6 +17,17 @@ from thrifty.core import TaskError, require
 from thrifty.pack import HyperParameters, Task, TaskIdentity
 from thrifty.pack.task._data import Batch
 
+from ._attention_masks import (
+    check_padding,
+    check_paddings,
+    held,
+    hold,
+    let_go,
+    mask_for,
+    masks_of,
+    packed_mask_for,
+    says_causal,
+)
 from ._fine_tune_adapters import (
     Kind,
     LoRA,
@@ -71,6 +82,7 @@ class FineTune(Task):
             row a token belongs (1, 2, ...; 0 at padding). ``pack_tokens`` makes them. A sequence
             gets the results that it gets in a row of its own: tokens see no other sequence, and
             positions begin again with each. The loss is the mean over all tokens of the batch.
+            Models that do not keep sequences apart are refused, and rows longer than a window.
         batch_size: As ``Task.batch_size``.
         eval_batch_size: As ``Task.eval_batch_size``. Metrics are means over all tokens (or
             sequences) of the validation data that count, so it changes only speed and memory.
@@ -213,17 +225,28 @@ class FineTune(Task):
         return said.removeprefix("torch.") in ("float16", "bfloat16")
 
     def data(self, hp: HyperParameters) -> Any:
-        """Return the data."""
-        return self._data(hp) if callable(self._data) else self._data
+        """Return the data.
+
+        Raises:
+            TaskError: Tokens have padding before them, but look to the left.
+        """
+        data = self._data(hp) if callable(self._data) else self._data
+        if self.kind == "causal" and not self._is_packed:
+            check_paddings(data)
+        return data
 
     def model(self, hp: HyperParameters) -> torch.nn.Module:
         """Return the frozen base with new adapters.
 
         Raises:
-            TaskError: The adapters do not fit the base.
+            TaskError: The adapters do not fit the base, or it cannot be trained in this way.
         """
         base, missing = self._base_model(hp)
-        return self._with_adapters(base, hp, missing=missing)
+        self._check_positions(base)
+        masks = masks_of(base, kind=self.kind, is_packed=self._is_packed)
+        model = self._with_adapters(base, hp, missing=missing)
+        hold(model, masks, kind=self.kind, is_packed=self._is_packed)
+        return model
 
     def meta_model(self, hp: HyperParameters) -> torch.nn.Module | None:
         """Return the model without values; None if a function makes the base."""
@@ -233,19 +256,21 @@ class FineTune(Task):
         with torch.device("meta"):
             return self._with_adapters(base, hp, missing=missing)
 
-    def _with_adapters(
-        self, base: Any, hp: HyperParameters, *, missing: Collection[str]
-    ) -> torch.nn.Module:
+    def _check_positions(self, base: Any) -> None:
         if self._is_packed and "position_ids" not in inspect.signature(base.forward).parameters:
             raise TaskError(
                 f"FineTune(packed=True): {type(base).__name__} takes no position_ids, so positions "
                 "cannot begin again within a row; leave packed out and pad each sequence"
             )
+
+    def _with_adapters(
+        self, base: Any, hp: HyperParameters, *, missing: Collection[str]
+    ) -> torch.nn.Module:
         classifies = self.kind == "classification"
         if (
             classifies
             and hasattr(base, "score")
-            and _is_causal(base)
+            and says_causal(base)
             and base.config.pad_token_id is None
         ):
             raise TaskError(
@@ -276,6 +301,7 @@ class FineTune(Task):
 
     def __thrifty_finished__(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return a trained model without adapters of rank 0."""
+        let_go(model)
         return without_idle(model)
 
     def _base_model(self, hp: HyperParameters) -> tuple[Any, Collection[str]]:
@@ -384,22 +410,22 @@ class FineTune(Task):
     def _logits(
         self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
+        masks = held(model, kind=self.kind, is_packed=self._is_packed)
         if self._is_packed:
             assert mask is not None
-            seen, positions = _seen_by(mask)
+            apart, positions = packed_mask_for(model, mask, masks)
             packed: torch.Tensor = model(
-                input_ids=ids,
-                attention_mask=_attention(seen, model),
-                position_ids=positions,
-                use_cache=False,
+                input_ids=ids, attention_mask=apart, position_ids=positions, use_cache=False
             ).logits
             return packed
         if self.kind == "causal":
+            if mask is not None:
+                check_padding(mask)
             # tokens look to the left only, so padding on the right changes nothing
             logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
             return logits
         if mask is not None:
-            mask = _attention(_seen_through(mask, is_causal=_is_causal(model)), model)
+            mask = mask_for(model, mask, masks)
         found: torch.Tensor = model(input_ids=ids, attention_mask=mask).logits
         return found
 
@@ -479,56 +505,6 @@ def pack_tokens(
             numbers[k, part] = place
             start += sizes[number]
     return ids, numbers, aims
-
-
-def _seen_by(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which tokens each token sees, and its position in its sequence.
-
-    Args:
-        numbers: The sequence of each token, ``[B, T]``.
-
-    Returns:
-        ``[B, T, T]`` with True where token i sees token j, and ``[B, T]``.
-    """
-    place = torch.arange(numbers.shape[1], device=numbers.device)
-    same = numbers[:, :, None] == numbers[:, None, :]
-    seen = same & (place[:, None] >= place[None, :])
-    # a sequence lies in one piece, so its first token sees itself only
-    return seen, seen.sum(-1) - 1
-
-
-def _seen_through(mask: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
-    """Return which tokens each token sees, ``[B, T, T]``.
-
-    Args:
-        mask: 0 at padding, ``[B, T]``.
-        is_causal: Whether tokens look to the left only.
-    """
-    length = mask.shape[1]
-    seen = mask.bool()[:, None, :].expand(-1, length, -1)
-    if not is_causal:
-        return seen
-    place = torch.arange(length, device=mask.device)
-    # a token that sees nothing, as padding on the left does, would have no result at all
-    return (seen & (place[:, None] >= place[None, :])) | (place[:, None] == place[None, :])
-
-
-def _attention(seen: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
-    """Return a mask as a model takes it.
-
-    It has four dimensions, as the model would make it, so the model does not read its values.
-    """
-    config: Any = model.config
-    if config._attn_implementation != "eager":
-        return seen[:, None]
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    scores = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-    return scores[:, None]
-
-
-def _is_causal(model: torch.nn.Module) -> bool:
-    """Return whether a model's tokens look to the left only; its attention layers say so."""
-    return any(getattr(module, "is_causal", False) is True for module in model.modules())
 
 
 def _digests(folder: Path) -> dict[str, str]:
