@@ -371,9 +371,9 @@ def test_attributes_of_a_subclass_and_options_set_on_a_task_are_part_of_its_iden
 
     assert names(of(0.1), of(0.1)) == set()
     assert names(of(0.1), of(0.2)) == {"attribute smoothing of Smoothed"}
-    changed = of(0.1, precision="bf16-mixed", accumulate=2)
+    changed = of(0.1, compile=True, accumulate=2)
     assert names(of(0.1), changed) == {
-        "attribute precision of Smoothed",
+        "attribute compile of Smoothed",
         "attribute accumulate of Smoothed",
     }
 

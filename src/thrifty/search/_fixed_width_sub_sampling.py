@@ -185,8 +185,8 @@ class WideBOSS(BracketAlgorithm):
 
     ``BOSS`` is the algorithm of the paper. Here all brackets are as wide as Hyperband's first, the
     rule within a bracket is that of ``FixedWidthSubSampling``, and the model is a ``KDESampler``.
-    On tables of real curves, this did better than the paper's brackets, which get narrower and
-    start longer, and than its rule (``bench/results/search_*``).
+    On tables of curves that do not cross, this takes fewer epochs or less time than the paper's
+    brackets, which get narrower and start longer (``bench/results/search_*``).
 
     Brackets come one after the other, so that the sampler has learnt from the earlier ones; it is
     fitted once per bracket. Workers that would have to wait for a round to end start the next

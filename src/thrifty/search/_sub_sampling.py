@@ -111,7 +111,8 @@ class BOSS(BracketAlgorithm):
     bracket. With a sampler that does not learn, all brackets are proposed at once. ``Trial.group``
     is the bracket.
 
-    On tables of real curves, ``WideBOSS`` does better (``bench/results/search_*``).
+    On tables of curves, ``WideBOSS`` ties with it with one worker and takes less time with several.
+    Where curves cross, this one is better (``bench/results/search_*``).
 
     Args:
         max_epochs: most epochs that a trial is trained.
