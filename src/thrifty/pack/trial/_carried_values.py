@@ -6,7 +6,6 @@ hyper-parameter switches on, or an epoch that comes later.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from thrifty.pack._backend import Member
 from thrifty.pack.identity import vars_of
 from thrifty.pack.task._data import datasets_of
-from thrifty.pack.verify import content_of, contents_of
+from thrifty.pack.verify import content_of, contents_of, place_in
 
 from ._later_effects import attributes, identifier
 from ._probes import Trial
@@ -157,22 +156,6 @@ def _held(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 _MAX_ELEMENTS = 64
-
-
-def place_in(file: io.IOBase) -> Any:
-    """Return what stands for the content of a file in memory, or the position in one on a disk."""
-    if file.closed:
-        return "closed"
-    try:
-        if isinstance(file, io.BytesIO | io.StringIO):
-            held = file.getvalue()
-            data = held.encode(errors="replace") if isinstance(held, str) else held
-            return (hashlib.sha256(data).hexdigest(), file.tell())
-        # The position in a text file cannot be asked for while it is read line by line.
-        inner = getattr(file, "buffer", file)
-        return inner.tell() if inner.seekable() else None
-    except (OSError, ValueError):
-        return None
 
 
 def _num_hooks(owner: Any) -> tuple[int, ...]:

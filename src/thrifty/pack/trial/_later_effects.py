@@ -7,10 +7,12 @@ in one of them. A comparison of a few steps does not show that a restored trial 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 from thrifty.pack.identity import Place, reach, vars_of
-from thrifty.pack.verify import UsedNames, contents_of, same, used_names
+from thrifty.pack.task._task import SelfDescribing
+from thrifty.pack.verify import REST, UsedNames, contents_of, is_unread, same, used_names
 
 from ._trial import TaskTrial, TrainableTrial
 
@@ -23,6 +25,9 @@ OF_TRAINABLE = ("setup", "state", "load_state", "__init__")
 PLAIN = (bool, int, float, str)
 """Types of variables that no code keeps as a table of what it has computed before."""
 
+
+OF_FUNCTION = 3
+"""How deep objects are looked at that a training function or the like holds."""
 
 _OF_CODE = (" (closure)", " (default)", " (argument)", " (local)")
 """Notes on variables of functions and generators that attributes hold."""
@@ -69,10 +74,45 @@ def act_later(
 
 def attributes(trial: TaskTrial | TrainableTrial) -> dict[str, Any]:
     """Return stand-ins for the values of a trial's attributes, by name."""
+    if isinstance(trial.task, SelfDescribing):
+        return contents_of(trial.task.looked_at(), depth=OF_FUNCTION)
     objects: dict[str, Any] = {"self": trial.task}
     if isinstance(trial, TaskTrial):
         objects |= {"model": trial.model, **trial.optimizers.torch}
     return contents_of(objects)
+
+
+def unread(trial: TaskTrial | TrainableTrial) -> frozenset[str]:
+    """Return the names of what training code may read, and whose content cannot be read whole.
+
+    Args:
+        trial: A trial that has trained.
+    """
+    task = trial.task
+    if isinstance(task, SelfDescribing):
+        return frozenset(task.unread())
+    found = [name for name, content in attributes(trial).items() if is_unread(content)]
+    if not found:
+        return frozenset()
+    names: set[str] = set()
+    for each in reach({"self": task}, without=OF_TRAINABLE).functions:
+        names |= names_in(each.value.__code__)
+    # What an object holds may be read by the code of a package.
+    return frozenset(
+        name
+        for name in found
+        if names.intersection(map(identifier, name.split("."))) and not _is_meant(name, task)
+    )
+
+
+def names_in(code: CodeType) -> set[str]:
+    """Return the names that code and what is inside it looks up."""
+    inside = (names_in(each) for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*inside)
+
+
+def _is_meant(name: str, task: Any) -> bool:
+    return not set(map(identifier, name.split("."))).isdisjoint(task.not_state)
 
 
 def identifier(name: str) -> str:
@@ -92,8 +132,10 @@ def _is_memo(now: Any, anew: Any) -> bool:
     """
     if not isinstance(now, list) or not isinstance(anew, list) or len(anew) < 2:
         return False
-    pairs = [*now[1:], *anew[1:]]
-    return all(isinstance(each, tuple) for each in pairs) and all(p in now[1:] for p in anew[1:])
+    if not all(isinstance(each, tuple) for each in (*now[1:], *anew[1:])):
+        return False
+    pairs = [pair for pair in anew[1:] if pair[0] != REST]
+    return all(pair in now[1:] for pair in pairs)
 
 
 def _is_used(name: str, used: UsedNames) -> bool:
