@@ -29,7 +29,9 @@ import numpy as np
 import torch
 
 from thrifty.pack._frozen import storage_address
+from thrifty.pack.identity import is_own, parts_of
 from thrifty.pack.verify import (
+    ARCHIVES,
     are_containers,
     array_content,
     attributes_of,
@@ -86,22 +88,19 @@ class Locals:
         names = [name for name in now if name in live and name in self._marks]
         # What a function has closed over is better named by its own variable.
         names.sort(key=lambda name: callable(now[name]))
+        names = [name for name in names if now[name] not in self._kept]
         pairs = [
-            *(
-                (name, self._marks[name], now[name])
-                for name in names
-                if now[name] not in self._kept
-            ),
+            *((name, self._marks[name], now[name]) for name in names),
             *((name, mark, frame.f_globals.get(name)) for name, mark in self._read_marks.items()),
         ]
-        found, self._unread = [], []
+        found = []
         for name, before, value in pairs:
             if name not in ignore:
                 mark = self._mark(value)
                 if mark.parts != before.parts:
                     found.append(name)
                 elif mark.is_unread or mark.places != before.places:
-                    self._unread.append(name)
+                    self._unread.add(name)
         self._reads_large = False
         return found
 
@@ -285,7 +284,7 @@ class _Look:
         return self._of_object(one)
 
     def _of_numbers(self, one: Any, content_of: Any) -> Any:
-        if one.nbytes <= _MAX_BYTES or (isinstance(one, torch.Tensor) and one.is_cuda):
+        if _size_of(one) <= _MAX_BYTES or (isinstance(one, torch.Tensor) and one.is_cuda):
             content = content_of(one)
             self._is_unread |= is_unread(content)
             return content
@@ -312,12 +311,20 @@ class _Look:
             return (kind,), position
         content = opaque_content(one, stand_in=self._stand_in)
         if content is not None and not is_unread(content):
-            return content, ()
+            # What the user adds to a class of compiled code is not in its memory.
+            return content, attributes_of(one).values() if is_own(kind) else ()
         self._is_unread |= content is not None
         return (kind, id(one)), attributes_of(one).values()
 
     def _stand_in(self, one: Any) -> Any:
         return "kept" if one in self._kept else None
+
+
+def _size_of(one: Any) -> int:
+    """Return the bytes of a tensor or an array."""
+    if isinstance(one, torch.Tensor) and one.layout is not torch.strided:
+        return sum(part.nbytes for part in parts_of(one))
+    return int(one.nbytes)
 
 
 def _of_container(one: Any) -> tuple[Any, Iterable[Any]]:
@@ -427,6 +434,7 @@ _PLAIN = frozenset({bool, int, float, complex, str, bytes, range})
 _FIXED = (
     *(types.ModuleType, types.BuiltinFunctionType, types.CodeType),
     *(Scheduled, LoopTrial),  # a restored trial has its own
+    *ARCHIVES,
 )
 
 

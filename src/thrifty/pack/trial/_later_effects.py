@@ -7,7 +7,7 @@ in one of them. A comparison of a few steps does not show that a restored trial 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from thrifty.pack.identity import Place, reach, vars_of
@@ -94,9 +94,7 @@ def unread(trial: TaskTrial | TrainableTrial) -> frozenset[str]:
     found = [name for name, content in attributes(trial).items() if is_unread(content)]
     if not found:
         return frozenset()
-    names: set[str] = set()
-    for each in reach({"self": task}, without=OF_TRAINABLE).functions:
-        names |= names_in(each.value.__code__)
+    names = set().union(*(names_in(each.__code__) for each in _code_of(trial)))
     # What an object holds may be read by the code of a package.
     return frozenset(
         name
@@ -148,6 +146,11 @@ def _is_used(name: str, used: UsedNames) -> bool:
 
 def _used_in(live: TaskTrial | TrainableTrial) -> UsedNames:
     """Return the names that the code of training and evaluation uses."""
+    return used_names(_code_of(live))
+
+
+def _code_of(live: TaskTrial | TrainableTrial) -> list[FunctionType]:
+    """Return the user's functions and methods that run in training and evaluation."""
     preparing = OF_TASK if isinstance(live, TaskTrial) else OF_TRAINABLE
     found = [*reach({"self": live.task}, without=preparing).functions]
     if isinstance(live, TaskTrial):
@@ -155,7 +158,7 @@ def _used_in(live: TaskTrial | TrainableTrial) -> UsedNames:
     bases = type(live.task).__mro__
     left_out = [vars(kind).get(name) for kind in bases for name in preparing]
     functions = (each.value for each in found)
-    return used_names(f for f in functions if f not in left_out and f.__name__ != "__init__")
+    return [f for f in functions if f not in left_out and f.__name__ != "__init__"]
 
 
 def _is_of_torch(

@@ -19,6 +19,7 @@ from ._compare import (
     worst,
 )
 from ._held import (
+    ARCHIVES,
     MadeOnce,
     are_containers,
     array_content,
@@ -67,6 +68,7 @@ from ._watch import Change, Watch
 
 
 __all__ = [
+    "ARCHIVES",
     "FIRST_BATCH",
     "REST",
     "AloneTime",

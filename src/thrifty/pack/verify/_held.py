@@ -318,12 +318,12 @@ def tensor_content(tensor: torch.Tensor) -> tuple[Hashable, ...]:
 
 
 def _tensor_sums(part: torch.Tensor) -> tuple[Hashable, ...]:
-    part = part.int_repr() if part.is_quantized else part.resolve_conj().resolve_neg()
+    part = part.resolve_conj().resolve_neg()
     if part.nbytes > MAX_BYTES:
         if not part.is_contiguous():
             return (UNREAD,)
         flat = part.reshape(-1)
-        return (UNREAD, *_tensor_sums(flat[:: len(flat) // _NUM_SAMPLES + 1]))
+        return (UNREAD, *_tensor_sums(flat[:: _step(flat.nbytes)]))
     bits = part.contiguous().reshape(-1).view(torch.uint8)
     if bits.storage_offset() % _WORD:
         bits = bits.clone()
@@ -349,7 +349,7 @@ def array_content(array: np.ndarray[Any, Any]) -> tuple[Hashable, ...]:
         if not array.flags.c_contiguous:
             return (*about, UNREAD)
         flat = array.reshape(-1)
-        return (*about, UNREAD, *array_content(flat[:: len(flat) // _NUM_SAMPLES + 1].copy()))
+        return (*about, UNREAD, *array_content(flat[:: _step(flat.nbytes)].copy()))
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = len(data) // _BLOCK * _BLOCK
     words = data[:whole].view(np.int64).reshape(-1, _BLOCK // _WORD)
@@ -361,7 +361,11 @@ _WORD = 8
 _BLOCK = 8192
 """Bytes in a row: two sums tell the place of a word by its row and its column."""
 _ODD = 0x9E3779B97F4A7C1
-_NUM_SAMPLES = 2**20
+
+
+def _step(num_bytes: int) -> int:
+    """Return the distance of samples that take a sixteenth of what is read at most."""
+    return 16 * num_bytes // MAX_BYTES + 1
 
 
 def _digest(data: Any) -> str:
@@ -447,7 +451,7 @@ def opaque_content(value: Any, *, stand_in: Callable[[Any], Any] = lambda _: Non
         stand_in: Returns what to take instead of an object within; None for the object itself.
     """
     kind: type = type(value)
-    if isinstance(value, _WITHOUT_CONTENT):
+    if isinstance(value, _WITHOUT_CONTENT) or kind.__name__ == "SemLock":
         return None
     if isinstance(value, io.IOBase):
         return file_content(value)
@@ -462,6 +466,9 @@ def opaque_content(value: Any, *, stand_in: Callable[[Any], Any] = lambda _: Non
     return (kind.__qualname__, found)
 
 
+ARCHIVES = (zipfile.ZipFile, np.lib.npyio.NpzFile)
+"""Types that read a file at any place, so that its position tells nothing."""
+
 _WITHOUT_CONTENT: Any = (
     type, torch.nn.Module, torch.optim.Optimizer,
     types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
@@ -471,10 +478,18 @@ _WITHOUT_CONTENT: Any = (
     torch.dtype, torch.device, torch.layout, torch.memory_format, weakref.ref,
     weakref.ProxyType, weakref.CallableProxyType, type(threading.Lock()), type(threading.RLock()),
     type(functools.lru_cache(len)), type(NotImplemented), type(...), slice,
-    # they read a file, whose position tells nothing
-    zipfile.ZipFile, np.lib.npyio.NpzFile,
+    *ARCHIVES,
 )  # fmt: skip
 """Code, types, locks and other objects that hold nothing that training changes."""
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether ``opaque_content`` stands for an object with all its attributes."""
+    kind: Any = type(value)
+    if kind is partial or is_own(kind) or not (_is_compiled(kind) or _tells_itself(kind)):
+        return False
+    found = opaque_content(value)
+    return found is not None and not is_unread(found)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -544,6 +559,8 @@ class _Pickler(pickle.Pickler):
         self._stand_in = stand_in
 
     def reducer_override(self, obj: Any) -> Any:
+        if obj is str:  # what stand-ins are written as
+            return NotImplemented
         known = self._stand_in(obj)
         if known is None and isinstance(obj, torch.Tensor):
             known = tensor_content(obj)

@@ -22,6 +22,7 @@ from thrifty.pack.identity import parts_of
 
 from ._compare import same
 from ._held import (
+    ARCHIVES,
     UNREAD,
     Part,
     are_containers,
@@ -29,6 +30,7 @@ from ._held import (
     elements_of,
     holds,
     is_listed,
+    is_whole,
     items_of,
     note_of,
     opaque_content,
@@ -281,7 +283,9 @@ def _owners(one: Any, other: Any) -> tuple[Any, Any]:
 
 
 def _is_walked(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and not isinstance(one, _LOOKED_AT_ELSEWHERE) and holds(one)
+    if type(one) is not type(other) or isinstance(one, _LOOKED_AT_ELSEWHERE):
+        return False
+    return holds(one) and not is_whole(one)
 
 
 def content_of(value: Any, depth: int = 0) -> Any:
@@ -396,7 +400,7 @@ def _kept_by_torch() -> frozenset[str]:
 
 
 _LOOKED_AT_ELSEWHERE = (
-    torch.Tensor, torch.nn.Module, type, ModuleType, logging.Logger, WeakSet,
+    torch.Tensor, torch.nn.Module, type, ModuleType, logging.Logger, WeakSet, *ARCHIVES,
 )  # fmt: skip
 """Types that are compared elsewhere, or not at all.
 
