@@ -1049,6 +1049,43 @@ def test_arrays_over_the_memory_of_what_is_kept_may_be_lost():
     lost_by(kept_arrays)
 
 
+def swaps(trial, state):
+    first, second = Holder([0]), Holder([0])
+    held = [first, second, first]
+    for _epoch in trial.epochs(state):
+        held[2] = second
+        yield {"loss": 1.0}
+
+
+def moves_on(trial, state):
+    bank = torch.zeros(4)
+    held = bank[:2]
+    for _epoch in trial.epochs({**state, "bank": bank}):
+        held.add_(1.0)
+        held = bank[2:]
+        yield {"loss": 1.0}
+
+
+@pytest.mark.parametrize("function", [swaps, moves_on])
+def test_other_objects_of_equal_content_are_looked_at(function):
+    with pytest.raises(TaskError, match="'held'"):
+        lost_by(function)
+
+
+class Frozen(ctypes.c_double):
+    """A number of compiled code, to which the user adds something."""
+
+
+def test_what_is_added_to_compiled_code_is_looked_at():
+    def make():
+        found = Frozen(0.0)
+        found.seen = []
+        return found
+
+    with pytest.raises(TaskError, match="'held'"):
+        lost_by(partial(changes, make=make, change=lambda v: v.seen.append(1)))
+
+
 def test_large_tensors_are_read_in_the_first_look_only(monkeypatch):
     reads = []
 

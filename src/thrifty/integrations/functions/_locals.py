@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thrifty.pack._frozen import storage_address
+from thrifty.pack._frozen import address, storage_address
 from thrifty.pack.identity import is_own, parts_of
 from thrifty.pack.verify import (
     ARCHIVES,
@@ -88,7 +88,7 @@ class Locals:
         names = [name for name in now if name in live and name in self._marks]
         # What a function has closed over is better named by its own variable.
         names.sort(key=lambda name: callable(now[name]))
-        names = [name for name in names if now[name] not in self._kept]
+        names = [name for name in names if not self._kept.has_object(now[name])]
         pairs = [
             *((name, self._marks[name], now[name]) for name in names),
             *((name, mark, frame.f_globals.get(name)) for name, mark in self._read_marks.items()),
@@ -161,10 +161,22 @@ class _Kept:
 
     def __contains__(self, value: object) -> bool:
         """Return whether an object is one of these, or a tensor or an array over their memory."""
-        if id(value) in self._objects:
+        if self.has_object(value):
             return True
         memory = _memory_of(value)
         return memory is not None and any(a <= memory[0] < b for a, b in self._memory)
+
+    def has_object(self, value: object) -> bool:
+        """Return whether an object is one of these."""
+        return id(value) in self._objects
+
+    def mark_of(self, value: Any) -> Hashable:
+        """Return which of these an object is, or which part of their memory it shows."""
+        if self.has_object(value):
+            return id(value)
+        if isinstance(value, torch.Tensor):
+            return address(value), value.shape, value.stride()
+        return value.__array_interface__["data"][0], value.shape, value.strides
 
 
 def _memory_of(value: Any) -> tuple[int, int] | None:
@@ -237,7 +249,7 @@ class _Look:
         return _Mark(parts, tuple(self._places), self._is_unread)
 
     def _parts(self, value: Any) -> Iterator[Any]:
-        seen: set[int] = set()
+        seen: dict[int, int] = {}
         held = []  # what was made for the look, whose ids would be given to others
         open_values = [value]
         while open_values:
@@ -247,15 +259,15 @@ class _Look:
                 yield kind, repr(one)
                 continue
             if one in self._kept:
-                yield kind, "kept"
+                yield kind, self._kept.mark_of(one)
                 continue
             if id(one) in seen:
-                yield kind
+                yield kind, seen[id(one)]
                 continue
             if len(seen) >= _MAX_PARTS:
                 self._is_unread = True
                 return
-            seen.add(id(one))
+            seen[id(one)] = len(seen)
             held.append(one)
             mark, inside = self._looked_at(one)
             yield mark
@@ -317,7 +329,7 @@ class _Look:
         return (kind, id(one)), attributes_of(one).values()
 
     def _stand_in(self, one: Any) -> Any:
-        return "kept" if one in self._kept else None
+        return ("kept", self._kept.mark_of(one)) if one in self._kept else None
 
 
 def _size_of(one: Any) -> int:
