@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import io
+import multiprocessing
 import os
+import queue
 import random
 import tempfile
 import textwrap
 import threading
 import time
+from array import array
 from collections import deque
+from collections.abc import Mapping
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from types import MappingProxyType
 
 import cloudpickle
 import numpy as np
@@ -20,10 +27,11 @@ import torch
 
 import thrifty as th
 from tests.study.processes import run_script
-from thrifty.core import SpaceError, TaskError, UsageError, derive_seed
+from thrifty.core import SpaceError, StateError, TaskError, UsageError, derive_seed
 from thrifty.integrations.functions._exploration import explore, space_of
 from thrifty.integrations.functions._exploration_main import suggested
 from thrifty.pack._state import seed_everything
+from thrifty.pack.verify import tensor_content
 from thrifty.space import Timeline
 from thrifty.store import Store
 
@@ -829,6 +837,271 @@ def test_variables_that_would_be_lost_are_named(function, name):
         lost_by(function)
 
 
+class Inside:
+    """An object that holds another one, deep inside of others."""
+
+    def __init__(self, value):
+        self.held = {"all": [Holder(Holder(value))]}
+
+    @property
+    def value(self):
+        return self.held["all"][0].value.value
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+
+def naturals():
+    num = 0
+    while True:
+        yield num
+        num += 1
+
+
+def add_in_place(value):
+    value.data.mul_(0.5).add_(1.0)
+
+
+def add_through_numpy(value):
+    value.numpy()[-1] += 1
+
+
+def overwrite(value):
+    value.tail[0] = (1.0, -1)
+
+
+def write(value):
+    value.seek(0)
+    value.write(b"x" * 2)
+
+
+def read_a_part(value):
+    value.read(2)
+
+
+def count(value):
+    value.value += 1
+
+
+def frame():
+    return pytest.importorskip("pandas").DataFrame({"loss": [0.0, 0.0]})
+
+
+def write_to_a_frame(value):
+    value.loc[0, "loss"] += 1.0
+
+
+class Buffer:
+    """A ring of many entries."""
+
+    def __init__(self):
+        self.tail = [(0.0, i) for i in range(30_000)]
+
+
+HOLDERS = {
+    "data": (lambda: torch.zeros(2000), add_in_place),
+    "memory of an array": (lambda: torch.zeros(2000), add_through_numpy),
+    "a network": (lambda: torch.nn.Linear(1, 1), lambda v: add_in_place(v.weight)),
+    "array": (lambda: array("d"), lambda v: v.append(1.0)),
+    "bytearray": (lambda: bytearray(2), lambda v: v.__setitem__(0, v[0] + 1)),
+    "file in memory": (lambda: io.BytesIO(b"ab"), write),
+    "text in memory": (io.StringIO, lambda v: v.write("x")),
+    "ctypes": (lambda: ctypes.c_double(0.0), count),
+    "shared memory": (lambda: multiprocessing.Value("d", 0.0), count),
+    "seeds": (lambda: np.random.SeedSequence(3), lambda v: v.spawn(1)),
+    "frame": (frame, write_to_a_frame),
+    "many entries": (Buffer, overwrite),
+}
+ITERATORS = {
+    "cycle": lambda: cycle([0.1, 0.5, 2.0]),
+    "generator": naturals,
+    "iterator of a list": lambda: iter([1.0] * 9),
+}
+
+
+def changes(trial, state, *, make, change):
+    held = make()
+    for _epoch in trial.epochs(state):
+        change(held)
+        yield {"loss": 1.0}
+
+
+def changes_inside(trial, state, *, make, change):
+    held = Inside(make())
+    for _epoch in trial.epochs(state):
+        change(held.value)
+        yield {"loss": 1.0}
+
+
+@pytest.mark.parametrize("function", [changes, changes_inside])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_compiled_code_keeps_is_looked_at(function, holder):
+    make, change = HOLDERS[holder]
+    with pytest.raises(TaskError, match="changes the variable 'held'"):
+        lost_by(partial(function, make=make, change=change))
+    assert unread_by(partial(function, make=make, change=lambda _: None)) == []
+
+
+@pytest.mark.parametrize("iterator", ITERATORS)
+def test_iterators_in_objects_are_looked_at(iterator):
+    with pytest.raises(TaskError, match="changes the variable 'held'"):
+        lost_by(partial(changes_inside, make=ITERATORS[iterator], change=next))
+
+
+class Unreadable:
+    """An object with something that says nothing of its content."""
+
+    def __init__(self):
+        self.queue = queue.SimpleQueue()
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (queue.SimpleQueue, lambda v: v.put(1)),
+        (Unreadable, lambda v: v.queue.put(1)),
+        (lambda: io.BytesIO(b"abcdefgh"), read_a_part),
+        (lambda: [Holder(i) for i in range(20_000)], lambda v: setattr(v[0], "value", 9)),
+    ],
+)
+def test_what_cannot_be_read_is_named(make, change):
+    assert unread_by(partial(changes, make=make, change=change)) == ["held"]
+    ignoring = partial(ignores_what_it_changes, make=make, change=change)
+    assert unread_by(ignoring) == []
+
+
+def ignores_what_it_changes(trial, state, *, make, change):
+    held = make()
+    for _epoch in trial.epochs(state, ignore=["held"]):
+        change(held)
+        yield {"loss": 1.0}
+
+
+@th.trainable
+def queues(trial):
+    width = trial.suggest_schedule("width", 1.0, th.Step(1.0, [2]))
+    waiting, total = queue.SimpleQueue(), {"loss": 0.0}
+    for _epoch in trial.epochs(total):
+        total["loss"] += waiting.qsize() * width.value
+        waiting.put(1)
+        yield {"loss": total["loss"]}
+
+
+def test_long_epochs_with_what_cannot_be_read_are_trained_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("thrifty.pack.trial._state_check.SHORT_S", 0.0)
+    with pytest.raises(StateError, match=r"'waiting \(its content is hidden\)'"):
+        study_of(queues, tmp_path).run(progress=False, executor=ONE)
+
+
+class Lazy(Mapping):
+    """A store that makes its values when they are read."""
+
+    def __len__(self):
+        return 10**6
+
+    def __iter__(self):
+        return iter(range(len(self)))
+
+    def __getitem__(self, key):
+        return torch.full((2,), float(key))
+
+
+def opened(folder):
+    np.savez(folder / "d.npz", a=np.ones(3), b=np.zeros(5))
+    return np.load(folder / "d.npz")
+
+
+def kept_arrays(trial, state):
+    model, bank = torch.nn.Linear(2, 2), np.zeros(3)
+    weight, plain, view = model.weight.data, model.weight.detach().numpy(), bank[1:]
+    for _epoch in trial.epochs({**state, "model": model, "bank": bank}):
+        weight.add_(1.0)
+        view += 1.0
+        yield {"loss": float(plain.sum() + view.sum())}
+
+
+@pytest.mark.parametrize(
+    ("make", "read"),
+    [
+        (opened, lambda v: v["a"]),
+        (lambda _: Lazy(), lambda v: v[3]),
+        (lambda _: infer(), torch.clone),
+        (lambda _: torch.eye(3).to_sparse(), torch.Tensor.to_dense),
+        (lambda _: np.array([{}, None]), len),
+        (lambda _: MappingProxyType({"a": [1]}), len),
+        (lambda _: threading.Lock(), lambda v: v.locked()),
+        (lambda _: torch.zeros(3, device="meta"), len),
+    ],
+)
+def test_what_is_only_read_may_be_lost(tmp_path, make, read):
+    function = partial(changes, make=partial(make, tmp_path), change=read)
+    assert unread_by(function) == []
+
+
+def infer():
+    with torch.inference_mode():
+        return torch.ones(3)
+
+
+def test_arrays_over_the_memory_of_what_is_kept_may_be_lost():
+    lost_by(kept_arrays)
+
+
+def swaps(trial, state):
+    first, second = Holder([0]), Holder([0])
+    held = [first, second, first]
+    for _epoch in trial.epochs(state):
+        held[2] = second
+        yield {"loss": 1.0}
+
+
+def moves_on(trial, state):
+    bank = torch.zeros(4)
+    held = bank[:2]
+    for _epoch in trial.epochs({**state, "bank": bank}):
+        held.add_(1.0)
+        held = bank[2:]
+        yield {"loss": 1.0}
+
+
+@pytest.mark.parametrize("function", [swaps, moves_on])
+def test_other_objects_of_equal_content_are_looked_at(function):
+    with pytest.raises(TaskError, match="'held'"):
+        lost_by(function)
+
+
+class Frozen(ctypes.c_double):
+    """A number of compiled code, to which the user adds something."""
+
+
+def test_what_is_added_to_compiled_code_is_looked_at():
+    def make():
+        found = Frozen(0.0)
+        found.seen = []
+        return found
+
+    with pytest.raises(TaskError, match="'held'"):
+        lost_by(partial(changes, make=make, change=lambda v: v.seen.append(1)))
+
+
+def test_large_tensors_are_read_in_the_first_look_only(monkeypatch):
+    reads = []
+
+    def read(one):
+        reads.append(one)
+        return tensor_content(one)
+
+    monkeypatch.setattr("thrifty.integrations.functions._locals._MAX_BYTES", 8)
+    monkeypatch.setattr("thrifty.integrations.functions._locals.tensor_content", read)
+    lost_by(partial(changes, make=partial(torch.zeros, 2000), change=len), epochs=4)
+    assert len(reads) == 2
+    for change in (add_in_place, torch.Tensor.exp_):
+        with pytest.raises(TaskError, match="'held'"):
+            lost_by(partial(changes, make=partial(torch.zeros, 2000), change=change))
+
+
 def names_parts(trial, state):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     model[0].register_forward_hook(lambda _module, _inputs, out: out + model[1].bias.sum())
@@ -886,14 +1159,20 @@ def test_what_is_meant_to_be_lost_is_ignored(name):
     lost_by(counts_calls)
 
 
+def unread_by(function):
+    """Return the variables that could not be read after some epochs."""
+    return lost_by(function).unread()
+
+
 def lost_by(function, *, epochs=3):
-    """Train a function by hand, and keep its state after each epoch."""
+    """Train a function by hand, keep its state after each epoch, and return the task."""
     task = th.trainable(partial(function, state={}))
     hp = th.HyperParameters({"width": 1})
     task.setup(hp, seed=0, device=torch.device("cpu"))
     for epoch in range(epochs):
         task.train(epoch, hp)
         task.state()
+    return task
 
 
 def reads_in_each_round(trial, state):

@@ -12,7 +12,7 @@ from tests.pack._toys import Toy
 from tests.pack.test_state_check import CPU, plan, run_check, trained
 from thrifty.core import StateError, TaskError
 from thrifty.pack import Optimizer, StateCheck, borrowed_streams
-from thrifty.pack.trial._carried_values import place_in
+from thrifty.pack.verify import place_in
 
 
 pytestmark = pytest.mark.slow

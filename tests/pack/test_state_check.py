@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import logging
+import queue
 import random
 from functools import cache, lru_cache, partial
 
@@ -1110,6 +1112,93 @@ def test_without_time_for_that_it_is_said(epochs_of, caplog):
         check.check(trial, member, plan(1), epoch=1, seconds=LONG_S)
         assert not check.is_due(trial, epoch=1)
     assert "not in the checkpoint: 'self.count'. epoch_timeout leaves no time" in caplog.text
+    assert epochs_of == [0]
+
+
+class Queueing(Owner):
+    """A trainable that reads what nothing else can."""
+
+    def setup(self, hp, *, seed, device):
+        super().setup(hp, seed=seed, device=device)
+        self.waiting = queue.SimpleQueue()
+
+    def train(self, epoch, hp):
+        self.count = self.waiting.qsize()
+        super().train(epoch, hp)
+
+
+class QueueingInVain(Owner):
+    def setup(self, hp, *, seed, device):
+        super().setup(hp, seed=seed, device=device)
+        self.waiting = queue.SimpleQueue()
+
+
+class NestingOnPurpose(Owner):
+    not_state = ("nested",)
+
+    def setup(self, hp, *, seed, device):
+        super().setup(hp, seed=seed, device=device)
+        self.nested = [[[[[[[[[[1]]]]]]]]]]
+
+    def train(self, epoch, hp):
+        super().train(epoch + len(self.nested), hp)
+
+
+class Storing(Queueing):
+    """A trainable whose file in memory is not in its state."""
+
+    def setup(self, hp, *, seed, device):
+        super().setup(hp, seed=seed, device=device)
+        self.best = io.BytesIO()
+
+    def train(self, epoch, hp):
+        self.count = len(self.best.getvalue())
+        self.best.write(b"x")
+        Owner.train(self, epoch, hp)
+
+
+class QueueingMore(Queueing):
+    def train(self, epoch, hp):
+        with torch.no_grad():
+            self.model.weight.add_(self.waiting.qsize())
+        self.waiting.put(1)
+
+
+def test_long_epochs_are_trained_again_once_if_something_cannot_be_read(epochs_of):
+    task = Queueing()
+    with borrowed_streams():
+        check = StateCheck(task, device=CPU)
+        trial, member = trained(task, check)
+        check.check(trial, member, plan(1), epoch=1, seconds=LONG_S)
+        assert epochs_of == [0, 1, 1]
+        trial, member = trained(task, check)
+        assert not check.is_due(trial, epoch=1)
+        check.check(trial, member, plan(1), epoch=1, seconds=LONG_S)
+    assert epochs_of == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("task", [QueueingInVain, NestingOnPurpose])
+def test_what_no_code_reads_costs_no_epoch(epochs_of, task):
+    run_check(task(), seconds=LONG_S)
+    assert epochs_of == [0]
+
+
+def test_a_file_in_memory_is_state():
+    with pytest.raises(StateError, match=r"'self\.best \(a file\)'"):
+        run_check(Storing(), seconds=LONG_S)
+
+
+def test_what_cannot_be_read_is_state():
+    with pytest.raises(StateError, match=r"'self\.waiting \(its content is hidden\)'"):
+        run_check(QueueingMore(), seconds=LONG_S)
+
+
+def test_without_time_to_train_for_what_cannot_be_read_it_is_said(epochs_of, caplog):
+    with borrowed_streams():
+        check = StateCheck(Queueing(), device=CPU, limit_s=5 * LONG_S)
+        trial, member = trained(Queueing(), check)
+        check.check(trial, member, plan(1), epoch=1, seconds=LONG_S)
+    assert "cannot read what these hold: 'self.waiting'. epoch_timeout leaves no" in caplog.text
     assert epochs_of == [0]
 
 

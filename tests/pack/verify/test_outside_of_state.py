@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import io
 import itertools
+import multiprocessing
+import queue
+import re
+import threading
+import weakref
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from thrifty.pack.verify import contents_of, outside_of_state
+from thrifty.pack.verify import contents_of, is_unread, outside_of_state
 
 
 class Holder:
@@ -137,6 +146,30 @@ def calls(value):
     value()
 
 
+def write_last(value):
+    value[len(value) - 1] = 1.0
+
+
+def count(value):
+    value.value += 1
+
+
+def deep():
+    value = Holder([])
+    for _ in range(5):
+        value = Holder([value])
+    return value
+
+
+def deepest(value):
+    while isinstance(value.f, list) and value.f and isinstance(value.f[0], Holder):
+        value = value.f[0]
+    return value.f
+
+
+NESTED = ["self.f[0][0].n"]
+
+
 CASES = {
     "slots": (Slots, lambda v: setattr(v, "n", 1), ["self.f.n"]),
     "inherited slots": (MoreSlots, lambda v: setattr(v, "n", 1), ["self.f.n"]),
@@ -158,6 +191,18 @@ CASES = {
     "deque": (lambda: deque([1, 2], maxlen=2), lambda v: v.append(3), ["self.f"]),
     "set": (lambda: {"a", "b"}, lambda v: v.add("c"), ["self.f"]),
     "bytearray": (lambda: bytearray(b"a"), lambda v: v.extend(b"b"), ["self.f"]),
+    "the end of a tensor": (lambda: torch.zeros(5000), write_last, ["self.f"]),
+    "the end of an array": (lambda: np.zeros(5000), write_last, ["self.f"]),
+    "the end of a list": (lambda: [0.0] * 5000, write_last, ["self.f"]),
+    "a value in a large dict": (lambda: dict.fromkeys(range(5000), 0), write_last, ["self.f"]),
+    "array of objects": (lambda: np.array([{}, None]), lambda v: v[0].update(a=1), ["self.f"]),
+    "array": (lambda: array("d"), lambda v: v.append(1.0), ["self.f"]),
+    "ctypes": (lambda: ctypes.c_double(0.0), count, ["self.f"]),
+    "shared memory": (lambda: multiprocessing.Value("d", 0.0), count, ["self.f._obj"]),
+    "seeds": (lambda: np.random.SeedSequence(3), lambda v: v.spawn(1), ["self.f"]),
+    "file in memory": (io.BytesIO, lambda v: v.write(b"a"), ["self.f"]),
+    "deep in objects": (deep, lambda v: deepest(v).append(1), [f"self.f{'.f[0]' * 5}.f"]),
+    "in lists in lists": (lambda: [[Slots()]], lambda v: setattr(v[0][0], "n", 1), NESTED),
     "closure": (lambda: closing_over(0), calls, ["self.f.value (closure)"]),
     "closed-over list": (closing_over_a_list, calls, ["self.f.found (closure)"]),
     "closed-over object": (closing_over_an_object, calls, ["self.f.one.n"]),
@@ -295,6 +340,85 @@ def test_a_function_that_holds_itself_is_compared_once():
     assert outside_of_state({"self": live}, {"self": restored}) == []
     live.f()[1].append(1)
     assert outside_of_state({"self": live}, {"self": restored}) == ["self.f.n (closure)"]
+
+
+def test_a_frame_is_compared():
+    pandas = pytest.importorskip("pandas")
+    live, restored = (Holder(pandas.DataFrame({"a": np.zeros(9)})) for _ in range(2))
+    assert outside_of_state({"self": live}, {"self": restored}) == []
+    live.f.loc[1, "a"] = 1.0
+    assert outside_of_state({"self": live}, {"self": restored}) == ["self.f"]
+
+
+class RaisingError(Exception):
+    """An object of compiled code that cannot be pickled."""
+
+    def __reduce__(self):
+        raise KeyError
+
+
+class Bottomless:
+    def __init__(self, depth=12):
+        self.f = Bottomless(depth - 1) if depth else 0
+
+
+class ManyBytesError(Exception):
+    def __reduce__(self):
+        return str, (b"a" * 2**25,)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        queue.SimpleQueue,
+        RaisingError,
+        ManyBytesError,
+        Bottomless,
+        lambda: Exception(closing_over(0)),
+        lambda: set(range(5000)),
+        lambda: [Slots()] * 1000,
+        lambda: [[[[[[[[[[1]]]]]]]]]],
+        lambda: torch.ones(9, 9),
+        lambda: torch.ones(9, 9).T,
+        lambda: np.ones((9, 9)),
+        lambda: np.ones((9, 9)).T,
+        lambda: memoryview(bytes(400)),
+    ],
+)
+def test_what_cannot_be_read_whole_is_told(make, monkeypatch):
+    monkeypatch.setattr("thrifty.pack.verify._held.MAX_BYTES", 300)
+    live, restored = Holder(make()), Holder(make())
+    found = contents_of({"self": live})
+    assert any(map(is_unread, found.values()))
+    assert outside_of_state({"self": live}, {"self": restored}) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(3, device="meta"),
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.ones(3, dtype=torch.complex64).conj(),
+        lambda: torch.ones(5001, dtype=torch.int8)[3:],
+        lambda: torch.tensor(1.0, dtype=torch.bfloat16),
+        lambda: Exception([nn.Linear(1, 1).state_dict]),
+        lambda: ZeroDivisionError(torch.ones(2), Path, len),
+        threading.Lock,
+        lambda: re.compile("a"),
+        lambda: weakref.ref(Path),
+        lambda: slice(1),
+        lambda: Path(__file__).open().close(),
+    ],
+)
+def test_what_can_be_read_whole_is_told(make):
+    live = Holder(make())
+    assert not any(map(is_unread, contents_of({"self": live}).values()))
+
+
+def test_a_file_that_is_read_is_not_compared(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    one = np.load(tmp_path / "a.npy", mmap_mode="r")
+    assert not is_unread(contents_of({"self": Holder(one)})["self.f"])
 
 
 def test_hooks_of_modules_are_no_state():

@@ -7,6 +7,9 @@ value that they had when the loop began. Their values are followed to whatever t
 containers, attributes, what functions have closed over, the objects of methods, random streams,
 classes of the user's own. So are the global variables that the function reads, and what users add
 to the networks and optimizers in the state, which no ``state_dict`` has.
+
+Values are compared by content, objects of compiled code included. Where a content cannot be read,
+the variable is named as unread: then only an epoch that is trained again shows whether it matters.
 """
 
 from __future__ import annotations
@@ -16,21 +19,40 @@ import io
 import logging
 import random
 import types
-from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from thrifty.pack._frozen import address, storage_address
+from thrifty.pack.identity import is_own, parts_of
+from thrifty.pack.verify import (
+    ARCHIVES,
+    are_containers,
+    array_content,
+    attributes_of,
+    file_content,
+    is_unread,
+    opaque_content,
+    plain_digest,
+    position_in,
+    position_of,
+    tensor_content,
+)
+
 from ._loop_trial import LoopTrial, Scheduled
 
 
 _MAX_PARTS = 20_000
-"""How many values inside of variables are looked at."""
+"""How many values inside of a variable are looked at. The rest is unread."""
+_MANY = 64
+"""Containers with more plain values are looked at as a whole, which is faster."""
 _MAX_BYTES = 2**24
-"""Larger arrays are compared by their memory only."""
+"""Larger tensors and arrays are read when the loop begins and in the first look after that."""
 
 
 class Locals:
@@ -42,14 +64,16 @@ class Locals:
     """
 
     def __init__(self, frame: types.FrameType, *, kept: Mapping[str | None, Any]) -> None:
-        self._kept = {id(each): each for each in _restored(kept.values())}
+        self._kept = _Kept(_restored(kept.values()))
         self._home = frame.f_globals.get("__name__", "")
+        self._reads_large = True
         self._values = dict(frame.f_locals)  # kept, so that ids stay theirs
         self._marks = {name: self._mark(value) for name, value in self._values.items()}
         self._read = {name: frame.f_globals[name] for name in _globals_of(frame.f_code, frame)}
         self._read_marks = {name: self._mark(value) for name, value in self._read.items()}
         self._named = {name: each for name, each in kept.items() if name is not None}
         self._added = {name: self._mark_added(each) for name, each in self._named.items()}
+        self._unread: set[str] = set()
 
     def lost(self, frame: types.FrameType, *, ignore: Collection[str] = ()) -> list[str]:
         """Return the variables that the next round reads and that a restored trial lacks.
@@ -60,15 +84,30 @@ class Locals:
         """
         now = frame.f_locals
         live = _live(frame.f_code).get(frame.f_lasti, frozenset(now))
-        found = self._lost_locals(now, live, ignore)
+        # others do not exist when the loop begins, so are written first
+        names = [name for name in now if name in live and name in self._marks]
         # What a function has closed over is better named by its own variable.
-        found.sort(key=lambda name: callable(now[name]))
-        found += [
-            name
-            for name, mark in self._read_marks.items()
-            if name not in ignore and self._mark(frame.f_globals.get(name)) != mark
+        names.sort(key=lambda name: callable(now[name]))
+        names = [name for name in names if not self._kept.has_object(now[name])]
+        pairs = [
+            *((name, self._marks[name], now[name]) for name in names),
+            *((name, mark, frame.f_globals.get(name)) for name, mark in self._read_marks.items()),
         ]
+        found = []
+        for name, before, value in pairs:
+            if name not in ignore:
+                mark = self._mark(value)
+                if mark.parts != before.parts:
+                    found.append(name)
+                elif mark.is_unread or mark.places != before.places:
+                    self._unread.add(name)
+        self._reads_large = False
         return found
+
+    @property
+    def unread(self) -> list[str]:
+        """The variables that looks found to be read, and could not see whole."""
+        return sorted(self._unread)
 
     def changed(self) -> list[str]:
         """Return the names of kept objects whose plain attributes or hooks have changed."""
@@ -76,20 +115,6 @@ class Locals:
             name
             for name, each in self._named.items()
             if self._mark_added(each) != self._added[name]
-        ]
-
-    def _lost_locals(
-        self, now: Mapping[str, Any], live: Collection[str], ignore: Collection[str]
-    ) -> list[str]:
-        return [
-            name
-            for name in now
-            if name in live
-            and name not in ignore
-            and name
-            in self._marks  # others do not exist when the loop begins, so are written first
-            and id(now[name]) not in self._kept
-            and self._mark(now[name]) != self._marks[name]
         ]
 
     def iterators(self, frame: types.FrameType, *, ignore: Collection[str] = ()) -> list[str]:
@@ -101,12 +126,12 @@ class Locals:
             if name in live and name not in ignore and _is_iterator(value)
         ]
 
-    def _mark(self, value: Any) -> Hashable:
-        return tuple(_parts(value, kept=self._kept, home=self._home))
+    def _mark(self, value: Any) -> _Mark:
+        return _Look(self._kept, home=self._home, reads_large=self._reads_large).mark(value)
 
     def _mark_added(self, value: Any) -> Hashable:
         """Return a mark of what users add to a network or an optimizer."""
-        return self._mark(list(_added(value)))
+        return self._mark(list(_added(value))).parts
 
 
 def _restored(kept: Iterable[Any]) -> Iterator[Any]:
@@ -126,50 +151,202 @@ def _is_iterator(value: Any) -> bool:
     return hasattr(value, "__next__") and not isinstance(value, io.IOBase)
 
 
-def _parts(value: Any, *, kept: Mapping[int, Any], home: str) -> Iterator[Hashable]:
-    """Yield what changes when a value does: numbers, texts, and where tensors have their memory.
+class _Kept:
+    """Objects that a restored trial has with their state, and the memory of their tensors."""
+
+    def __init__(self, objects: Iterable[Any]) -> None:
+        self._objects = {id(each): each for each in objects}
+        found = map(_memory_of, self._objects.values())
+        self._memory = [each for each in found if each is not None]
+
+    def __contains__(self, value: object) -> bool:
+        """Return whether an object is one of these, or a tensor or an array over their memory."""
+        if self.has_object(value):
+            return True
+        memory = _memory_of(value)
+        return memory is not None and any(a <= memory[0] < b for a, b in self._memory)
+
+    def has_object(self, value: object) -> bool:
+        """Return whether an object is one of these."""
+        return id(value) in self._objects
+
+    def mark_of(self, value: Any) -> Hashable:
+        """Return which of these an object is, or which part of their memory it shows."""
+        if self.has_object(value):
+            return id(value)
+        if isinstance(value, torch.Tensor):
+            return address(value), value.shape, value.stride()
+        return value.__array_interface__["data"][0], value.shape, value.strides
+
+
+def _memory_of(value: Any) -> tuple[int, int] | None:
+    """Return where the memory of a tensor or an array begins and ends."""
+    try:
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.device.type == "meta":
+                return None
+            begin = storage_address(value)
+            return (begin, begin + value.untyped_storage().nbytes()) if begin else None
+        if isinstance(value, np.ndarray) and value.nbytes:
+            begin = int(value.__array_interface__["data"][0])
+            return begin, begin + value.nbytes
+    except (RuntimeError, NotImplementedError):  # no memory of its own
+        return None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What changes when a value does.
+
+    Attributes:
+        parts: Numbers, texts and sums.
+        places: Positions in files that can be read, which matter only if code goes on from there.
+        is_unread: Whether there is more that cannot be read.
+    """
+
+    parts: tuple[Any, ...]
+    places: tuple[Any, ...]
+    is_unread: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Large:
+    """A large tensor or array: its content, or None, and what changes with most changes of it."""
+
+    content: Any
+    version: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Large):
+            return NotImplemented
+        if self.content is not None and other.content is not None:
+            return bool(self.content == other.content)
+        return bool(self.version == other.version)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Look:
+    """One look at a value and what is inside it.
 
     Args:
-        value: The value.
-        kept: Objects whose state is kept, by their ``id``.
+        kept: Objects whose state is kept.
         home: The module of the training function, whose functions and classes may hold state.
+        reads_large: Whether large tensors and arrays are read.
     """
-    seen: set[int] = set()
-    open_values = [value]
-    while open_values and len(seen) < _MAX_PARTS:
-        one = open_values.pop()
+
+    def __init__(self, kept: _Kept, *, home: str, reads_large: bool) -> None:
+        self._kept = kept
+        self._home = home
+        self._reads_large = reads_large
+        self._places: list[Any] = []
+        self._is_unread = False
+
+    def mark(self, value: Any) -> _Mark:
+        """Return what changes when a value does."""
+        parts = tuple(self._parts(value))
+        return _Mark(parts, tuple(self._places), self._is_unread)
+
+    def _parts(self, value: Any) -> Iterator[Any]:
+        seen: dict[int, int] = {}
+        held = []  # what was made for the look, whose ids would be given to others
+        open_values = [value]
+        while open_values:
+            one = open_values.pop()
+            kind = type(one)
+            if one is None or kind in _PLAIN:
+                yield kind, repr(one)
+                continue
+            if one in self._kept:
+                yield kind, self._kept.mark_of(one)
+                continue
+            if id(one) in seen:
+                yield kind, seen[id(one)]
+                continue
+            if len(seen) >= _MAX_PARTS:
+                self._is_unread = True
+                return
+            seen[id(one)] = len(seen)
+            held.append(one)
+            mark, inside = self._looked_at(one)
+            yield mark
+            open_values += inside
+
+    def _looked_at(self, one: Any) -> tuple[Any, Iterable[Any]]:
+        """Return a mark of a value, and the values within that it does not cover."""
         kind = type(one)
-        if one is None or kind in _PLAIN:
-            yield kind, repr(one)
-            continue
-        if id(one) in kept or id(one) in seen:
-            yield kind, id(one)
-            continue
-        seen.add(id(one))
-        mark, inside = _looked_at(one, home=home)
-        yield mark
-        open_values += inside
+        if isinstance(one, torch.Tensor):
+            return self._of_numbers(one, tensor_content), ()
+        if isinstance(one, np.ndarray):
+            if one.dtype.hasobject:
+                return (kind, one.shape), one.reshape(-1).tolist()
+            return self._of_numbers(one, array_content), ()
+        if isinstance(one, _STREAMS):
+            return (id(one), _place_of(one)), ()
+        if are_containers(kind):
+            return _of_container(one)
+        if isinstance(one, type | types.FunctionType | types.MethodType | partial):
+            return (kind, _identity(one)), _inside(one, home=self._home)
+        if isinstance(one, logging.Logger):
+            # It remembers which levels are enabled; what users add to it is state.
+            return (kind, id(one)), [v for name, v in vars(one).items() if name not in _LOGGER]
+        if isinstance(one, _FIXED):
+            return (kind, id(one)), ()
+        return self._of_object(one)
+
+    def _of_numbers(self, one: Any, content_of: Any) -> Any:
+        if _size_of(one) <= _MAX_BYTES or (isinstance(one, torch.Tensor) and one.is_cuda):
+            content = content_of(one)
+            self._is_unread |= is_unread(content)
+            return content
+        content = content_of(one) if self._reads_large else None
+        self._is_unread |= is_unread(content)
+        version = None
+        if isinstance(one, torch.Tensor) and not one.is_inference():
+            version = one._version
+        return _Large(content, (_memory_of(one), version))
+
+    def _of_object(self, one: Any) -> tuple[Any, Iterable[Any]]:
+        kind = type(one)
+        if isinstance(one, io.IOBase):
+            self._places.append(position_in(one))
+            return (kind, id(one), file_content(one)), ()
+        if isinstance(one, ContextVar):
+            return (kind, id(one)), [one.get(None)]
+        if isinstance(one, types.MappingProxyType):
+            return (kind,), [dict(one)]
+        if isinstance(one, staticmethod | classmethod):
+            return (kind,), [one.__func__]
+        position = position_of(one)
+        if position is not None:
+            return (kind,), position
+        content = opaque_content(one, stand_in=self._stand_in)
+        if content is not None and not is_unread(content):
+            # What the user adds to a class of compiled code is not in its memory.
+            return content, attributes_of(one).values() if is_own(kind) else ()
+        self._is_unread |= content is not None
+        return (kind, id(one)), attributes_of(one).values()
+
+    def _stand_in(self, one: Any) -> Any:
+        return ("kept", self._kept.mark_of(one)) if one in self._kept else None
 
 
-def _looked_at(one: Any, *, home: str) -> tuple[Hashable, Iterable[Any]]:
-    """Return a mark of a value, and the values within that it does not cover."""
+def _size_of(one: Any) -> int:
+    """Return the bytes of a tensor or an array."""
+    if isinstance(one, torch.Tensor) and one.layout is not torch.strided:
+        return sum(part.nbytes for part in parts_of(one))
+    return int(one.nbytes)
+
+
+def _of_container(one: Any) -> tuple[Any, Iterable[Any]]:
     kind = type(one)
-    if isinstance(one, torch.Tensor):
-        return (one.data_ptr() if one.layout is torch.strided else id(one), one._version), ()
-    if isinstance(one, np.ndarray):
-        return (id(one), one.tobytes() if one.nbytes <= _MAX_BYTES else one.ctypes.data), ()
-    if isinstance(one, _STREAMS):
-        return (id(one), _place_of(one)), ()
-    if isinstance(one, Mapping):
-        return (kind, len(one)), [*one.keys(), *one.values()]
-    if isinstance(one, list | tuple | set | frozenset | deque):
-        return (kind, len(one)), one
-    if isinstance(one, type | types.FunctionType | types.MethodType | partial):
-        return (kind, _identity(one)), _inside(one, home=home)
-    if isinstance(one, logging.Logger):
-        # It remembers which levels are enabled; what users add to it is state.
-        return (kind, id(one)), [each for name, each in vars(one).items() if name not in _LOGGER]
-    return (kind, id(one)), () if isinstance(one, _FIXED) else _attributes(one)
+    if len(one) > _MANY:
+        digest = plain_digest(one)
+        if digest is not None:
+            return (kind, digest), ()
+    inside = [*one.keys(), *one.values()] if isinstance(one, dict) else [*one]
+    return (kind, len(one)), [*inside, *attributes_of(one).values()]
 
 
 def _identity(one: Any) -> Hashable:
@@ -269,16 +446,8 @@ _PLAIN = frozenset({bool, int, float, complex, str, bytes, range})
 _FIXED = (
     *(types.ModuleType, types.BuiltinFunctionType, types.CodeType),
     *(Scheduled, LoopTrial),  # a restored trial has its own
+    *ARCHIVES,
 )
-
-
-def _attributes(value: Any) -> Iterable[Any]:
-    found = list(getattr(value, "__dict__", {}).values())
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            found.append(getattr(value, name, None))
-    return found
 
 
 # -- which variables are live --------------------------------------------------------------

@@ -169,6 +169,14 @@ class TrainableFunction(SelfDescribing):
         self._run.run_prologue()
         return self._run.drawn
 
+    def unread(self) -> list[str]:
+        """Return the variables that later epochs read, and whose content nothing can see whole."""
+        return self._run.unread()
+
+    def looked_at(self) -> Mapping[str, Any]:
+        """Return the function and its run, whose variables trials may carry."""
+        return {"self.function": self.function, "self": self._run.generator}
+
     @property
     def model(self) -> torch.nn.Module | None:
         """The network in the state of the trial; None if there is none, or more than one."""
@@ -231,6 +239,15 @@ class _Run:
     def last(self) -> Mapping[str, Any]:
         """The metrics of the last epoch, as the trial reports them."""
         return dict(self._last)
+
+    @property
+    def generator(self) -> Any:
+        """The function as it runs."""
+        return self._generator
+
+    def unread(self) -> list[str]:
+        """Return the variables that looks could not see whole."""
+        return [] if self._locals is None else self._locals.unread
 
     def run_prologue(self) -> None:
         """Run the function up to its loop if it has not come there yet; it cannot go on."""

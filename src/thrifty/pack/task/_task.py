@@ -314,6 +314,14 @@ class SelfDescribing(Trainable):
         """Return the user attributes and artefacts of the last epoch; each only once."""
         return Logged()
 
+    def unread(self) -> Collection[str]:
+        """Return the names of what later epochs read, and whose content nothing can see whole."""
+        return ()
+
+    def looked_at(self) -> Mapping[str, Any]:
+        """Return the objects, by name, whose attributes trials may carry beside their state."""
+        return {"self": self}
+
     def drawn(self) -> tuple[Any, ...] | None:
         """Return the positions of the seeded streams when its preparation had ended.
 

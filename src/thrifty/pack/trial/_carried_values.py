@@ -10,9 +10,9 @@ does not show that a restored trial has lost them.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +20,17 @@ import torch
 from thrifty.pack._backend import Member
 from thrifty.pack.identity import Place, reach, vars_of
 from thrifty.pack.task._data import datasets_of
-from thrifty.pack.verify import UsedNames, content_of, contents_of, same, used_names
+from thrifty.pack.task._task import SelfDescribing
+from thrifty.pack.verify import (
+    REST,
+    UsedNames,
+    content_of,
+    contents_of,
+    is_unread,
+    place_in,
+    same,
+    used_names,
+)
 
 from ._probes import Trial
 from ._trial import TaskTrial, TrainableTrial
@@ -162,22 +172,6 @@ def _held(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 _MAX_ELEMENTS = 64
 
 
-def place_in(file: io.IOBase) -> Any:
-    """Return what stands for the content of a file in memory, or the position in one on a disk."""
-    if file.closed:
-        return "closed"
-    try:
-        if isinstance(file, io.BytesIO | io.StringIO):
-            held = file.getvalue()
-            data = held.encode(errors="replace") if isinstance(held, str) else held
-            return (hashlib.sha256(data).hexdigest(), file.tell())
-        # The position in a text file cannot be asked for while it is read line by line.
-        inner = getattr(file, "buffer", file)
-        return inner.tell() if inner.seekable() else None
-    except (OSError, ValueError):
-        return None
-
-
 def _num_hooks(owner: Any) -> tuple[int, ...]:
     return tuple(len(getattr(owner, name, None) or ()) for name in _HOOKS)
 
@@ -190,6 +184,9 @@ OF_TRAINABLE = ("setup", "state", "load_state", "__init__")
 PLAIN = (bool, int, float, str)
 """Types of variables that no code keeps as a table of what it has computed before."""
 
+
+OF_FUNCTION = 3
+"""How deep objects are looked at that a training function or the like holds."""
 
 _OF_CODE = (" (closure)", " (default)", " (argument)", " (local)")
 """Notes on variables of functions and generators that attributes hold."""
@@ -236,10 +233,43 @@ def act_later(
 
 def attributes(trial: TaskTrial | TrainableTrial) -> dict[str, Any]:
     """Return stand-ins for the values of a trial's attributes, by name."""
+    if isinstance(trial.task, SelfDescribing):
+        return contents_of(trial.task.looked_at(), depth=OF_FUNCTION)
     objects: dict[str, Any] = {"self": trial.task}
     if isinstance(trial, TaskTrial):
         objects |= {"model": trial.model, **trial.optimizers.torch}
     return contents_of(objects)
+
+
+def unread(trial: TaskTrial | TrainableTrial) -> frozenset[str]:
+    """Return the names of what training code may read, and whose content cannot be read whole.
+
+    Args:
+        trial: A trial that has trained.
+    """
+    task = trial.task
+    if isinstance(task, SelfDescribing):
+        return frozenset(task.unread())
+    found = [name for name, content in attributes(trial).items() if is_unread(content)]
+    if not found:
+        return frozenset()
+    names = set().union(*(names_in(each.__code__) for each in _code_of(trial)))
+    # What an object holds may be read by the code of a package.
+    return frozenset(
+        name
+        for name in found
+        if names.intersection(map(identifier, name.split("."))) and not _is_meant(name, task)
+    )
+
+
+def names_in(code: CodeType) -> set[str]:
+    """Return the names that code and what is inside it looks up."""
+    inside = (names_in(each) for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*inside)
+
+
+def _is_meant(name: str, task: Any) -> bool:
+    return not set(map(identifier, name.split("."))).isdisjoint(task.not_state)
 
 
 def identifier(name: str) -> str:
@@ -259,8 +289,10 @@ def _is_memo(now: Any, anew: Any) -> bool:
     """
     if not isinstance(now, list) or not isinstance(anew, list) or len(anew) < 2:
         return False
-    pairs = [*now[1:], *anew[1:]]
-    return all(isinstance(each, tuple) for each in pairs) and all(p in now[1:] for p in anew[1:])
+    if not all(isinstance(each, tuple) for each in (*now[1:], *anew[1:])):
+        return False
+    pairs = [pair for pair in anew[1:] if pair[0] != REST]
+    return all(pair in now[1:] for pair in pairs)
 
 
 def _is_used(name: str, used: UsedNames) -> bool:
@@ -273,6 +305,11 @@ def _is_used(name: str, used: UsedNames) -> bool:
 
 def _used_in(live: TaskTrial | TrainableTrial) -> UsedNames:
     """Return the names that the code of training and evaluation uses."""
+    return used_names(_code_of(live))
+
+
+def _code_of(live: TaskTrial | TrainableTrial) -> list[FunctionType]:
+    """Return the user's functions and methods that run in training and evaluation."""
     preparing = OF_TASK if isinstance(live, TaskTrial) else OF_TRAINABLE
     found = [*reach({"self": live.task}, without=preparing).functions]
     if isinstance(live, TaskTrial):
@@ -280,7 +317,7 @@ def _used_in(live: TaskTrial | TrainableTrial) -> UsedNames:
     bases = type(live.task).__mro__
     left_out = [vars(kind).get(name) for kind in bases for name in preparing]
     functions = (each.value for each in found)
-    return used_names(f for f in functions if f not in left_out and f.__name__ != "__init__")
+    return [f for f in functions if f not in left_out and f.__name__ != "__init__"]
 
 
 def _is_of_torch(

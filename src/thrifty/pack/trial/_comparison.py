@@ -30,7 +30,7 @@ from thrifty.pack.verify import (
     probes_differ,
 )
 
-from ._carried_values import act_later, carriers_of, shared_buffers, unlike
+from ._carried_values import act_later, carriers_of, shared_buffers, unlike, unread
 from ._made_check import restored_trial
 from ._probes import Trial, check_data, probe, probe_further
 from ._state_messages import (
@@ -128,6 +128,7 @@ class Comparer:
     def compare(self, case: Case) -> Sequence[str] | None:
         """Compare two trials, and return the names of what differs outside of the state.
 
+        If no epoch is trained, hooks, files and the like count, too.
         The result is None if the user's code fails in both of them. Shared variables are not put
         back.
 
@@ -165,16 +166,16 @@ class Comparer:
         if isinstance(mine, Exception) or isinstance(theirs, Exception):
             if isinstance(mine, Exception) and isinstance(theirs, Exception):
                 return None  # it will also fail in training, with its own message
-            names = [*carried, *sorted(changed), *hidden]
+            names = _named([*carried, *sorted(changed)], hidden, case.live)
             raise StateError(incomplete(self._task, _raised(mine, theirs), names))
         outside = [*_outside(case.live, restored, meant=self._task.not_state), *sorted(changed)]
         if probes_differ(mine, theirs):
-            self._judge(case, mine, theirs, meant=meant, outside=[*outside, *hidden])
+            self._judge(case, mine, theirs, meant=meant, outside=_named(outside, hidden, case.live))
         elif outside and case.trains:
             self._go_on(case, restored, left, meant=meant, outside=outside, hidden=hidden)
         if case.trains and not self._empties_caches:
             self._check_cached(case, theirs)
-        return outside
+        return outside if case.trains else _seen(outside, hidden)
 
     def _restored(self, case: Case, *, empty_caches: bool = False) -> Trial:
         """Make a trial from the checkpoint, as another process would.
@@ -259,10 +260,10 @@ class Comparer:
             now.put_back()
             mine = _attempted(partial(case.further, num_steps=num_steps), case.live)
             if isinstance(mine, Exception) != isinstance(theirs, Exception):
-                names = [*outside, *hidden]
+                names = _named(outside, hidden, case.live)
                 raise StateError(incomplete(self._task, _raised(mine, theirs), names))
             if not isinstance(mine, Exception) and not isinstance(theirs, Exception):
-                names = [*outside, *hidden]
+                names = _named(outside, hidden, case.live)
                 self._judge(case, mine[0], theirs[0], meant=meant, outside=names, num_steps=mine[1])
             self._followed.add(known)
         used = self._acting_later(case, outside, restored=restored)
@@ -338,6 +339,19 @@ def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[st
         theirs |= datasets_of(restored.source)
     own = live.task.internals if isinstance(live.task, SelfDescribing) else ()
     return outside_of_state(mine, theirs, meant={*meant, *own})
+
+
+def _named(outside: Sequence[str], hidden: Sequence[str], live: Trial) -> list[str]:
+    """Return the names of all that differs, or else of what may differ, as nothing can read it."""
+    found = _seen(outside, hidden)
+    if found or isinstance(live, TaskTrial):
+        return found
+    return [f"{name} (its content is hidden)" for name in sorted(unread(live))]
+
+
+def _seen(outside: Sequence[str], hidden: Sequence[str]) -> list[str]:
+    """Return the names of all that differs; a file in memory is named as a file only."""
+    return [*(name for name in outside if f"{name} (a file)" not in hidden), *hidden]
 
 
 def _is_noise(one: Probe, other: Probe, *, noise: float) -> bool:

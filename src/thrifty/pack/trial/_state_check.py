@@ -16,11 +16,11 @@ from thrifty.pack._backend import EpochPlan, Member, out_of_memory
 from thrifty.pack.task._task import SelfDescribing, Task, Trainable
 from thrifty.pack.verify import CheckBudget, training_places
 
-from ._carried_values import moved, options_of, values_of
+from ._carried_values import moved, options_of, unread, values_of
 from ._comparison import Case, Comparer, SharedVariables, kind_of
 from ._made_check import MAX_FREE_CHECKS, MadeCheck, new_trial
 from ._probes import Trial
-from ._state_messages import WarnOnce, no_memory, no_time_to_train
+from ._state_messages import WarnOnce, no_memory, no_time_to_read, no_time_to_train
 from ._trial import TaskTrial
 
 
@@ -29,7 +29,8 @@ logger = plain_logger(__name__)
 SHORT_S = 1.0
 """An epoch of a ``Trainable`` is trained again for the comparison if it takes at most this long.
 
-A longer one is trained again if something outside of the state differs, or the budget allows it.
+A longer one is trained again if something outside of the state differs or cannot be read, or the
+budget allows it.
 Two trials compared over more than one step take about this long together, in seconds.
 """
 MAX_CARRYING_CHECKS = 12
@@ -114,6 +115,8 @@ class StateCheck:
         """The values that trials had when they began."""
         self._options: WeakKeyDictionary[Trial, frozenset[tuple[str, Any]]] = WeakKeyDictionary()
         self._known: dict[frozenset[type], _Known] = defaultdict(_Known)
+        self._known_unread: frozenset[str] = frozenset()
+        """What no look can see whole, and for which an epoch was trained again."""
         self._num_other = 0
         """How many comparisons were made only because of other options or later epochs."""
 
@@ -159,7 +162,7 @@ class StateCheck:
         if situation not in self._passed and situation not in self._untrained:
             return True
         known = self._known[situation.kind]
-        if not self._moved(trial) <= known.moved:
+        if not self._moved(trial) <= known.moved or self._newly_unread(trial):
             return True
         if situation not in self._passed:
             return self._may_train(self._untrained[situation])
@@ -246,18 +249,28 @@ class StateCheck:
 
     def _compare(self, case: Case, situation: _Situation, *, seconds: float) -> None:
         """Compare two trials, over a whole epoch if need be, and note what has been compared."""
+        hidden = self._newly_unread(case.live)
+        self._known_unread |= hidden
         outside = self._comparer.compare(case)
-        if outside and not case.trains and self._fits(seconds):
-            case = replace(case, trains=True)
-            outside = self._comparer.compare(case)
         if outside is None:
             return
-        if not case.trains:
-            if not outside:
-                self._untrained[situation] = seconds
-                return
-            self._warn(no_time_to_train(self._task, outside))
-        self._passed.add(situation)
+        if not case.trains and (outside or hidden):
+            if self._fits(seconds):
+                case = replace(case, trains=True)
+                outside = self._comparer.compare(case)
+            elif outside:
+                self._warn(no_time_to_train(self._task, outside))
+            else:
+                self._warn(no_time_to_read(self._task, sorted(hidden)))
+        elif not case.trains:
+            self._untrained[situation] = seconds
+            return
+        if outside is not None:
+            self._passed.add(situation)
+
+    def _newly_unread(self, trial: Trial) -> frozenset[str]:
+        """Return what a ``Trainable`` may read that nothing can see whole, and is not known yet."""
+        return frozenset() if isinstance(trial, TaskTrial) else unread(trial) - self._known_unread
 
     def _moved(self, trial: Trial) -> frozenset[str]:
         """Return what a trial has changed since it began, beside its state; nothing if unknown."""

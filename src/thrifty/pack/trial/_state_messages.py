@@ -95,6 +95,15 @@ def no_time_to_train(task: Task | Trainable, outside: Sequence[str]) -> str:
     )
 
 
+def no_time_to_read(task: Task | Trainable, unread: Sequence[str]) -> str:
+    """Return a warning about values that nothing can read, and whose effect is not checked."""
+    return (
+        f"{task_name(task)}: thrifty cannot read what these hold: {_listed(unread)}. epoch_timeout "
+        "leaves no time to train an epoch again, so it is not checked whether they are state that "
+        "the checkpoint lacks; make it six times as long as an epoch"
+    )
+
+
 def no_memory(task: Task | Trainable) -> str:
     """Return a warning about a comparison that did not fit into the memory."""
     return f"{task_name(task)}: there was no memory to check that its state is complete"

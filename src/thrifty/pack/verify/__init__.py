@@ -18,7 +18,23 @@ from ._compare import (
     step_differences,
     worst,
 )
-from ._held import MadeOnce, cached_name, digest_or_none
+from ._held import (
+    ARCHIVES,
+    MadeOnce,
+    are_containers,
+    array_content,
+    attributes_of,
+    cached_name,
+    digest_or_none,
+    file_content,
+    is_unread,
+    opaque_content,
+    place_in,
+    plain_digest,
+    position_in,
+    position_of,
+    tensor_content,
+)
 from ._keeper import Keeper, as_it_was, cached_places, training_places
 from ._reference import (
     AloneTime,
@@ -38,6 +54,7 @@ from ._reference import (
 )
 from ._restored import (
     FIRST_BATCH,
+    REST,
     Probe,
     content_of,
     contents_of,
@@ -51,7 +68,9 @@ from ._watch import Change, Watch
 
 
 __all__ = [
+    "ARCHIVES",
     "FIRST_BATCH",
+    "REST",
     "AloneTime",
     "Change",
     "CheckBudget",
@@ -67,8 +86,11 @@ __all__ = [
     "StepTaken",
     "UsedNames",
     "Watch",
+    "are_containers",
     "are_metrics_rounding",
+    "array_content",
     "as_it_was",
+    "attributes_of",
     "cached_name",
     "cached_places",
     "compare_metrics",
@@ -78,14 +100,21 @@ __all__ = [
     "differences",
     "digest_or_none",
     "exchanged",
+    "file_content",
     "gradients_alone",
     "how_far_apart",
     "is_rounding",
+    "is_unread",
     "median_interval",
     "moment_tensors",
+    "opaque_content",
     "outside_of_state",
     "own_state",
     "own_tensors",
+    "place_in",
+    "plain_digest",
+    "position_in",
+    "position_of",
     "probes_differ",
     "relative_tolerance",
     "rounds_to_tf32",
@@ -93,6 +122,7 @@ __all__ = [
     "stand_in",
     "step_alone",
     "step_differences",
+    "tensor_content",
     "training_places",
     "used_names",
     "worst",

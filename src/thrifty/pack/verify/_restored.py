@@ -22,17 +22,24 @@ from thrifty.pack.identity import parts_of
 
 from ._compare import same
 from ._held import (
+    ARCHIVES,
+    UNREAD,
     Part,
     are_containers,
+    array_content,
     elements_of,
     holds,
     is_listed,
+    is_whole,
     items_of,
     note_of,
+    opaque_content,
     parts_held,
     path_of,
+    plain_digest,
     position_of,
     size_of,
+    tensor_content,
 )
 
 
@@ -109,21 +116,25 @@ def outside_of_state(
     return found
 
 
-def contents_of(objects: Mapping[str, Any]) -> dict[str, Any]:
+def contents_of(objects: Mapping[str, Any], *, depth: int | None = None) -> dict[str, Any]:
     """Return stand-ins for the attributes of objects, by the names of ``outside_of_state``.
+
+    ``is_unread`` tells those that do not stand for the whole content.
 
     Args:
         objects: Tasks, modules and the like, by name.
+        depth: How many objects within objects are looked at (default: as many as are compared).
     """
     found: dict[str, Any] = {}
     seen: set[int] = set()
+    deepest = _MAX_DEPTH if depth is None else depth
     for name, one, _ in _pairs(objects, objects):
-        _note_contents(name, one, found=found, seen=seen)
+        _note_contents(name, one, found=found, seen=seen, depth=deepest)
     return found
 
 
 def _note_contents(
-    name: str, one: Any, *, found: dict[str, Any], seen: set[int], depth: int = 0
+    name: str, one: Any, *, found: dict[str, Any], seen: set[int], depth: int
 ) -> None:
     if id(one) in seen:
         return
@@ -133,10 +144,12 @@ def _note_contents(
         if key in left_out or str(key).endswith("_hooks"):
             continue
         path = path_of(name, key)
-        found[path + note_of(key)] = content_of(value)
-        if depth < _MAX_DEPTH and len(seen) < _MAX_OBJECTS:
-            for where, inside, _ in _objects(value, value):
-                _note_contents(f"{path}{where}", inside, found=found, seen=seen, depth=depth + 1)
+        content, inside = content_of(value), _objects(value, value)
+        if inside and (depth <= 0 or len(seen) >= _MAX_OBJECTS):
+            content, inside = (content, UNREAD), []
+        found[path + note_of(key)] = content
+        for where, each, _ in inside:
+            _note_contents(f"{path}{where}", each, found=found, seen=seen, depth=depth - 1)
 
 
 def how_far_apart(one: Probe, other: Probe) -> float:
@@ -233,7 +246,7 @@ def _plain_name(key: Any) -> Any:
     return key.name if type(key) is Part else key
 
 
-def _objects(one: Any, other: Any) -> list[tuple[str, Any, Any]]:
+def _objects(one: Any, other: Any, depth: int = 0) -> list[tuple[str, Any, Any]]:
     """Return objects with parts within two equal attributes: the values or their elements.
 
     Each comes after what its name adds to the attribute's.
@@ -242,12 +255,20 @@ def _objects(one: Any, other: Any) -> list[tuple[str, Any, Any]]:
     if kind is not type(other) or kind in _PLAIN:
         return []
     pairs: list[tuple[str, Any, Any]] = []
-    if is_listed(kind):
+    deeper: list[tuple[str, Any, Any]] = []
+    if is_listed(kind) and plain_digest(one) is None:
         both = zip(elements_of(one, _MAX_OBJECTS), elements_of(other, _MAX_OBJECTS), strict=False)
         pairs = [(f"[{number}]", *pair) for number, pair in enumerate(both)]
-    if kind not in (list, tuple, dict):
+        if depth < _MAX_NESTED:
+            deeper = [
+                (f"{where}{inner}", a, b)
+                for where, mine, theirs in pairs
+                if type(mine) in _PLAIN_CONTAINERS
+                for inner, a, b in _objects(mine, theirs, depth + 1)
+            ]
+    if kind not in _PLAIN_CONTAINERS:
         pairs.append(("", one, other))
-    return [
+    return deeper + [
         (where, *_owners(a, b))
         for where, a, b in pairs
         if type(a) is type(b) and type(a) not in _PLAIN and _is_walked(*_owners(a, b))
@@ -262,7 +283,9 @@ def _owners(one: Any, other: Any) -> tuple[Any, Any]:
 
 
 def _is_walked(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and not isinstance(one, _LOOKED_AT_ELSEWHERE) and holds(one)
+    if type(one) is not type(other) or isinstance(one, _LOOKED_AT_ELSEWHERE):
+        return False
+    return holds(one) and not is_whole(one)
 
 
 def content_of(value: Any, depth: int = 0) -> Any:
@@ -271,31 +294,29 @@ def content_of(value: Any, depth: int = 0) -> Any:
     if kind in _PLAIN:
         return (kind.__name__, repr(value))
     if isinstance(value, torch.Tensor):
-        tensor = value.detach()
-        return (
-            tuple(tensor.shape),
-            str(tensor.dtype),
-            [part.reshape(-1)[:1024].tolist() for part in parts_of(tensor)],
-        )
+        return tensor_content(value)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return (value.shape, str(value.dtype), value.reshape(-1)[:1024].tobytes())
+        return array_content(value)
     if are_containers(kind):
-        return _of_container(value, depth) if depth < _MAX_NESTED else None
+        return _of_container(value, depth) if depth < _MAX_NESTED else UNREAD
     if isinstance(value, bool | int | float | complex | str | bytes | bytearray | range):
         return (kind.__name__, repr(value))
     if isinstance(value, np.ndarray):
-        return (value.shape, str(value.dtype), value.reshape(-1)[:1024].tolist())
+        return (value.shape, str(value.dtype), content_of(value.reshape(-1).tolist(), depth + 1))
     if isinstance(value, np.generic):
         return (str(value.dtype), repr(value))
     state = _generator_state(value)
     if state is not None:
         return repr(state)
-    # other objects differ only in identity: their own attributes are compared separately
-    return _of_code(value, depth) if depth < _MAX_NESTED else None
+    return _of_object(value, depth) if depth < _MAX_NESTED else UNREAD
 
 
-def _of_code(value: Any, depth: int) -> Any:
-    """Return a stand-in for a function or an iterator; None for any other object."""
+def _of_object(value: Any, depth: int) -> Any:
+    """Return a stand-in for a function, an iterator or what compiled code keeps in an object.
+
+    The result is None for any other object: it differs from others only in identity, and its own
+    attributes are compared separately.
+    """
     kind = type(value)
     if kind is FunctionType:
         return (value.__code__.co_qualname, value.__code__.co_firstlineno)
@@ -308,7 +329,7 @@ def _of_code(value: Any, depth: int) -> Any:
         return content_of(value.func, depth + 1)
     position = position_of(value)
     if position is None:
-        return None
+        return None if isinstance(value, _LOOKED_AT_ELSEWHERE) else opaque_content(value)
     return (kind.__name__, [content_of(each, depth + 1) for each in position])
 
 
@@ -328,13 +349,25 @@ def _of_container(value: Any, depth: int) -> Any:
     size = size_of(value)
     if issubclass(kind, dict):
         items = items_of(value, _MAX_ITEMS)
-        return [size, *[(_key(k, depth), content_of(v, depth + 1)) for k, v in items]]
+        pairs = [(_key(k, depth), content_of(v, depth + 1)) for k, v in items]
+        return [size, *pairs, *([(REST, _whole(value))] if size > _MAX_ITEMS else ())]
     # tuples, as only stand-ins of mappings are lists: these may be memos
     if is_listed(kind):
-        return (size, *[content_of(each, depth + 1) for each in elements_of(value, _MAX_ITEMS)])
+        if size > _MAX_ITEMS:
+            whole = _whole(value)
+            if whole is not UNREAD:
+                return (size, whole)
+        few = [content_of(each, depth + 1) for each in elements_of(value, _MAX_ITEMS)]
+        return (size, *few, *((UNREAD,) if size > _MAX_ITEMS else ()))
     # a set has no order
-    few = size if size <= _MAX_SIZE else 0
-    return (size, *sorted(repr(_key(each, depth)) for each in elements_of(value, few)))
+    if size > _MAX_SIZE:
+        return (size, UNREAD)
+    return (size, *sorted(repr(_key(each, depth)) for each in elements_of(value, size)))
+
+
+def _whole(container: Any) -> Any:
+    digest = plain_digest(container)
+    return UNREAD if digest is None else digest
 
 
 def _key(value: Any, depth: int) -> Any:
@@ -343,6 +376,11 @@ def _key(value: Any, depth: int) -> Any:
         return (tuple(value.shape), str(value.dtype))
     return content_of(value, depth + 1)
 
+
+REST = "the other items"
+"""A key that stands for all items of a large mapping."""
+
+_PLAIN_CONTAINERS = (list, tuple, dict)
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 """Types of values that have no parts."""
@@ -362,20 +400,20 @@ def _kept_by_torch() -> frozenset[str]:
 
 
 _LOOKED_AT_ELSEWHERE = (
-    torch.Tensor, torch.nn.Module, type, ModuleType, logging.Logger, WeakSet,
+    torch.Tensor, torch.nn.Module, type, ModuleType, logging.Logger, WeakSet, *ARCHIVES,
 )  # fmt: skip
 """Types that are compared elsewhere, or not at all.
 
 Modules are compared in pairs of their own, tensors by their content.
 """
 
-_MAX_NESTED = 4
+_MAX_NESTED = 8
 """How deep containers and iterators within one attribute are compared."""
 
 _MAX_ITEMS = 256
 _MAX_SIZE = 4096
-"""How many elements of a container are compared; how large a set may be for that."""
+"""How many elements of a container are compared unless all are plain; how large a set may be."""
 
-_MAX_DEPTH = 3
+_MAX_DEPTH = 8
 _MAX_OBJECTS = 1000
-"""How deep objects in attributes are compared, and how many of them."""
+"""How deep objects in attributes are compared, and how many of them. The rest is unread."""
