@@ -1008,9 +1008,21 @@ class Lazy(Mapping):
         return torch.full((2,), float(key))
 
 
+OPENED: list[np.lib.npyio.NpzFile] = []
+
+
+@pytest.fixture
+def closing():
+    """Close the files that are opened while a test runs."""
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
 def opened(folder):
     np.savez(folder / "d.npz", a=np.ones(3), b=np.zeros(5))
-    return np.load(folder / "d.npz")
+    OPENED.append(np.load(folder / "d.npz"))
+    return OPENED[-1]
 
 
 def kept_arrays(trial, state):
@@ -1035,6 +1047,7 @@ def kept_arrays(trial, state):
         (lambda _: torch.zeros(3, device="meta"), len),
     ],
 )
+@pytest.mark.usefixtures("closing")
 def test_what_is_only_read_may_be_lost(tmp_path, make, read):
     function = partial(changes, make=partial(make, tmp_path), change=read)
     assert unread_by(function) == []

@@ -241,16 +241,20 @@ def attributes(trial: TaskTrial | TrainableTrial) -> dict[str, Any]:
     return contents_of(objects)
 
 
-def unread(trial: TaskTrial | TrainableTrial) -> frozenset[str]:
+def unread(
+    trial: TaskTrial | TrainableTrial, contents: Mapping[str, Any] | None = None
+) -> frozenset[str]:
     """Return the names of what training code may read, and whose content cannot be read whole.
 
     Args:
         trial: A trial that has trained.
+        contents: What ``attributes`` returns for it, if that is known: it costs reading all.
     """
     task = trial.task
     if isinstance(task, SelfDescribing):
         return frozenset(task.unread())
-    found = [name for name, content in attributes(trial).items() if is_unread(content)]
+    held = attributes(trial) if contents is None else contents
+    found = [name for name, content in held.items() if is_unread(content)]
     if not found:
         return frozenset()
     names = set().union(*(names_in(each.__code__) for each in _code_of(trial)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -162,7 +163,8 @@ class StateCheck:
         if situation not in self._passed and situation not in self._untrained:
             return True
         known = self._known[situation.kind]
-        if not self._moved(trial) <= known.moved or self._newly_unread(trial):
+        now = values_of(trial)
+        if not self._moved(trial, now) <= known.moved or self._newly_unread(trial, now):
             return True
         if situation not in self._passed:
             return self._may_train(self._untrained[situation])
@@ -217,8 +219,11 @@ class StateCheck:
             StateError: They continue differently, or the checkpoint cannot be loaded.
         """
         situation = self._situation(live)
-        self._note_compared(live, situation.kind, epoch=epoch)
         began = time.perf_counter()
+        held = values_of(live)
+        self._note_compared(live, held, situation.kind, epoch=epoch)
+        hidden = self._newly_unread(live, held)
+        self._known_unread |= hidden
         now = self._shared.now()
         trains = isinstance(live, TaskTrial) or self._may_train(seconds)
         if isinstance(self._task, SelfDescribing):
@@ -234,7 +239,7 @@ class StateCheck:
             further_s=SHORT_S / 2,
         )
         try:
-            self._compare(case, situation, seconds=seconds)
+            self._compare(case, situation, hidden=hidden, seconds=seconds)
         except Exception as error:
             if not out_of_memory(error):
                 raise
@@ -247,10 +252,10 @@ class StateCheck:
         self._seconds = time.perf_counter() - began
         self.budget.spend(self._seconds)
 
-    def _compare(self, case: Case, situation: _Situation, *, seconds: float) -> None:
+    def _compare(
+        self, case: Case, situation: _Situation, *, hidden: frozenset[str], seconds: float
+    ) -> None:
         """Compare two trials, over a whole epoch if need be, and note what has been compared."""
-        hidden = self._newly_unread(case.live)
-        self._known_unread |= hidden
         outside = self._comparer.compare(case)
         if outside is None:
             return
@@ -268,18 +273,27 @@ class StateCheck:
         if outside is not None:
             self._passed.add(situation)
 
-    def _newly_unread(self, trial: Trial) -> frozenset[str]:
+    def _newly_unread(self, trial: Trial, now: Mapping[str, Any]) -> frozenset[str]:
         """Return what a ``Trainable`` may read that nothing can see whole, and is not known yet."""
-        return frozenset() if isinstance(trial, TaskTrial) else unread(trial) - self._known_unread
+        if isinstance(trial, TaskTrial):
+            return frozenset()
+        return unread(trial, now) - self._known_unread
 
-    def _moved(self, trial: Trial) -> frozenset[str]:
-        """Return what a trial has changed since it began, beside its state; nothing if unknown."""
+    def _moved(self, trial: Trial, now: Mapping[str, Any]) -> frozenset[str]:
+        """Return what a trial has changed since it began, beside its state; nothing if unknown.
+
+        Args:
+            trial: The trial.
+            now: What ``values_of`` returns for it.
+        """
         first = self._first.get(trial)
-        return frozenset() if first is None else moved(first, values_of(trial))
+        return frozenset() if first is None else moved(first, now)
 
-    def _note_compared(self, trial: Trial, kind: frozenset[type], *, epoch: int) -> None:
+    def _note_compared(
+        self, trial: Trial, now: Mapping[str, Any], kind: frozenset[type], *, epoch: int
+    ) -> None:
         known = self._known[kind]
-        known.moved |= self._moved(trial)
+        known.moved |= self._moved(trial, now)
         known.options.add(self._options.get(trial, frozenset()))
         known.epoch = max(known.epoch, epoch, 1)
 
