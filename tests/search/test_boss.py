@@ -139,7 +139,7 @@ def test_a_bracket_begins_together_and_goes_on_without_rounds():
     assert (first.trial, first.target, first.group) == (8, 3, 0)
     history.record_decision(first)
     history.record_scores(8, [8, 8, 8])
-    # nine observations and more: two epochs for everyone, and nobody waits for the leader
+    # The threshold is above 1, so all other trials get another epoch.
     assert [d.trial for d in ask(RANDOM, history, num=3)] == [7, 6, 5]
 
 

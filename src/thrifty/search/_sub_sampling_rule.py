@@ -131,7 +131,7 @@ Entry = tuple[float, int]
 class Standing:
     """Counts and boards of some trials of a history.
 
-    They depend on these trials alone, whoever reads them and however often.
+    They depend on these trials alone, and not on when or how often they are read.
     """
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class Standings:
     def __init__(self, *, grouped: bool) -> None:
         self.by_group: defaultdict[Hashable, Standing] = defaultdict(Standing)
         self.changed: set[Hashable] = set()
-        """Groups with a change that whoever decides about them has not dealt with."""
+        """Groups that have changed since the last decision about them."""
         self._grouped = grouped
         self._known: list[Trial | None] = []
         """Each trial as it was when last counted."""
@@ -303,7 +303,7 @@ _KNOWN: WeakKeyDictionary[History, dict[Hashable, Standings]] = WeakKeyDictionar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubSamplingRule:
-    """The rule: whoever deserves it most trains until the next rung.
+    """The rule of SS: the trials that deserve it most train until their next rung.
 
     Attributes:
         rungs: The epochs at which trials are compared.

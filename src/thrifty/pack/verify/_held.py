@@ -441,10 +441,10 @@ def place_in(file: io.IOBase) -> Any:
 
 
 def opaque_content(value: Any, *, stand_in: Callable[[Any], Any] = lambda _: None) -> Any:
-    """Return a stand-in for what an object holds other than in attributes and slots.
+    """Return a stand-in for the content of an object that is not in its attributes and slots.
 
-    That is what compiled code keeps in it, and what its package says is to be pickled. The result
-    is None if there is nothing, and ``UNREAD`` if it cannot be read.
+    Compiled code keeps such content, and the object's package says how it is pickled. The stand-in
+    is None if there is no such content, and ``UNREAD`` if it cannot be read.
 
     Args:
         value: The object: none of Python's containers, no tensor, array or iterator.
