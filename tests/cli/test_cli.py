@@ -257,7 +257,7 @@ def test_a_study_is_deleted_after_a_question(folder, monkeypatch, capsys, answer
         (("delete", "none", "--storage", "sqlite:///t.db", "--yes"), "no study 'none'"),
         (("best", "fresh", "--storage", "sqlite:///t.db"), "has no results yet"),
         (("export", "line", "--storage", "sqlite:///t.db"), "say what to write"),
-        (("resume", "fresh", "--storage", "sqlite:///t.db"), "is unknown or gone"),
+        (("resume", "fresh", "--storage", "sqlite:///t.db"), "is unknown: a session made it"),
         (("run", "missing.py"), "does not exist"),
         (("dance",), "No such command"),
         (("plan", "bracket.py"), "bracket.py cannot be loaded: SyntaxError: '(' was never closed"),

@@ -92,6 +92,7 @@ def test_of_a_long_text_both_ends_stay():
     assert text.startswith("ValueError: begin")
     assert text.endswith("end")
     assert "characters left out" in text
+    assert plain_text("x" * 105, limit=100) == "x" * 105, "the note would be longer"
     assert len(text) < MESSAGE_CHARS + 100
 
 

@@ -30,6 +30,7 @@ from tests.study.processes import run_script
 from thrifty.core import SpaceError, StateError, TaskError, UsageError, derive_seed
 from thrifty.integrations.functions._exploration import explore, space_of
 from thrifty.integrations.functions._exploration_main import suggested
+from thrifty.integrations.functions._loop_trial import Scheduled
 from thrifty.pack._state import seed_everything
 from thrifty.pack.verify import tensor_content
 from thrifty.space import Timeline
@@ -1317,3 +1318,10 @@ def test_another_function_shares_nothing(tmp_path):
 def test_functions_travel(tmp_path):
     assert cloudpickle.loads(cloudpickle.dumps(train)) is train
     assert repr(train) == "<trainable function train>"
+
+
+@pytest.mark.parametrize("used", [lambda lr: 2 * lr, lambda lr: lr / 2, lambda lr: lr > 0])
+def test_a_hyper_parameter_that_may_follow_a_schedule_is_no_number(used):
+    lr = Scheduled("lr", answers=None)
+    with pytest.raises(TypeError, match=r"read lr\.value in each epoch"):
+        used(lr)

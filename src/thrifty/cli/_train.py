@@ -137,9 +137,10 @@ def load_stored_study(name: str, *, storage: str, trust_file: bool = False) -> S
     with Store.open(storage, create=False) as store:
         file = store.studies.get(name).spec.get("file")
     if not _is_file(file):
+        where = f"is gone: {plain_text(str(file))}" if file else "is unknown: a session made it"
         raise UsageError(
-            f"the file that defined study {name!r} is unknown or gone ({file!r}); "
-            "resume the study with: thrifty run FILE"
+            f"the file that defines study {name!r} {where}. Commands that load a study need one; "
+            "save the study in a file, and run it once with: thrifty run FILE"
         )
     path = Path(file)
     if path.resolve() != _DEMO:

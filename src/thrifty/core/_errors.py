@@ -268,6 +268,8 @@ def plain_text(value: object, *, lines: bool = False, limit: int | None = None) 
     if limit is not None and len(text) > limit:
         head = limit * 2 // 3
         left_out = f"... ({len(text) - limit:,} characters left out) ..."
+        if len(text) <= limit + len(left_out):
+            return plain_text(text, lines=lines)  # the note would be longer than what it hides
         text = f"{text[:head]}{left_out}{text[head - limit :]}"
     if text.isprintable():
         return text

@@ -91,6 +91,13 @@ class Scheduled:
     def __float__(self) -> float:
         return float(self.value)
 
+    def _is_no_number(self, *_: object) -> Any:
+        raise TypeError(f"{self.name} may follow a schedule; read {self.name}.value in each epoch")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _is_no_number
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = _is_no_number
+    __lt__ = __le__ = __gt__ = __ge__ = _is_no_number
+
     def __repr__(self) -> str:
         return f"<scheduled hyper-parameter {self.name!r}; read its .value in each epoch>"
 

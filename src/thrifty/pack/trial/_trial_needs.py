@@ -246,8 +246,8 @@ class MemoryForecast:
             out.append(f"  {state}; its activations are not known")
         shared, own = (self.num_trials(shared=each) for each in (True, False))
         out.append(
-            f"  about {_span(*shared, str)} trials fit into {_size(self.capacity_bytes)} "
-            f"({self.place}), and {_span(*own, str)} if each had a base of its own"
+            f"  about {_span(*shared, _number)} trials fit into {_size(self.capacity_bytes)} "
+            f"({self.place}), and {_span(*own, _number)} if each had a base of its own"
         )
         works = [each.shared_work for each in self.trials if each.shared_work is not None]
         if works:
@@ -407,6 +407,10 @@ class _SharedWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._all += num
             self._shared += 0 if differs else num
         return out
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
 
 
 def _span(low: float, high: float, shown: Callable[[Any], str]) -> str:
