@@ -233,7 +233,7 @@ def test_resume_of_a_study_whose_file_is_gone_takes_nothing_back(folder):  # noq
     thrifty("run", "line_study.py", "--quiet", "--stop-epochs", "1")
     thrifty("stop", "line", *DB)
     (folder / "line_study.py").unlink()
-    with pytest.raises(UsageError, match="unknown or gone"):
+    with pytest.raises(UsageError, match="is gone"):
         thrifty("resume", "line", *DB, "--quiet", "--trust-file")
     assert asked()[-1].endswith("stop  (queued)")
 
