@@ -336,6 +336,8 @@ class SaysItself(LineTask):
     def __init__(self, path):
         self.path = path
         self.cached  # noqa: B018 (computed once)
+        other = types.SimpleNamespace()
+        other.on_another_object = path
 
     @functools.cached_property
     def cached(self):
@@ -353,7 +355,7 @@ class Weighted(SaysItself):
         super().__init__(path)
 
 
-@pytest.mark.parametrize("key", ["weight", "slow", "later"])
+@pytest.mark.parametrize("key", ["weight", "slow", "later", "on_another_object"])
 def test_what_a_base_class_says_leaves_out_no_attribute_of_a_subclass(key):
     def of(value):
         task = Weighted("a", 1)

@@ -211,6 +211,27 @@ _IMPORTERS = frozenset({"import_module", "__import__"})
 
 
 @functools.lru_cache(maxsize=4096)
+def assigned_to_self(code: CodeType) -> frozenset[str]:
+    """Return the attributes that a method assigns to its first argument, as ``self.x = 1`` does.
+
+    >>> def method(self, other):
+    ...     self.x, other.y = 1, 2
+    >>> assigned_to_self(method.__code__)
+    frozenset({'x'})
+    """
+    if not code.co_argcount:
+        return frozenset()
+    found, before = set(), None
+    for step in dis.get_instructions(code):
+        if step.opname == "STORE_ATTR" and before is not None:
+            # newer versions of Python load two variables at once; the second one is on top
+            loaded = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
+            if before.opname.startswith("LOAD_") and loaded == code.co_varnames[0]:
+                found.add(step.argval)
+        before = step
+    return frozenset(found)
+
+
 def mentions(code: CodeType) -> Mentions:
     """Return the names in a code object, together with those in the code objects inside it."""
     read: set[str] = set()

@@ -43,7 +43,7 @@ from ._contents import (
 )
 from ._own import is_installed, is_own, members_of
 from ._place import MISSING, slots_of, vars_of
-from ._syntax import code_digest, content, extension_digest, mentions
+from ._syntax import assigned_to_self, code_digest, content, extension_digest
 
 
 HOOK = "__thrifty_identity__"
@@ -67,24 +67,24 @@ def not_vouched_for(value: Any) -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _assigned_by(kind: type) -> frozenset[str]:
-    """Return the names that the code of a class and of its bases assigns or computes once."""
+    """Return the attributes that the code of a class and of its bases assigns or computes once."""
     found: set[str] = set()
     for name, member in (pair for each in kind.__mro__ for pair in vars(each).items()):
         if is_a(member, functools.cached_property):
             found.add(name)
         for function in _functions_of(member):
-            found |= mentions(function.__code__).stored
+            found |= assigned_to_self(function.__code__)
     return frozenset(found)
 
 
 def _functions_of(member: Any) -> Iterator[FunctionType]:
-    """Yield the functions of a member of a class."""
+    """Yield the functions of a member of a class whose first argument is an instance."""
     if is_a(member, property):
         parts: tuple[Any, ...] = (member.fget, member.fset, member.fdel)
     elif is_a(member, functools.cached_property):
         parts = (member.func,)
     else:
-        parts = (getattr(member, "__func__", member),)
+        parts = (member,)
     for part in parts:
         whole = inspect.unwrap(part) if is_a(part, FunctionType) else part
         yield from (
