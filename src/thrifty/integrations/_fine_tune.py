@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 
 _EVAL_BATCH_SIZE = 64
+_RULES = "2"
+"""Raised when ``FineTune`` computes something else from the same inputs."""
 
 
 class FineTune(Task):
@@ -206,18 +208,19 @@ class FineTune(Task):
         if self._metrics_by_weight and not is_even(self._data, batch_size=self.eval_batch_size):
             evaluation["mean of metrics"] = "over tokens"
         training = dict(found.training)
-        if self.precision != "fp32" or self._is_half():
-            training["loss"] = "in single precision"
-        if _is_described(self._base) and self.kind == "classification":
-            base, missing = self._empty_base()
-            if whole := trained_whole(base, classifies=True, missing=missing):
-                training["trained whole"] = ", ".join(whole)
+        if (
+            self._is_packed
+            or self.kind == "classification"
+            or isinstance(self._adapter.rslora, str)
+            or self._may_be_half()
+        ):  # else the results are those of the first rules, which databases of before hold
+            training["rules"] = _RULES
         return replace(found, training=training, evaluation=evaluation)
 
-    def _is_half(self) -> bool:
-        """Return whether a folder or a configuration says that the base has half precision."""
-        if not _is_described(self._base):
-            return False
+    def _may_be_half(self) -> bool:
+        """Return whether logits may be in half precision; a function may make any base."""
+        if self.precision != "fp32" or not _is_described(self._base):
+            return True
         config: Any = self._base
         if isinstance(config, str | Path):
             config = _transformers().AutoConfig.from_pretrained(config, local_files_only=True)
