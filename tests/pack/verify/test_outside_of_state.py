@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from thrifty.pack.verify import contents_of, is_unread, outside_of_state
+from thrifty.pack.verify._held import _sum_on_device, array_content, tensor_content
 
 
 class Holder:
@@ -426,3 +427,32 @@ def test_hooks_of_modules_are_no_state():
     live.register_forward_hook(lambda *_, **__: None, with_kwargs=True, always_call=True)
     live.register_forward_pre_hook(lambda *_, **__: None, with_kwargs=True)
     assert outside_of_state({"model": live}, {"model": restored}) == []
+
+
+def signs(one):
+    one.neg_()
+
+
+def crosses(one):
+    """Change four values so that the sums of all rows and columns of a table stay equal."""
+    for at, change in ((0, 1), (1, -1), (1024, -1), (1025, 1)):
+        one[at] += change
+
+
+def swapped(one):
+    one[[0, 2048]] = one[[2048, 0]]
+
+
+@pytest.mark.parametrize("change", [signs, crosses, swapped])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_no_usual_change_leaves_the_content_of_a_tensor_equal(change, dtype):
+    one = (torch.arange(4096) % 100 + 1).to(dtype)
+    other = one.clone()
+    change(other)
+    assert tensor_content(one) == tensor_content(one.clone())
+    assert tensor_content(one) != tensor_content(other)
+    words, others = (each.view(torch.int64) for each in (one, other))
+    assert _sum_on_device(words) == _sum_on_device(words.clone())
+    assert _sum_on_device(words) != _sum_on_device(others)
+    if dtype != torch.bfloat16:
+        assert array_content(one.numpy()) != array_content(other.numpy())

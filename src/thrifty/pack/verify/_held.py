@@ -21,6 +21,7 @@ import types
 import warnings
 import weakref
 import zipfile
+import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -296,7 +297,7 @@ def is_unread(content: Any) -> bool:
 
 
 def tensor_content(tensor: torch.Tensor) -> tuple[Hashable, ...]:
-    """Return a stand-in for shape, type and all values of a tensor: sums of its bits.
+    """Return a stand-in for shape, type and all values of a tensor: checksums of its bits.
 
     Its version would not do: ``.data``, arrays over the same memory and other tensors over it
     change values and leave the version. A shared tensor stays shared.
@@ -325,19 +326,25 @@ def _tensor_sums(part: torch.Tensor) -> tuple[Hashable, ...]:
         flat = part.reshape(-1)
         return (UNREAD, *_tensor_sums(flat[:: _step(flat.nbytes)]))
     bits = part.contiguous().reshape(-1).view(torch.uint8)
-    if bits.storage_offset() % _WORD:
-        bits = bits.clone()
-    whole = len(bits) // _BLOCK * _BLOCK
-    words = bits[:whole].view(torch.int64).reshape(-1, _BLOCK // _WORD)
-    sums = torch.cat([words.sum(0), words.sum(1)])
-    rest = bits[whole:]
-    return _two_sums(sums), _digest(rest.cpu().numpy().tobytes())
+    if bits.device.type == "cpu":
+        return _sums(bits.numpy())
+    whole = len(bits) // _WORD * _WORD
+    words = bits[:whole].clone().view(torch.int64)
+    return _sum_on_device(words), *bits[whole:].tolist()
 
 
-def _two_sums(sums: torch.Tensor) -> tuple[int, ...]:
-    places = torch.arange(1, len(sums) + 1, device=sums.device)
-    found = torch.stack([(sums * (places * _ODD)).sum(), (sums * (places * places + _ODD)).sum()])
-    return tuple(map(int, found.tolist()))
+def _sums(data: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """Return two sums of bytes that no usual change leaves equal, such as a change of all signs."""
+    whole = len(data) // _WORD * _WORD
+    words = data[:whole].view(np.int64)
+    return zlib.crc32(data.data), int(words.sum())
+
+
+def _sum_on_device(words: torch.Tensor) -> int:
+    """Return a sum of numbers of 64 bits in which every bit and every place counts otherwise."""
+    places = torch.arange(1, len(words) + 1, device=words.device) * _ODD
+    weights = (places ^ (places >> 29)) | 1
+    return int(((words ^ (words >> 32)) * weights).sum())
 
 
 def array_content(array: np.ndarray[Any, Any]) -> tuple[Hashable, ...]:
@@ -350,16 +357,10 @@ def array_content(array: np.ndarray[Any, Any]) -> tuple[Hashable, ...]:
             return (*about, UNREAD)
         flat = array.reshape(-1)
         return (*about, UNREAD, *array_content(flat[:: _step(flat.nbytes)].copy()))
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    whole = len(data) // _BLOCK * _BLOCK
-    words = data[:whole].view(np.int64).reshape(-1, _BLOCK // _WORD)
-    sums = torch.from_numpy(np.concatenate([words.sum(0), words.sum(1)]))
-    return (*about, _two_sums(sums), _digest(data[whole:].tobytes()))
+    return (*about, *_sums(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
 
 
 _WORD = 8
-_BLOCK = 8192
-"""Bytes in a row: two sums tell the place of a word by its row and its column."""
 _ODD = 0x9E3779B97F4A7C1
 
 
