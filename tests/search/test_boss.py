@@ -5,21 +5,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from bench.search.literal_sub_sampling import is_good
 from tests.depth import draws
 from tests.search._drive import ask, ends, follow, to_the_end
+from tests.search._slow_sub_sampling import slow_ahead, slow_decisions
 from thrifty.core import AlgorithmError
 from thrifty.search import (
     BOSS,
     GridSampler,
     History,
-    Proposal,
     RandomForestSampler,
     RandomSampler,
     SubSampling,
     WideBOSS,
 )
-from thrifty.search._sub_sampling_rule import difference, threshold
 from thrifty.space import Choice, Space
 from thrifty.testing import FakeStudy
 
@@ -35,55 +33,11 @@ def slow_verdicts(algorithm, history, *, num):
         if len(trials) == size and not any(
             t.state == "running" and t.target == rungs[0] for t in trials
         ):
-            found = slow_deserving(algorithm, trials, rungs)
+            found = slow_decisions(trials, rungs=rungs, algorithm=algorithm)
             if not found and not any(t.state == "running" for t in trials):
-                found = slow_ahead(trials)
-            out += [
-                Proposal(
-                    target=next(r for r in rungs if r > t.reached), trial=t.number, group=group
-                )
-                for t in found[: num - len(out)]
-            ]
+                found = slow_ahead(trials, rungs=rungs)
+            out += found[: num - len(out)]
     return out
-
-
-def slow_leader(trials):
-    alive = (t for t in trials if t.reached and t.state != "failed")
-    return max(alive, key=lambda t: (t.reached, t.scores[-1], -t.number), default=None)
-
-
-def slow_challengers(trials, leader):
-    waiting = (t for t in trials if t.state == "waiting" and t.reached < leader.reached)
-    return sorted(waiting, key=lambda t: (-difference(t.scores, leader.scores), t.number))
-
-
-def slow_deserving(algorithm, trials, rungs):
-    leader = slow_leader(trials)
-    if leader is None:
-        return []
-    ranked = slow_challengers(trials, leader)
-    n = sum(t.target if t.state == "failed" else t.reached for t in trials)
-    c = threshold(n, algorithm.threshold)
-    out = sorted((t for t in ranked if t.reached < c), key=lambda t: t.reached)
-    rest = [t for t in ranked if t.reached >= c]
-    out += [t for t in rest if is_good(t.scores, leader.scores, c=c)]
-    asked = [sum(t.target >= rung for t in trials) for rung in rungs]
-    level_of = {t.number: next(i for i, r in enumerate(rungs) if r > t.reached) for t in ranked}
-    for t in out:
-        asked[level_of[t.number]] += 1
-    for t in rest:
-        level = level_of[t.number]
-        if t not in out and asked[level] < math.ceil(len(trials) / algorithm.eta**level):
-            asked[level] += 1
-            out.append(t)
-    goes_on = leader.state == "waiting" and leader.reached < rungs[-1]
-    return [*out, leader] if goes_on else out
-
-
-def slow_ahead(trials):
-    leader = slow_leader(trials)
-    ahead = slow_challengers(trials, leader)[:1] if leader else []
-    return [t for t in ahead if difference(t.scores, leader.scores) > 0]
 
 
 OPTIONS = [

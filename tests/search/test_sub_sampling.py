@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from bench.search.literal_sub_sampling import is_good
 from tests.counting import lines_run
 from tests.depth import draws
 from tests.search._drive import SPACE, ask, follow, to_the_end, with_scores
+from tests.search._slow_sub_sampling import slow_ahead, slow_decisions
 from thrifty.core import AlgorithmError
 from thrifty.search import History, Proposal, Stop, SubSampling
-from thrifty.search._sub_sampling_rule import difference, threshold
 from thrifty.testing import FakeStudy
 
 
@@ -24,51 +23,14 @@ class Slow(SubSampling):
     """The definition, trial by trial."""
 
     def ask(self, history, space, *, num, rng):
-        leader, rungs = slow_leader(history), self.rungs()
-        out = [
-            Proposal(target=slow_next(rungs, t), trial=t.number)
-            for t in (self.slow_deserving(history, leader)[:num] if leader else [])
-        ]
+        trials, rungs = list(history), self.rungs()
+        out = slow_decisions(trials, rungs=rungs, algorithm=self)[:num]
         for _ in range(min(num - len(out), self.num_trials - len(history))):
             (config,) = self.sampler.sample(history, space, num=1, rng=rng)
             out.append(Proposal(target=rungs[0], config=config))
-        if leader and not out and not history.num_running:
-            for t in slow_challengers(history, leader)[:1]:
-                if difference(t.scores, leader.scores) > 0:
-                    out = [Proposal(target=slow_next(rungs, t), trial=t.number)]
+        if not out and not history.num_running:
+            out = slow_ahead(trials, rungs=rungs)
         return out
-
-    def slow_deserving(self, history, leader):
-        rungs, ranked = self.rungs(), slow_challengers(history, leader)
-        n = sum(t.target if t.state == "failed" else t.reached for t in history)
-        c = threshold(n, self.threshold)
-        out = sorted((t for t in ranked if t.reached < c), key=lambda t: t.reached)
-        rest = [t for t in ranked if t.reached >= c]
-        out += [t for t in rest if is_good(t.scores, leader.scores, c=c)]
-        num_asked = [sum(t.target >= rung for t in history) for rung in rungs]
-        for t in out:
-            num_asked[rungs.index(slow_next(rungs, t))] += 1
-        for t in rest:
-            level = rungs.index(slow_next(rungs, t))
-            if t not in out and num_asked[level] < math.ceil(len(history) / self.eta**level):
-                num_asked[level] += 1
-                out.append(t)
-        goes_on = leader.state == "waiting" and leader.reached < self.max_epochs
-        return [*out, leader] if goes_on else out
-
-
-def slow_leader(history):
-    alive = (t for t in history if t.reached and t.state != "failed")
-    return max(alive, key=lambda t: (t.reached, t.scores[-1], -t.number), default=None)
-
-
-def slow_challengers(history, leader):
-    waiting = (t for t in history if t.state == "waiting" and t.reached < leader.reached)
-    return sorted(waiting, key=lambda t: (-difference(t.scores, leader.scores), t.number))
-
-
-def slow_next(rungs, trial):
-    return next(rung for rung in rungs if rung > trial.reached)
 
 
 def trained(*scores_of):

@@ -265,8 +265,8 @@ def trained_whole(
             continue
         if not path or next(base.get_submodule(path).children(), None) is not None:
             warnings.warn(
-                f"FineTune: the folder of the base has no {name!r}. This parameter stays random "
-                "and is not exported with the adapter. Give a folder that has it",
+                "FineTune: a parameter stays random and is not exported with the adapter, because "
+                f"the folder of the base lacks it: {name}; give a folder that has it",
                 stacklevel=2,
             )
             continue

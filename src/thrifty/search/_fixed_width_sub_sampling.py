@@ -12,7 +12,15 @@ import numpy as np
 from thrifty.space import Space
 
 from ._algorithm import Algorithm, draw
-from ._halving import Bracket, BracketAlgorithm, RungAlgorithm, ask_brackets, best, brackets_of
+from ._halving import (
+    Bracket,
+    BracketAlgorithm,
+    RungAlgorithm,
+    best,
+    brackets_of,
+    fill_brackets,
+    verdicts_by,
+)
 from ._history import Decision, History, Leaderboard, Proposal, SortedList, Trial
 from ._sub_sampling_rule import difference
 from .samplers import KDESampler, Sampler
@@ -219,9 +227,10 @@ class WideBOSS(BracketAlgorithm):
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """Return the next rounds of complete brackets, or new trials of the next bracket."""
-        return ask_brackets(
-            self.brackets(),
-            _RoundsOfBrackets(eta=self.eta),
+        brackets = self.brackets()
+        return fill_brackets(
+            brackets,
+            verdicts_by(_RoundsOfBrackets(eta=self.eta), brackets, history),
             sampler=self.sampler,
             history=history,
             space=space,

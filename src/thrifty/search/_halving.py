@@ -333,17 +333,12 @@ def brackets_until(
             return
 
 
-def ask_brackets(
-    brackets: Sequence[Bracket],
-    rule: Rule,
-    *,
-    sampler: Sampler,
-    history: History,
-    space: Space,
-    num: int | None,
-    rng: np.random.Generator,
-) -> list[Decision]:
-    """Return new trials of the brackets, or verdicts on complete rungs; see ``fill_brackets``."""
+Verdicts = Callable[[Callable[[int], bool]], list[Decision]]
+"""Returns decisions about the groups for which its argument is true."""
+
+
+def verdicts_by(rule: Rule, brackets: Sequence[Bracket], history: History) -> Verdicts:
+    """Return what decides about brackets of which no trial is in training, by a rule."""
 
     def verdicts(is_ready: Callable[[int], bool]) -> list[Decision]:
         waiting = _Undecided.of(history, (rule, brackets[0], brackets[-1], len(brackets)))
@@ -357,14 +352,12 @@ def ask_brackets(
             found += decisions
         return found
 
-    return fill_brackets(
-        brackets, verdicts, sampler=sampler, history=history, space=space, num=num, rng=rng
-    )
+    return verdicts
 
 
 def fill_brackets(
     brackets: Sequence[Bracket],
-    verdicts: Callable[[Callable[[int], bool]], list[Decision]],
+    verdicts: Verdicts,
     *,
     sampler: Sampler,
     history: History,
@@ -379,7 +372,7 @@ def fill_brackets(
 
     Args:
         brackets: The brackets, in their order.
-        verdicts: Returns decisions about the groups for which its argument is true.
+        verdicts: What decides about earlier trials.
         sampler: The source of configurations.
         history: The history.
         space: The search space.
@@ -513,9 +506,10 @@ class Hyperband(BracketAlgorithm):
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """Return all trials that are not in the history yet, or the verdicts on complete rungs."""
-        return ask_brackets(
-            self.brackets(),
-            Halving(eta=self.eta),
+        brackets = self.brackets()
+        return fill_brackets(
+            brackets,
+            verdicts_by(Halving(eta=self.eta), brackets, history),
             sampler=self.sampler,
             history=history,
             space=space,
