@@ -265,8 +265,8 @@ def trained_whole(
             continue
         if not path or next(base.get_submodule(path).children(), None) is not None:
             warnings.warn(
-                "FineTune: a parameter stays random and is not exported with the adapter, because "
-                f"the folder of the base lacks it: {name}; give a folder that has it",
+                "FineTune: give a folder that has all parameters of the base; this one stays "
+                f"random and is not exported with the adapter, because the folder lacks it: {name}",
                 stacklevel=2,
             )
             continue
