@@ -390,3 +390,13 @@ def test_an_interruption_amid_a_fork_reaches_only_the_parent(where, printed):
     command = [sys.executable, "-c", INTERRUPTED_FORK, where]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"{printed}\nno child is left\n", "")
+
+
+def test_a_fork_that_fails_leaves_interruptions_as_they_were(monkeypatch):
+    def fails():
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(os, "fork", fails)
+    with pytest.raises(BlockingIOError):
+        _child.fork_ignoring_interrupts()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -337,7 +337,11 @@ def fork_ignoring_interrupts() -> int:
     KeyboardInterrupt somewhere in its copy of the parent's program.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise
     if not pid:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
