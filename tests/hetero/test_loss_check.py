@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import random
+from copy import deepcopy
 from functools import partial
 
 import numpy as np
@@ -49,12 +50,14 @@ def trained(loss, dataset, *, net=model, epochs=2, speeds=SPEEDS, dtype=torch.do
         dataset = TensorDataset(dataset.tensors[0].to(dtype), dataset.tensors[1])
 
     def job(speed, own):
+        own_loss = deepcopy(loss)  # as in a process of its own; the check writes into its tensors
+
         def run(members):
             clock = VirtualClock()
 
             def timed(net, batch):
                 clock.advance(speed * len(batch[0]))
-                return loss(net, batch)
+                return own_loss(net, batch)
 
             trainer = HeteroTrainer(
                 own, sgd(own), dataset, loss=timed, global_batch=16, seed=5, members=members,
