@@ -286,7 +286,7 @@ class Unread:
 UNREAD = Unread()
 
 MAX_BYTES = 2**28
-"""Of larger tensors and arrays only samples are compared. Reading so much takes 0.1 s."""
+"""Of larger tensors and arrays only samples are compared. Reading so much takes 0.4 s."""
 
 
 def is_unread(content: Any) -> bool:
