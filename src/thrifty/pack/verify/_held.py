@@ -549,7 +549,7 @@ class _Digester:
 
 
 _MAX_PICKLED = 2**24
-"""How many bytes an object is written as, at most; that takes 20 ms."""
+"""How many bytes an object is written as, at most; that takes 0.1 s."""
 
 
 class _Pickler(pickle.Pickler):
