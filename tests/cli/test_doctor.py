@@ -175,7 +175,8 @@ def test_extras_that_are_absent_or_old(monkeypatch):
     found = doctor()
     assert found["extras", "kitchen"]["state"] == "absent"
     assert (
-        "tea-leaves is not installed; in the checkout: pip install -e '.[kitchen]'"
+        "tea-leaves is not installed; "
+        "in the checkout: pip install -c constraints.txt -e '.[kitchen]'"
         in found["extras", "kitchen"]["detail"]
     )
     assert found["extras", "shell"]["state"] == "warning"

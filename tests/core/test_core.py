@@ -38,7 +38,7 @@ def test_a_missing_extra_is_an_import_error_that_says_what_to_install():
     assert isinstance(error, ImportError)
     assert isinstance(error, ThriftyError)
     assert "run: pip install pandas " in str(error)
-    assert "in the checkout of thrifty: pip install -e '.[dataframe]'" in str(error)
+    assert "pip install -c constraints.txt -e '.[dataframe]'" in str(error)
 
 
 OWN_ERRORS = [

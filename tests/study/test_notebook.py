@@ -228,6 +228,16 @@ def test_failed_trials_come_last_with_their_error(tmp_path):
     assert "too <wide>" in failed.facts["error"]
     assert "Traceback" in study.trials[0]._repr_html_()
     assert ("details", {}) in failed.tags
+    assert "\n" not in str(study.trials[0])
+    assert "too <wide>" in str(study.trials[0])
+
+
+def test_a_trial_is_printed_in_one_line(tmp_path):
+    study = make_study(tmp_path, space=SMALL, algorithm=GridSearch(max_epochs=3))
+    best = study.run(executor=SOLO, progress=False).best_trial
+    assert re.fullmatch(r"trial [01]: done after 3 epochs, mse=\S+, lr=.+", str(best))
+    shown = str(best).split("mse=")[1].split(",")[0]
+    assert float(shown) == pytest.approx(best.values["mse"], rel=1e-2)
 
 
 def test_many_hyper_parameters_are_counted_not_shown(tmp_path):

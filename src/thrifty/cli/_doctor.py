@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 
 from thrifty import __version__
 from thrifty.agents import SCHEMA_VERSION
-from thrifty.core import StoreError
+from thrifty.core import StoreError, installing
 from thrifty.store import VERSION, CheckpointFolder, redact_url
 from thrifty.store._address import read_address, redact
 from thrifty.store._checkpoints import survey
@@ -161,7 +161,7 @@ def _extra(name: str, known: Mapping[str, Sequence[tuple[str, str]]]) -> tuple[S
         worst = "warning" if old and worst == "ok" else worst
     if worst == "ok":
         return worst, ", ".join(said)
-    return worst, f"{', '.join(said)}; in the checkout: pip install -e '.[{name}]'"
+    return worst, f"{', '.join(said)}; in the checkout: {installing(name)}"
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -178,7 +178,7 @@ def _psycopg() -> tuple[State, str]:
     try:
         psycopg = import_module("psycopg")
     except ModuleNotFoundError:
-        return ("absent", "needed for PostgreSQL; in the checkout: pip install -e '.[postgresql]'")
+        return "absent", f"needed for PostgreSQL; in the checkout: {installing('postgresql')}"
     return "ok", f"{psycopg.__version__}, libpq {psycopg.pq.version()}"
 
 
@@ -187,7 +187,7 @@ def _ray() -> tuple[State, str]:
         # Do not import it: that alone takes seconds.
         return "ok", metadata.version("ray")
     except metadata.PackageNotFoundError:
-        return "absent", "needed for clusters; in the checkout: pip install -e '.[ray]'"
+        return "absent", f"needed for clusters; in the checkout: {installing('ray')}"
 
 
 # -- devices -------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def _kernels() -> tuple[State, str]:
     try:
         numba = import_module("numba")
     except ModuleNotFoundError:
-        return "absent", "needed for graphs; in the checkout: pip install -e '.[graph]'"
+        return "absent", f"needed for graphs; in the checkout: {installing('graph')}"
     kernels = import_module("thrifty.graph.kernels")
     if not kernels.COMPILED:
         return ("warning", f"numba {numba.__version__} does not compile (NUMBA_DISABLE_JIT is set)")

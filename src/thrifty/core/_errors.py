@@ -156,6 +156,11 @@ class TooFewWorkersError(TrainingError):
     """Too few workers of a job are left."""
 
 
+def installing(extra: str) -> str:
+    """Return the command that installs an extra of thrifty in its checkout."""
+    return f"pip install -c constraints.txt -e '.[{extra}]'"
+
+
 class MissingExtraError(ThriftyError, ImportError):
     """An optional dependency is not installed, or cannot be imported."""
 
@@ -166,7 +171,7 @@ class MissingExtraError(ThriftyError, ImportError):
             f"pip install --force-reinstall {package}"
             if cause
             else f"{package} is not installed; run: pip install {package} "
-            f"(or, in the checkout of thrifty: pip install -e '.[{extra}]')"
+            f"(or, in the checkout of thrifty: {installing(extra)})"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

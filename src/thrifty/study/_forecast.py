@@ -161,7 +161,7 @@ class Forecast:
     def _needs(self, memory: MemoryForecast) -> list[str]:
         """Return the memory of trials, and the least time that training takes."""
         alone = memory.least_seconds(self.epochs_to_train, at_once=1)
-        if alone is None or memory.flops_per_s is None:
+        if alone is None or memory.flops_per_s is None or alone < _SHORTEST:
             return memory.lines()
         at_once = max(1, min(self.num_trials, memory.num_trials(shared=True)[0]))
         packed = memory.least_seconds(self.epochs_to_train, at_once=at_once)
@@ -183,6 +183,9 @@ def _duration(seconds: float) -> str:
             return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:,.1f} s"
 
+
+_SHORTEST = 0.1
+"""Least times below this many seconds are not shown: they say nothing of a real run."""
 
 NUM_SAMPLED = 4
 """Configurations whose memory is computed."""

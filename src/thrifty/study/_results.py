@@ -112,6 +112,15 @@ class TrialResult:
         assert self._load is not None
         return self._load(replica=replica, average=average)
 
+    def __str__(self) -> str:
+        """Return number, state, objectives and configuration in one line."""
+        place = f"{self.unit.count(self.epochs):,} {self.unit.name}"
+        said = [f"trial {self.number}: {self.state} after {place}"]
+        said += [f"{metric}={value_text(value)}" for metric, value in self.values.items()]
+        config, notes = config_rows(self.config, source="trial.config")
+        said += [f"{name}={shown}" for name, shown in config]
+        return plain_text(", ".join([*said, *notes, *self.error.splitlines()[:1]]))
+
     def _repr_html_(self) -> str:
         """Return the result as a table for notebooks."""
         message, _, traceback = self.error.partition("\n")
