@@ -28,7 +28,7 @@ K = TypeVar("K")
 _CHUNK = 2**24
 _NUM_SAMPLES = 16
 
-_CAN_SHARE = hasattr(torch, "_lazy_clone") and all(
+CAN_SHARE = hasattr(torch, "_lazy_clone") and all(
     hasattr(torch._C, name) for name in ("_is_cow_tensor", "_data_address", "_storage_Use_Count")
 )
 """Whether this version of PyTorch has tensors that are copied when they are written to."""
@@ -68,7 +68,7 @@ class FrozenTensor:
         if self.is_in(tensor):
             return True
         like = (tensor.shape, tensor.dtype) == (self.tensor.shape, self.tensor.dtype)
-        return like and torch.equal(_bits(self.tensor), _bits(tensor.detach().contiguous()))
+        return like and torch.equal(bits(self.tensor), bits(tensor.detach().contiguous()))
 
     @cached_property
     def digest(self) -> str:
@@ -107,7 +107,7 @@ def checksums(tensor: torch.Tensor) -> torch.Tensor:
     They are a tensor on its device, so that a GPU is waited for once for many.
     """
     out = torch.zeros(2, dtype=torch.int64, device=tensor.device)
-    for part in torch.split(_bits(tensor), _CHUNK):
+    for part in torch.split(bits(tensor), _CHUNK):
         numbers = part.to(torch.int64)
         out += torch.stack([numbers.sum(), (numbers * _weights(len(numbers), tensor.device)).sum()])
     return out
@@ -143,7 +143,7 @@ class FrozenTensors:
             What the model shares now, by name; tied tensors have several names.
         """
         named: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
-        if not _CAN_SHARE or all(p.requires_grad for p in named.values()):
+        if not CAN_SHARE or all(p.requires_grad for p in named.values()):
             return {}
         frozen = {name: p for name, p in named.items() if not p.requires_grad}
         frozen |= dict(model.named_buffers(remove_duplicate=False))
@@ -155,7 +155,7 @@ class FrozenTensors:
             if id(tensor) not in first:
                 if not _is_plain(tensor):
                     continue
-                if not is_shared(tensor) and _has_views(tensor):
+                if not is_shared(tensor) and has_views(tensor):
                     continue  # they have to see what is written here, and the other way round
                 try:
                     shared = self._shared(tensor.detach())
@@ -276,13 +276,13 @@ def address(tensor: torch.Tensor) -> int:
 
 def places_in_memory(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Return numbers that are equal as long as all the tensors stay where they are in memory."""
-    begins = torch._C._data_address if _CAN_SHARE else storage_address  # type: ignore[attr-defined]
+    begins = torch._C._data_address if CAN_SHARE else storage_address  # type: ignore[attr-defined]
     return [*map(begins, tensors), *map(torch.Tensor.storage_offset, tensors)]
 
 
 def storage_address(tensor: torch.Tensor) -> int:
     """Return where the memory that a dense tensor is a part of begins."""
-    if not _CAN_SHARE:
+    if not CAN_SHARE:
         return tensor.untyped_storage().data_ptr()
     # it leaves out the offset, unlike ``data_ptr``
     return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
@@ -290,7 +290,7 @@ def storage_address(tensor: torch.Tensor) -> int:
 
 def is_shared(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's memory is copied as soon as one writes into it."""
-    return _CAN_SHARE and bool(torch._C._is_cow_tensor(tensor))  # type: ignore[attr-defined]
+    return CAN_SHARE and bool(torch._C._is_cow_tensor(tensor))  # type: ignore[attr-defined]
 
 
 def cheap_copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -318,7 +318,7 @@ def share(model: torch.nn.Module, names: Collection[str]) -> None:
     """Let copies of a model share some of its parameters and buffers, until one is written to."""
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name in names:
-        if _CAN_SHARE and name in own and _is_plain(own[name]):
+        if CAN_SHARE and name in own and _is_plain(own[name]):
             torch._lazy_clone(own[name].detach())
 
 
@@ -351,11 +351,11 @@ def digest_of(tensor: torch.Tensor) -> str:
 def bytes_of(tensor: torch.Tensor) -> Iterator[memoryview]:
     """Return a tensor's values as bytes, in parts; a shared tensor stays shared."""
     # In bytes, because NumPy has no bfloat16; in parts, because each part is copied.
-    for part in torch.split(_bits(tensor.detach().contiguous()), _CHUNK):
+    for part in torch.split(bits(tensor.detach().contiguous()), _CHUNK):
         yield part.clone().cpu().numpy().data
 
 
-def _has_views(tensor: torch.Tensor) -> bool:
+def has_views(tensor: torch.Tensor) -> bool:
     """Return whether other tensors or arrays, wherever they are, may have the same memory."""
     storage = tensor.untyped_storage()
     if not storage.resizable():  # an array gave it the memory, or was given it
@@ -377,9 +377,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _key(tensor: torch.Tensor) -> Hashable:
     flat = tensor.reshape(-1)
     some = flat[:: max(1, len(flat) // _NUM_SAMPLES)].clone()
-    return (tensor.shape, tensor.dtype, tensor.device, bytes(_bits(some).tolist()))
+    return (tensor.shape, tensor.dtype, tensor.device, bytes(bits(some).tolist()))
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a contiguous tensor: numbers may be equal and have other bits."""
     return tensor.reshape(-1).view(torch.uint8)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from thrifty.core import DivergedError, derive_seed
+from thrifty.core import DivergedError, derive_seed, plain_logger
 from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._state import State
 from thrifty.pack.trial._trial import TRAIN_LOSS, check_finite
-from thrifty.pack.verify import CheckBudget, OwnState, SoloTimes
+from thrifty.pack.verify import CheckBudget, Difference, OwnState, SoloTimes
 
 from ._activations import ActivationStore
 from ._checking import StepCheck
@@ -22,11 +22,17 @@ from ._member import ArrayFeed, FusedTrial
 from ._programs import Bound, Programs
 from ._randomness import draw_masks
 from ._row_state import RowState
+from ._shared_operations import SharedOperations
 from ._step import BlockOptions, LossHistory, denormals_flushed
 from ._structure import Structure
 from ._tape import BufferPool
 from .optimizers import GroupedOptimizer
 
+
+logger = plain_logger(__name__)
+
+NUM_TIMED = 3
+"""The trials that take a checked step without sharing operations, as its time takes so many."""
 
 WHOLE_CAPACITY = 64
 """Minimum capacity of a block whose trials share whole batches.
@@ -247,12 +253,23 @@ class Block:
         self, checks: Sequence[StepCheck], losses: torch.Tensor, bound: Bound | None
     ) -> None:
         """Let each trial that is due take the step alone, compare, and record the result."""
-        for check in checks:
-            difference = check.judge(
-                losses[self.trials.index(check.trial)],
-                structure=self.structure,
-                is_current=None if bound is None else partial(self._programs.is_current, bound),
-            )
+        judge = partial(
+            StepCheck.judge,
+            structure=self.structure,
+            is_current=None if bound is None else partial(self._programs.is_current, bound),
+        )
+        shares = len(checks) > NUM_TIMED + 1 and self._programs.keeps_activations and self._shares()
+        operations = SharedOperations(self.trials[0].device) if shares else None
+        found: list[Difference | None] = []
+        for place, check in enumerate(checks):
+            loss = losses[self.trials.index(check.trial)]
+            found.append(judge(check, loss, operations=operations if place >= NUM_TIMED else None))
+        if operations is not None and not checks[0].repeats(self.structure, operations):
+            logger.info("trials over one trunk take their steps alone without sharing operations")
+            found[NUM_TIMED:] = [
+                judge(check, losses[self.trials.index(check.trial)]) for check in checks[NUM_TIMED:]
+            ]
+        for check, difference in zip(checks, found, strict=True):
             check.trial.note_check(difference)
             self._budget.spend(check.seconds)
             self.check_s = check.seconds

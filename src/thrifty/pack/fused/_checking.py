@@ -33,6 +33,7 @@ from thrifty.pack.verify import (
 from ._fusable import UnfusableError
 from ._member import FusedTrial
 from ._row_state import RowState
+from ._shared_operations import SharedOperations
 from ._step import Experiment, check_same, evaluate_alone, run_packed, train_alone
 from ._structure import Structure, doubled, upcast
 
@@ -197,8 +198,9 @@ class StepCheck:
     Attributes:
         before: The trial's state before the step.
         seconds: Seconds that the check has taken so far.
-        solo_s: Seconds that the step took alone. None before ``judge``, and for a first step, which
-            takes longer than others because its optimizer has no state yet.
+        solo_s: Seconds that the step took alone. None before ``judge``, if operations were shared,
+            and for a first step, which takes longer than others because its optimizer has no state
+            yet.
     """
 
     def __init__(self, trial: FusedTrial, rows: RowState, row: int) -> None:
@@ -209,6 +211,8 @@ class StepCheck:
         self._row = row
         self.before = rows.own_state(trial, row)
         self._gradients: dict[str, torch.Tensor] = {}
+        self._alone: StepTaken | None = None
+        self._num_numbers = 1
         self.seconds = time.perf_counter() - began
 
     def note_gradients(self) -> None:
@@ -218,7 +222,12 @@ class StepCheck:
         self.seconds += time.perf_counter() - began
 
     def judge(
-        self, loss: torch.Tensor, *, structure: Structure, is_current: Callable[[], bool] | None
+        self,
+        loss: torch.Tensor,
+        *,
+        structure: Structure,
+        is_current: Callable[[], bool] | None,
+        operations: SharedOperations | None = None,
     ) -> Difference | None:
         """Take the step alone and compare, before the trial moves on to its next step.
 
@@ -227,18 +236,61 @@ class StepCheck:
             structure: The structure that the block runs.
             is_current: Returns whether recording the step again gives the program that the block
                 runs; None where nothing is recorded.
+            operations: What other trials have computed alone, to be taken over. The step is not
+                timed then.
 
         Returns:
             A difference that rounding does not explain; None if the check passes.
         """
         began = time.perf_counter()
         try:
-            return self._judge(loss, structure=structure, is_current=is_current)
+            return self._judge(
+                loss, structure=structure, is_current=is_current, operations=operations
+            )
         finally:
             self.seconds += time.perf_counter() - began
 
+    def repeats(self, structure: Structure, operations: SharedOperations) -> bool:
+        """Return whether the step alone is the same, to the last bit, with shared operations."""
+        if self._alone is None:
+            return False
+        began = time.perf_counter()
+        again = gradients_alone(
+            self.trial.model,
+            self.before.copied().tensors,
+            compute_loss=partial(self._loss_alone, structure, operations),
+        )
+        self.seconds += time.perf_counter() - began
+        return again.loss.equal(self._alone.loss) and all(
+            (gradient is None) is (other is None)
+            and (gradient is None or other is None or gradient.equal(other))
+            for gradient, other in (
+                (gradient, again.gradients.get(name))
+                for name, gradient in self._alone.gradients.items()
+            )
+        )
+
+    def _loss_alone(
+        self, structure: Structure, operations: SharedOperations | None = None
+    ) -> torch.Tensor:
+        """Compute the loss of the trial's batch by its own module."""
+        batch = self.trial.batch_alone(structure.batch_spec)
+        leaves, spec = pytree.tree_flatten(batch)
+        self._num_numbers = _num_numbers(leaves)
+        self.trial.seed_alone()
+        if operations is None:
+            return self.trial.task.loss(self.trial.model, batch)
+        batch = pytree.tree_unflatten(operations.lend(leaves), spec)
+        with operations:
+            return self.trial.task.loss(self.trial.model, batch)
+
     def _judge(
-        self, loss: torch.Tensor, *, structure: Structure, is_current: Callable[[], bool] | None
+        self,
+        loss: torch.Tensor,
+        *,
+        structure: Structure,
+        is_current: Callable[[], bool] | None,
+        operations: SharedOperations | None,
     ) -> Difference | None:
         trial = self.trial
         packed = StepTaken(
@@ -248,24 +300,16 @@ class StepCheck:
             moments=moment_tensors(self._rows.moments(trial, self._row)),
         )
         trial.apply_options()
-        batch: Any = None
-
-        def compute_loss() -> torch.Tensor:
-            nonlocal batch
-            batch = trial.batch_alone(structure.batch_spec)
-            trial.seed_alone()
-            return trial.task.loss(trial.model, batch)
-
-        alone = step_alone(
+        alone = self._alone = step_alone(
             trial.model,
             trial.optimizer,
             self.before.copied(),
-            compute_loss=compute_loss,
+            compute_loss=partial(self._loss_alone, structure, operations),
             gradients=self._gradients,
             clip=trial.options()[1].apply,
         )
-        self.solo_s = None if alone.is_first else alone.seconds
-        num_terms = _num_numbers(batch)
+        self.solo_s = None if alone.is_first or operations is not None else alone.seconds
+        num_terms = self._num_numbers
         left = step_differences(packed, alone, before=self.before.tensors, num_terms=num_terms)
         is_tf32 = rounds_to_tf32(alone.tensors.values())
         if is_tf32 and trial.is_step_verified:
@@ -292,7 +336,9 @@ class StepCheck:
             packed,
             alone,
             tensors=self.before.tensors,
-            step=partial(gradients_alone, trial.model, compute_loss=compute_loss),
+            step=partial(
+                gradients_alone, trial.model, compute_loss=partial(self._loss_alone, structure)
+            ),
             in_double=partial(_in_double_alone, trial, self.before.tensors, structure=structure),
             num_terms=num_terms,
         )
@@ -323,7 +369,6 @@ def _in_double_alone(
         return gradients_alone(trial.model, tensors, compute_loss=compute_loss)
 
 
-def _num_numbers(batch: Any) -> int:
+def _num_numbers(leaves: Sequence[Any]) -> int:
     """Return the count of numbers in a batch, at least 1."""
-    leaves = pytree.tree_leaves(batch)
     return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor)) or 1

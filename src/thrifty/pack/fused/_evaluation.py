@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from thrifty.core import plain_logger
 from thrifty.pack._backend import Outcome, UnverifiedError, guarded
-from thrifty.pack._state import seed_everything
+from thrifty.pack._state import Streams, borrowed_streams, seed_everything
 from thrifty.pack.task._data import Source, samples_of, valid_batches
 from thrifty.pack.task._data_contents import Samples
 from thrifty.pack.trial._update import MetricSums, has_weights, weight_of
@@ -35,6 +35,7 @@ from ._member import Feed, FusedTrial, IteratorFeed
 from ._programs import Programs
 from ._randomness import Randomness
 from ._row_state import RowState
+from ._shared_operations import SharedOperations
 from ._structure import Structure
 
 
@@ -114,6 +115,10 @@ One by one, each trial computes the trunk again, so this pays up to a size that 
 """
 
 
+MIN_IN_TURN = 3
+"""The fewest trials that take turns, since one of them is also evaluated by itself."""
+
+
 class Evaluation:
     """Evaluation of the trials of a block.
 
@@ -157,13 +162,17 @@ class Evaluation:
             verify = any(self._is_due(trial) for trial in together)
             found = self._together(together, block, verify=verify)
 
+        alone: Mapping[FusedTrial, Outcome] = {}
+
         def outcome(trial: FusedTrial) -> Outcome:
             if found is None or trial not in together:
                 return self._alone(trial)
-            return self._checked(trial, found[block.index(trial)], block)
+            return self._checked(trial, found[block.index(trial)], block, alone.get(trial))
 
         goes_alone = found is None or any(t not in together or self._is_due(t) for t in trials)
         with self._programs.without_buffers() if goes_alone else nullcontext():
+            if found is not None and self._programs.keeps_activations:
+                alone = self._alone_in_turn([t for t in together if not t.is_evaluation_verified])
             return {trial: outcome(trial) for trial in trials}
 
     def _may_see_padding(self, trial: FusedTrial) -> bool:
@@ -221,13 +230,25 @@ class Evaluation:
         return weight_of(task, pytree.tree_unflatten(list(leaves), spec), num=len(leaves[0]))
 
     def _checked(
-        self, trial: FusedTrial, found: Mapping[str, float], block: Sequence[FusedTrial]
+        self,
+        trial: FusedTrial,
+        found: Mapping[str, float],
+        block: Sequence[FusedTrial],
+        alone: Outcome | None,
     ) -> Outcome:
-        """Return a trial's metrics in the block, compared with those alone if a check is due."""
+        """Return a trial's metrics in the block, compared with those alone if a check is due.
+
+        Args:
+            trial: The trial.
+            found: Its metrics in the block.
+            block: The trials of the block.
+            alone: Its metrics alone, if they are known already.
+        """
         if not self._is_due(trial):
             return found
         began = time.perf_counter()
-        alone = self._alone(trial)
+        if alone is None:
+            alone = self._alone(trial)
         if isinstance(alone, Exception):
             return alone
         difference = self._difference(trial, found, alone)
@@ -272,6 +293,33 @@ class Evaluation:
             self._solo_times.note_evaluation(trial.time_key, trial.solo_evaluation_s)
         return outcome
 
+    def _alone_in_turn(self, trials: Sequence[FusedTrial]) -> Mapping[FusedTrial, Outcome]:
+        """Evaluate trials over one trunk alone, but compute the trunk once for all of them.
+
+        The first trial is also evaluated by itself, which times it; if that gives other metrics,
+        even by a bit, none of these count.
+
+        Returns:
+            The metrics of the trials that could be evaluated like this.
+        """
+        if len(trials) < MIN_IN_TURN:
+            return {}
+        watch = trials[0].new_watch()
+        first = self._alone(trials[0])
+        if watch.changed():
+            return {trials[0]: first}  # in turn, trials could see what another one has changed
+        began = time.perf_counter()
+        last = [*trials[1:], trials[0]]
+        found = evaluate_in_turn(last)
+        self._budget.spend(time.perf_counter() - began)
+        again = found.pop(trials[0], None)
+        if again is None or isinstance(first, Exception) or not _is_same(again, first):
+            logger.info("trials over one trunk are evaluated alone, one after the other")
+            return {trials[0]: first}
+        for trial in found:
+            trial.solo_evaluation_s = trials[0].solo_evaluation_s
+        return {trials[0]: first, **found}
+
     def _is_tie(
         self,
         trial: FusedTrial,
@@ -301,6 +349,45 @@ class Evaluation:
             type(self._structure.task).__name__,
             reason,
         )
+
+
+def evaluate_in_turn(trials: Sequence[FusedTrial]) -> dict[FusedTrial, Mapping[str, float]]:
+    """Evaluate trials alone, each batch by all of them, sharing operations.
+
+    Returns:
+        The metrics of each trial, without those that raised an error or have averaged weights.
+    """
+    running = {
+        trial: parts
+        for trial in trials
+        if (parts := trial.evaluating(trial.plan.epoch)) is not None
+    }
+    streams: dict[FusedTrial, Streams] = {}
+    out: dict[FusedTrial, Mapping[str, float]] = {}
+    with borrowed_streams():
+        while running:
+            operations = SharedOperations(trials[0].device)
+            for trial, parts in list(running.items()):
+                if trial in streams:
+                    streams[trial].restore()
+                try:
+                    leaves, spec = pytree.tree_flatten(next(parts))
+                    batch = pytree.tree_unflatten(operations.lend(leaves), spec)
+                    with operations:
+                        parts.send(batch)
+                except StopIteration as end:
+                    out[trial] = end.value
+                    del running[trial]
+                except Exception:  # noqa: BLE001
+                    del running[trial]
+                streams[trial] = Streams.now()
+    return out
+
+
+def _is_same(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return one.keys() == other.keys() and all(
+        float(value).hex() == float(other[name]).hex() for name, value in one.items()
+    )
 
 
 def evaluate_packed(

@@ -272,7 +272,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs or {}):
+        if torch.Tag.nondeterministic_seeded in func.tags and draws(func, args, kwargs or {}):
             raise UnfusableError(f"it draws random numbers ({func.name()})")
         kwargs = kwargs or {}
         refs: list[int] = []
@@ -399,7 +399,7 @@ def _depends_on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return True
 
 
-def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a call draws random numbers; attention kernels without dropout do not."""
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}

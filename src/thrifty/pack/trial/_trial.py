@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -531,9 +532,21 @@ class TaskTrial:
             return self.task.metrics(self.model, self._update.cast(batch))
 
     def _evaluate(self, model: torch.nn.Module, epoch: int) -> dict[str, float]:
-        seed = derive_seed(self.seed, "evaluate", epoch)
-        with self._update.forward():
-            return evaluate(self.task, model, source=self.source, seed=seed, cast=self._update.cast)
+        return _all_of(self._evaluating(model, epoch))
+
+    def evaluating(self, epoch: int) -> EvaluationParts | None:
+        """Return the evaluation in parts, or None if averaged weights are evaluated, too."""
+        return None if self._update.averaged() else self._evaluating(self.model, epoch)
+
+    def _evaluating(self, model: torch.nn.Module, epoch: int) -> EvaluationParts:
+        return evaluating(
+            self.task,
+            model,
+            source=self.source,
+            seed=derive_seed(self.seed, "evaluate", epoch),
+            cast=self._update.cast,
+            forward=self._update.forward,
+        )
 
     def _rows_of_a_part(self, values: Mapping[str, Any]) -> int:
         size = self.batch_size(values)
@@ -555,6 +568,50 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
+EvaluationParts = Generator[Batch | None, Batch, dict[str, float]]
+"""An evaluation that another one may take turns with.
+
+It yields each batch, is sent what to evaluate instead, an equal batch, and yields None afterwards.
+At the end it returns the metrics. Each time that it goes on, the random streams must be where it
+left them.
+"""
+
+
+def evaluating(
+    task: Task,
+    model: torch.nn.Module,
+    *,
+    source: Source,
+    seed: int,
+    cast: Callable[[Batch], Batch],
+    forward: Callable[[], AbstractContextManager[Any]],
+) -> EvaluationParts:
+    """Evaluate a task's metrics over the validation set, each batch weighted by what counts in it.
+
+    Args:
+        task: The task.
+        model: The model.
+        source: The data.
+        seed: The seed of the random streams.
+        cast: Brings a batch into the precision of the model.
+        forward: Returns the context of forward passes.
+    """
+    model.eval()
+    sums = MetricSums()
+    seed_everything(seed)
+    batches = iter(valid_batches(source, batch_size=task.eval_batch_size))
+    while True:
+        with forward(), torch.no_grad():
+            part = next(batches, None)
+        if part is None:
+            return sums.means()
+        batch = yield part[0]
+        with forward(), torch.no_grad():
+            found = check_metrics(task.metrics(model, cast(batch)), task=type(task).__name__)
+            sums.add(found, weight=weight_of(task, batch, num=part[1]))
+        yield None
+
+
 def evaluate(
     task: Task,
     model: torch.nn.Module,
@@ -563,23 +620,21 @@ def evaluate(
     seed: int,
     cast: Callable[[Batch], Batch] = _as_it_is,
 ) -> dict[str, float]:
-    """Return the task's metrics over the validation set, each batch weighted by what counts in it.
+    """Return the task's metrics over the validation set, as ``evaluating`` computes them."""
+    return _all_of(
+        evaluating(task, model, source=source, seed=seed, cast=cast, forward=nullcontext)
+    )
 
-    Args:
-        task: The task.
-        model: The model.
-        source: The data.
-        seed: The seed of the random streams.
-        cast: Brings a batch into the precision of the model.
-    """
-    model.eval()
-    sums = MetricSums()
-    seed_everything(seed)
-    with torch.no_grad():
-        for batch, num in valid_batches(source, batch_size=task.eval_batch_size):
-            found = check_metrics(task.metrics(model, cast(batch)), task=type(task).__name__)
-            sums.add(found, weight=weight_of(task, batch, num=num))
-    return sums.means()
+
+def _all_of(parts: EvaluationParts) -> dict[str, float]:
+    """Return the metrics of an evaluation that takes turns with no other one."""
+    try:
+        batch = next(parts)
+        while True:
+            parts.send(batch)
+            batch = next(parts)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
 
 
 def check_finite(loss: float, *, epoch: int) -> None:
