@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from thrifty.integrations._adapters import HpMemo
 from thrifty.pack import HyperParameters
 
@@ -33,3 +35,13 @@ def test_a_text_of_all_counts_as_reading_all():
     made = HpMemo(str)
     texts = [made.get(HyperParameters({"lr": rate}), seed=0) for rate in (0.1, 0.1, 0.2)]
     assert texts == [f"HyperParameters({{'lr': {rate}}})" for rate in (0.1, 0.1, 0.2)]
+
+
+@pytest.mark.parametrize(("value", "other"), [({"n": 1}, {"n": 1.0}), ({"n": None}, {})])
+def test_values_that_code_can_tell_apart_are_made_apart(value, other):
+    made = HpMemo(lambda hp: [hp.get("n", 3)])
+    assert [made.get(HyperParameters(each), seed=0) for each in (value, other)] == [
+        [value["n"]],
+        [other.get("n", 3)],
+    ]
+    assert type(made.made[0]) is type(other.get("n", 3))

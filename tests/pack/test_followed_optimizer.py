@@ -449,3 +449,16 @@ def test_options_that_somebody_else_has_changed_are_set_again():
     one.follow({"lr": 0.5})
     (group,) = one.torch.param_groups
     assert (group["lr"], group["weight_decay"]) == (0.5, 3.0)
+
+
+def test_a_method_sees_a_change_that_python_calls_none():
+    seen = []
+
+    def optimizer(hp):
+        seen.append(hp.power)
+        return SGD(lr=0.1)
+
+    followed = FollowedOptimizer(optimizer, dict(nn.Linear(1, 1).named_parameters()), {"power": 1})
+    followed.options({"power": 1})
+    followed.options({"power": 1.0})
+    assert [*map(type, seen)] == [int, float]

@@ -106,6 +106,30 @@ def test_trials_share_data_as_long_as_one_uses_them():
     assert Scaled.loads == 4
 
 
+@pytest.mark.parametrize(
+    ("value", "other"), [(1, 1.0), (1, True), (0.0, -0.0), ((1, 2), (True, 2)), (None, "absent")]
+)
+def test_trials_whose_values_code_can_tell_apart_have_data_of_their_own(value, other):
+    class Optional(Scaled):
+        def data(self, hp):
+            hp.get("columns", 3)
+            return super().data(hp)
+
+    backend = FusedBackend(Optional(), device=here())
+    trials = [
+        backend.prepare(
+            Member(
+                values={"lr": 0.1, "scale": 1.0} | ({} if v == "absent" else {"columns": v}),
+                seed=0,
+                epoch=0,
+            )
+        )
+        for v in (value, other, value)
+    ]
+    assert trials[0].source is trials[2].source
+    assert trials[0].source is not trials[1].source
+
+
 class Named(Scaled):
     """Names a file after its hyper-parameters."""
 

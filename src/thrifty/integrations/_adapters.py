@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from thrifty.core import DivergedError, TaskError, derive_seed
 from thrifty.pack import HyperParameters, Trainable, borrowed_streams
 from thrifty.pack._state import seed_everything, state_versions, with_versions
-from thrifty.pack.task._task import count_text_as_read, unread, values_of
+from thrifty.pack.task._task import are_same_values, count_text_as_read, unread, values_of
 
 
 class HpMemo:
@@ -45,7 +45,9 @@ class HpMemo:
         """Return the object that ``make`` returns for these hyper-parameters."""
         # Compare names now: a data module may keep its `hp` and read more of it later.
         names = set() if self._read is None else self._read.names_read
-        if self._read is None or values_of(hp, names) != values_of(self._read, names):
+        if self._read is None or not are_same_values(
+            values_of(hp, names), values_of(self._read, names)
+        ):
             self._read = unread(hp)
             with borrowed_streams():
                 seed_everything(derive_seed(seed, "data"))

@@ -26,7 +26,7 @@ from thrifty.pack import HyperParameters, borrowed_streams
 from thrifty.pack._frozen import digest_of
 from thrifty.pack._state import fill_in as filled_state, leave_out as state_without, seed_everything
 from thrifty.pack.identity._own import is_own_file
-from thrifty.pack.task._task import count_text_as_read, unread, values_of
+from thrifty.pack.task._task import count_text_as_read, is_same_value, unread, values_of
 from thrifty.pack.verify import Watch
 
 from ._object_graphs import are_only_inside, made_again
@@ -194,7 +194,9 @@ class ModelCopies:
     def _changing_with(self, hp: HyperParameters) -> frozenset[str] | None:
         """Return the names of numbers that have changed up to now; None if another value has."""
         now = values_of(hp, self._read)
-        changed = frozenset(n for n, value in now.items() if not _is_same(value, self._read[n]))
+        changed = frozenset(
+            n for n, value in now.items() if not is_same_value(value, self._read[n])
+        )
         for name in changed:
             if type(now[name]) not in (int, float) or type(now[name]) is not type(self._read[name]):
                 return None
@@ -237,7 +239,9 @@ class _Original:
         now = values_of(hp, read)
         for name, value in now.items():
             changes = name in self._placeholders
-            if not (type(value) is type(read[name]) if changes else _is_same(value, read[name])):
+            if not (
+                type(value) is type(read[name]) if changes else is_same_value(value, read[name])
+            ):
                 return False
         return self.watch is not None and not self.watch.changed()
 
@@ -263,16 +267,6 @@ def _folder() -> str | None:
         return str(Path.cwd())
     except OSError:  # it was deleted
         return None
-
-
-def _is_same(value: Any, other: Any) -> bool:
-    """Return whether two values of a hyper-parameter are equal, also in type: 1 is not 1.0."""
-    if type(value) is not type(other) or repr(value) != repr(other):
-        return False
-    try:
-        return value is other or bool(value == other)
-    except Exception:  # noqa: BLE001 (of any type: classes say how they are compared)
-        return False
 
 
 _NUM_BEFORE_COMPARED = 3

@@ -21,7 +21,7 @@ from ._optimizer import (
     names_in,
     resolved,
 )
-from ._task import HyperParameters, values_of
+from ._task import MISSING, HyperParameters, is_same_value, values_of
 
 
 Method = Callable[[HyperParameters], Optimizer]
@@ -116,7 +116,10 @@ class FollowedOptimizer:
         Raises:
             TaskError: The optimizer method returns another kind of optimizer than at first.
         """
-        if any(values.get(name) != value for name, value in self._read.items()):
+        if any(
+            not is_same_value(values.get(name, MISSING), value)
+            for name, value in self._read.items()
+        ):
             hp = HyperParameters(values)
             spec = self._call(hp)
             self.groups = self._regrouped(spec)

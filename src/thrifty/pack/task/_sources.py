@@ -19,7 +19,15 @@ from thrifty.pack.identity import is_own, vars_of
 from thrifty.pack.verify import MadeOnce, Watch, outside_of_state
 
 from ._data import Source, datasets_of, open_source
-from ._task import HyperParameters, Task, count_text_as_read, share, unread, values_of
+from ._task import (
+    HyperParameters,
+    Task,
+    are_same_values,
+    count_text_as_read,
+    share,
+    unread,
+    values_of,
+)
 
 
 logger = plain_logger(__name__)
@@ -255,7 +263,7 @@ class Sources:
                 continue  # they were drawn for another seed
             # data may keep the hyper-parameters they were given, and read more of them later
             names = loaded.given.names_read
-            if values_of(hp, names) == values_of(loaded.given, names):
+            if are_same_values(values_of(hp, names), values_of(loaded.given, names)):
                 if self._changed(task, loaded):
                     break
                 hp.names_read |= names

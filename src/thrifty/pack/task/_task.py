@@ -482,8 +482,8 @@ class HyperParameters(Mapping[str, Any]):
         return f"HyperParameters({self._values!r})"
 
     def _check_shared(self, name: str) -> None:
-        value = self._values.get(name)
-        if any(other.get(name) != value for other in self._sharers):
+        value = self._values.get(name, MISSING)
+        if any(not is_same_value(other.get(name, MISSING), value) for other in self._sharers):
             raise TaskError(
                 f"hp.{name} is read after data(hp) has returned, and trials that differ in it "
                 f"share the data; read it in data(hp) and keep the value, such as self.{name} = "
@@ -519,9 +519,45 @@ def count_text_as_read(hp: HyperParameters) -> None:
         hp.names_read.update(hp._values)
 
 
+class _Missing:
+    """Stands for the value of a hyper-parameter that a trial does not have."""
+
+    def __repr__(self) -> str:
+        return "<missing>"
+
+
+MISSING: Any = _Missing()
+
+
 def values_of(hp: HyperParameters, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values of some names, None for missing ones; does not count as reading."""
-    return {name: hp._values.get(name) for name in sorted(names)}
+    """Return the values of some names, ``MISSING`` for missing ones; does not count as reading."""
+    return {name: hp._values.get(name, MISSING) for name in sorted(names)}
+
+
+def is_same_value(value: Any, other: Any) -> bool:
+    """Return whether no code can tell two values of a hyper-parameter apart.
+
+    Python calls some values equal that code treats in other ways: for scikit-learn, 1 is a number
+    of columns and 1.0 a share of them.
+
+    >>> is_same_value(1, 1.0), is_same_value((1, 2), (True, 2)), is_same_value(0.5, 0.5)
+    (False, False, True)
+    """
+    if value is other:
+        return True
+    if type(value) is not type(other) or repr(value) != repr(other):
+        return False
+    try:
+        return bool(value == other)
+    except Exception:  # noqa: BLE001 (of any type: classes say how they are compared)
+        return False
+
+
+def are_same_values(values: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two dictionaries have the same names and, for each, the same value."""
+    return values.keys() == other.keys() and all(
+        is_same_value(value, other[name]) for name, value in values.items()
+    )
 
 
 def share(hp: HyperParameters, other: HyperParameters) -> None:
@@ -623,5 +659,9 @@ class Readings:
 
     def check_epoch(self, plan: EpochPlan) -> None:
         """Check what changes within an epoch or has changed by then. Raises as ``check`` does."""
-        moved = {n for n, value in plan.values.items() if value != self.first.get(n, value)}
+        moved = {
+            name
+            for name, value in plan.values.items()
+            if not is_same_value(value, self.first.get(name, value))
+        }
         self.check(moved | set(plan.moving))
