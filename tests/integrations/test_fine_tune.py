@@ -686,6 +686,21 @@ def test_a_study_and_its_adapter(tmp_path, adapter):
         assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
 
 
+def test_all_epochs_of_a_sweep_are_packed(tmp_path):
+    adapter = th.LoRA(r="rank", alpha=8, targets=("q_proj", "v_proj"), dropout="dropout")
+    study = th.Study(
+        th.FineTune(SMALL, adapter=adapter, data=sentences, optimizer=th.AdamW(lr="lr")),
+        th.Space(rank=th.Choice([2, 4]), dropout=th.Choice([0.0, 0.1]), lr=0.01),
+        algorithm=th.GridSearch(max_epochs=2),
+        metric="loss",
+        mode="min",
+        storage=f"sqlite:///{tmp_path / 'studies.db'}",
+        name="adapters",
+    )
+    savings = study.run(progress=False, executor=th.Local(threads=1, pack="fused")).savings
+    assert savings.packed_epochs == savings.unique_epochs == 8
+
+
 @pytest.mark.parametrize("is_folder", [False, True], ids=["config", "folder"])
 def test_the_plan_forecasts_memory(tmp_path, is_folder):
     base = SMALL

@@ -16,6 +16,7 @@ from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy, normal
 from thrifty.core import StateError
+from thrifty.integrations._object_graphs import _bytes as copied_bytes
 from thrifty.pack import BlockOptions, FusedBackend, SoloBackend, UnfusableError
 from thrifty.pack._frozen import (
     FrozenTensors,
@@ -27,6 +28,9 @@ from thrifty.pack._frozen import (
 )
 from thrifty.pack.fused._fusable import signature
 from thrifty.pack.identity import content_digest
+from thrifty.pack.task._sources import _content as data_content
+from thrifty.pack.task._trial_stream import digest_of as batch_digest
+from thrifty.pack.verify import tensor_content
 from thrifty.run._alone import epoch_plan
 from thrifty.space import MultiStep, Step
 
@@ -280,6 +284,21 @@ def test_copies_and_digests_leave_shared_tensors_shared():
     assert shared.is_in(model.trunk[0].weight)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [tensor_content, content_digest, digest_of, data_content, batch_digest, copied_bytes],
+    ids=["state", "identity", "base", "data", "batch", "copies"],
+)
+def test_whatever_compares_a_tensor_leaves_it_as_it_was(read):
+    frozen, model = FrozenTensors(), Net()
+    shared = frozen.adopt(model)["trunk.0.weight"]
+    own = torch.ones(1000)
+    for tensor in (own, model.trunk[0].weight.detach(), torch.ones(0), torch.tensor(1.5)):
+        assert read(tensor) == read(tensor.clone())
+    assert shared.is_in(model.trunk[0].weight)
+    own.resize_(2000)  # what NumPy has seen cannot be resized, nor be shared later
+
+
 # -- one computation -----------------------------------------------------------------------
 
 
@@ -504,7 +523,7 @@ def test_memory_of_an_array_is_left_alone():
 
 
 def test_without_lazy_clones_each_model_keeps_its_own(monkeypatch):
-    monkeypatch.setattr("thrifty.pack._frozen._CAN_SHARE", False)
+    monkeypatch.setattr("thrifty.pack._frozen.CAN_SHARE", False)
     frozen, models = FrozenTensors(), [Net() for _ in range(2)]
     assert [frozen.adopt(model) for model in models] == [{}, {}]
     weights = [model.trunk[0].weight for model in models]

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from thrifty.core import thaw_heap
+from thrifty.pack._frozen import bytes_of
 
 
 def made_again(
@@ -334,8 +335,7 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().contiguous().flatten()
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return b"".join(bytes_of(tensor))
 
 
 def _reduced(value: Any) -> Any:

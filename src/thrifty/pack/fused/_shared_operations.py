@@ -98,7 +98,7 @@ class SharedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             given = (*(self._part(arg, tensors) for arg in args), self._part(kwargs, tensors))
         except _NotComparableError:
             return None
-        if not tensors and func not in CREATIONS:
+        if not CAN_SHARE or (not tensors and func not in CREATIONS):
             return None
         return func, _settings(), given
 

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from thrifty.pack._frozen import is_shared
-
 from ._place import vars_of
 
 
@@ -61,8 +59,8 @@ def _tensor(value: torch.Tensor, token: Token, inside: Inside) -> None:
 def _bytes_of_tensor(tensor: torch.Tensor) -> bytes:
     out = hashlib.blake2b(digest_size=16)
     for part in _chunks(tensor, tensor.is_contiguous(), tensor.numel() * tensor.element_size()):
-        # NumPy may write, so PyTorch would give a shared tensor memory of its own
-        own = part.clone() if is_shared(part) else part.contiguous()
+        # A copy: what NumPy has seen can never be resized or shared with other trials.
+        own = part.clone(memory_format=torch.contiguous_format)
         # in bytes, because NumPy has no bfloat16 and no eight-bit floats
         out.update(_buffer(own.reshape(-1).view(torch.uint8).numpy()))
     return out.digest()

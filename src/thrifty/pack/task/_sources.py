@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 
 from thrifty.core import StateError, TaskError, plain_logger
+from thrifty.pack._frozen import bytes_of
 from thrifty.pack._state import borrowed_streams, stream_positions
 from thrifty.pack.identity import is_own, vars_of
 from thrifty.pack.verify import MadeOnce, Watch, outside_of_state
@@ -188,8 +189,7 @@ def _content(value: Any) -> Any:
         if not plain or value.device.type != "cpu" or not value.is_contiguous():
             return None
         flat = value.detach().view(-1)
-        some = flat[:: max(1, len(flat) // _MAX_SAMPLES)].contiguous()
-        return some.view(torch.uint8).numpy().tobytes()
+        return b"".join(bytes_of(flat[:: max(1, len(flat) // _MAX_SAMPLES)]))
     if isinstance(value, io.IOBase):
         return None if value.closed or not value.seekable() else value.tell()
     held = vars_of(value)

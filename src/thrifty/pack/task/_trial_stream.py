@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset
 
 from thrifty.core import StateError, TaskError
+from thrifty.pack._frozen import bytes_of
 
 from ._data import Batch
 from ._data_contents import TokenFile
@@ -313,8 +314,7 @@ def digest_of(batch: Batch) -> int:
     for leaf in pytree.tree_leaves(batch):
         if isinstance(leaf, torch.Tensor):
             flat = leaf.detach().reshape(-1)
-            some = flat[:: max(1, len(flat) // MAX_ELEMENTS)].cpu()
-            text = some.contiguous().view(torch.uint8).numpy().tobytes() if len(some) else b""
+            text = b"".join(bytes_of(flat[:: max(1, len(flat) // MAX_ELEMENTS)]))
             found = zlib.crc32(repr(tuple(leaf.shape)).encode() + text, found)
         elif isinstance(leaf, np.ndarray | str | bytes | int | float):
             found = zlib.crc32(repr(leaf).encode(), found)
