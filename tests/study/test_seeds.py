@@ -13,6 +13,7 @@ from tests.depth import draws
 from tests.study.helpers import StopAfter, make_study, trained
 from thrifty.core import StudyMismatchError, ThriftyError, UsageError, replica_seed
 from thrifty.store import Store
+from thrifty.store.queries import Views
 from thrifty.study import Storage
 from thrifty.testing import LineTask
 
@@ -390,3 +391,14 @@ def test_notebooks_and_plots_show_the_seeds(tmp_path):
     assert "sd over seeds" in study.trials._repr_html_()
     (axes,) = study.plot_learning_curves().axes
     assert [text.get_text() for text in axes.get_legend().get_texts()][-1] == "its 3 seeds"
+
+
+def test_the_stored_counts_of_epochs_are_those_of_all_seeds(tmp_path):
+    study = seeded(tmp_path)
+    trained(study)
+    savings = study.savings
+    with Store.open(study.storage.url, create=False) as store:
+        assert store.studies.summary(study.name).trial_epochs == savings.trial_epochs
+    with Views.open(study.storage.url) as views:
+        (view,) = views.studies.list()
+    assert view.asked_epochs == view.reached_epochs == savings.trial_epochs

@@ -529,6 +529,7 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
         .order_by(entries.c.id.desc())
         .limit(1)
     ).scalar()
+    num_seeds = study.spec.get("seeds", 1)
     return StudySummary(
         id=study.id,
         name=study.name,
@@ -540,12 +541,12 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
         best_trial=best.number,
         best_epochs=best.epochs,
         num_infeasible=best.num_infeasible,
-        trial_epochs=sum(targets for _, _, targets in counts),
+        trial_epochs=num_seeds * sum(targets for _, _, targets in counts),
         plan_epochs=num_epochs,
         seconds=seconds,
         last_activity=last,
         unit=stored_unit(study.spec),
-        num_seeds=study.spec.get("seeds", 1),
+        num_seeds=num_seeds,
     )
 
 

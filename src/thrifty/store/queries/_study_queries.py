@@ -94,9 +94,9 @@ class StudyView:
 
     ``num_trials`` counts trials by their state in the database, and ``num_done`` those that have
     reached the end of their training. ``asked_epochs`` and ``reached_epochs`` are sums over its
-    trials. ``trained_epochs`` and ``seconds`` count only what its own runs trained. ``metrics`` and
-    ``modes`` are its objectives. ``state`` is "interrupted" if the study was running and its
-    process is gone.
+    trials, each with all of its seeds. ``trained_epochs`` and ``seconds`` count only what its own
+    runs trained. ``metrics`` and ``modes`` are its objectives. ``state`` is "interrupted" if the
+    study was running and its process is gone.
     """
 
     id: int
@@ -272,6 +272,7 @@ def _view(
     best = None
     if extremes:
         best = min(extremes) if modes[:1] == ("min",) else max(extremes)
+    num_seeds = row.spec.get("seeds", 1)
     num_trials: Counter[str] = Counter()
     for count in counts:
         num_trials[count.state] += count.trials
@@ -288,8 +289,8 @@ def _view(
         last_activity=row.last_activity,
         num_trials=num_trials,
         num_done=_num_done(counts, max_epochs=row.spec.get("max_epochs")),
-        asked_epochs=sum(count.asked for count in counts),
-        reached_epochs=sum(count.reached * count.trials for count in counts),
+        asked_epochs=num_seeds * sum(count.asked for count in counts),
+        reached_epochs=num_seeds * sum(count.reached * count.trials for count in counts),
         trained_epochs=trained[0],
         seconds=trained[1] if math.isfinite(trained[1]) else 0.0,
         best_value=best,
