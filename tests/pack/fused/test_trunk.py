@@ -98,6 +98,21 @@ def test_trials_and_studies_share_what_is_kept():
     assert store.saved == 30
 
 
+def test_each_validation_sample_is_compared_once_however_many_trials_are_checked(monkeypatch):
+    compared = []
+    agree = Activations.agree
+
+    def noted(self, index, values):
+        compared.append((len(self._has), sorted(index.tolist())))
+        return agree(self, index, values)
+
+    monkeypatch.setattr(Activations, "agree", noted)
+    _, store = trained(Headed())
+    trained(Headed(), store=store)
+    assert [index for num, index in compared if num == 10] == [list(range(10))]
+    assert sum(num == 20 for num, _ in compared) > 2, "those of training at each checked step"
+
+
 class Centering(nn.Module):
     """Subtracts the mean of the batch."""
 

@@ -67,6 +67,7 @@ class Activations:
             torch.empty((num, *value.shape), dtype=value.dtype, device=device) for value in values
         ]
         self._has = torch.zeros(num, dtype=torch.bool, device=device)
+        self._compared = torch.zeros_like(self._has)
         self._on_complete = on_complete
         self.num_kept = 0
         self.failure = ""
@@ -117,10 +118,15 @@ class Activations:
 
     def agree(self, index: torch.Tensor, values: Sequence[torch.Tensor]) -> bool:
         """Return whether kept values are those just computed, up to rounding."""
+        self._compared[index] = True
         return all(
             _agree(rows[index], value.by_sample(whole))
             for rows, value, whole in zip(self._rows, self._values, values, strict=True)
         )
+
+    def were_compared(self, index: torch.Tensor) -> bool:
+        """Return whether the values of some samples have all been compared with new ones."""
+        return bool(self._compared[index].all())
 
     def fail(self, reason: str) -> None:
         """Never use these values again."""
@@ -310,6 +316,8 @@ class KeptTrunk:
         values: Where the head reads the results.
         activations: The results kept so far.
         samples: The samples that they belong to; only a weak reference is kept.
+        once: Whether each result is compared once and not at each check: of an evaluation, the
+            metrics are compared, too.
 
     Attributes:
         was_used: Whether kept results have gone into a step or an evaluation.
@@ -324,7 +332,9 @@ class KeptTrunk:
         *,
         activations: Activations,
         samples: Samples,
+        once: bool,
     ) -> None:
+        self._once = once
         self._head_reads = cut.head_reads
         self.head_elements = cut.head_elements
         self._tape = tape
@@ -362,6 +372,9 @@ class KeptTrunk:
         )
         self._index = index if is_known else None
         has_all = self._index is not None and kept.have(self._index)
+        if self._once and has_all and verify:
+            assert self._index is not None
+            verify = not kept.were_compared(self._index)
         self._verify = has_all and (verify or not kept.is_proven)
         self._loads = has_all and not self._verify
         return self._head_reads if self._loads else None

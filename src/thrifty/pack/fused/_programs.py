@@ -420,7 +420,12 @@ class Programs(User):
                 buffer_pool=self._buffer_pool,
             )
             bound.trunk = KeptTrunk(
-                cut, tape, tuple(values.values()), activations=kept, samples=samples
+                cut,
+                tape,
+                tuple(values.values()),
+                activations=kept,
+                samples=samples,
+                once=not bound.variant.training,
             )
             return replace(cut.head, constants={**cut.head.constants, **values})
         return program
