@@ -35,6 +35,7 @@ from thrifty.pack import BlockOptions, FusedBackend, HyperParameters, UnfusableE
 from thrifty.pack._state import unpack_state
 from thrifty.pack.fused._dry_run import dry_run
 from thrifty.pack.task._data import epoch_order
+from thrifty.study import _forecast
 from thrifty.testing import LineTask
 
 
@@ -702,7 +703,7 @@ def test_all_epochs_of_a_sweep_are_packed(tmp_path):
 
 
 @pytest.mark.parametrize("is_folder", [False, True], ids=["config", "folder"])
-def test_the_plan_forecasts_memory(tmp_path, is_folder):
+def test_the_plan_forecasts_memory(tmp_path, is_folder, monkeypatch):
     base = SMALL
     if is_folder:
         base = tmp_path / "base"
@@ -730,6 +731,9 @@ def test_the_plan_forecasts_memory(tmp_path, is_folder):
         assert 0.1 < each.shared_work < 0.7, "one of two blocks has no adapter"
     said = str(study.plan())
     assert "memory: a base of" in said
+    assert "time: at least" not in said, "milliseconds say nothing"
+    monkeypatch.setattr(_forecast, "flops_per_s", lambda: 1e5)
+    said = str(study.plan())
     assert "time: at least" in said
     assert "GFLOP/s, measured now" in said
     assert study.plan(memory=False).memory is None
