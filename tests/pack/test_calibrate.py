@@ -206,3 +206,33 @@ def test_long_steps_are_measured_less_often(monkeypatch, steps, wanted, left):
     found = calibrating._seconds(rest, torch.device("cpu"))
     assert found == pytest.approx(wanted)
     assert len(list(rest)) == left
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_steps_that_keep_activations_are_not_timed(keeps):
+    class Backend:
+        """Knows whether it keeps activations once it has taken a step."""
+
+        def __init__(self):
+            self.steps = []
+            self.keeps_activations = False
+
+        def start(self, plans):
+            (plan,) = {each.epoch for each in plans.values()}
+            self._next = (plan, 0)
+            return 4
+
+        def one_step(self):
+            self.steps.append(self._next)
+            self._next = (self._next[0], self._next[1] + 1)
+            self.keeps_activations = keeps
+
+    backend = Backend()
+    steps = calibrating._fused_steps(backend, 2, {"lr": 0.05})
+    timed = []
+    for _ in range(6):
+        next(steps)
+        timed.append(backend.steps[-1])
+    again = [(0, 0), (0, 1)]
+    assert timed == (3 * again if keeps else [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)])
+    assert backend.steps == (again + timed if keeps else timed)
