@@ -21,6 +21,9 @@ from ._model_copies import Digests
 
 logger = plain_logger(__name__)
 
+_said: set[str] = set()
+"""Warnings of this process."""
+
 Weights = dict[str, torch.Tensor]
 """Parameters and persistent buffers of a module, by name."""
 
@@ -145,12 +148,13 @@ def finished(
     changed = {*weights, *frozen} ^ {*held, *held_frozen}
     changed |= {n for n in weights.keys() & held.keys() if _shape(weights[n]) != _shape(held[n])}
     if changed:
-        logger.warning(
-            "%s changes which weights the model has, such as %r; load_model() returns the model as "
-            "it was before that",
-            " or ".join(hooks),
-            min(changed),
+        text = (
+            f"{' or '.join(hooks)} changes which weights the model has, such as {min(changed)!r}; "
+            "load_model() returns the model as it was before that"
         )
+        if text not in _said:
+            _said.add(text)
+            logger.warning("%s", text)
         return None
     cpu = torch.device("cpu")
     weights = copied(weights, device=cpu)

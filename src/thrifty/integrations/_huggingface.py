@@ -83,7 +83,8 @@ class HuggingFaceTrainable(KeptTrainable):
     An epoch is one ``Trainer.train`` call that continues from the state of the previous epoch. It
     draws its random numbers from a stream derived from seed and epoch, so a trial's metrics do not
     depend on which process trained its first epochs. Besides ``eval_...`` the task reports
-    ``train_loss``, the mean over the epoch.
+    ``train_loss``, the mean over the epoch. A trial ends where a callback or the Trainer stops
+    training: its last metrics hold for later epochs.
 
     The learning rate is constant unless the space has a schedule for it or ``lr_scheduler_type`` is
     given. The latter needs ``num_train_epochs``, or ``max_steps`` with ``steps_per_epoch``. If both

@@ -94,7 +94,8 @@ class LightningTrainable(KeptTrainable):
     depend on which process trained its first epochs. Besides the values that the module logs, the
     task reports ``train_loss``, the mean over the epoch. Attributes of the module that are neither
     parameters nor buffers last for one epoch, unless ``on_save_checkpoint`` saves them; if results
-    depend on one of them, that is a ``StateError``.
+    depend on one of them, that is a ``StateError``. A trial ends where the module or a callback
+    stops training: its last metrics hold for later epochs.
 
     Args:
         module: Function that makes the LightningModule from the hyper-parameters. It is called for
@@ -198,11 +199,11 @@ class LightningTrainable(KeptTrainable):
 
         Raises:
             TaskError: ``module`` does not make a LightningModule, the epoch is beyond
-                ``max_epochs``, two schedules control the learning rate, or a metric to monitor is
-                not logged.
+                ``max_epochs``, two schedules control the learning rate, a metric to monitor is
+                not logged, or a callback trains more than its epochs.
             DivergedError: The training loss is not finite.
             StateError: The last epoch has changed a value that results depend on, and that its
-                checkpoint does not hold.
+                checkpoint does not hold, or its checkpoint does not bring back all weights.
         """
         if self._has_ended(hp):
             self._forget_data()

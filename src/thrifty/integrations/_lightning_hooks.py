@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from thrifty.core import StateError
+from thrifty.core import StateError, TaskError
 from thrifty.pack.verify import same
 
 from ._hooks import (
@@ -26,6 +26,9 @@ from ._lightning_parts import Lightning
 _AT_BEGIN = ("on_fit_start", "on_train_start")
 _AT_END = ("on_train_end", "on_fit_end", "teardown")
 _CHECKPOINT = ("on_save_checkpoint", "on_load_checkpoint", "state_dict", "load_state_dict")
+
+_NEEDS_STATISTICS = "_model_contains_batch_norm"
+"""Attribute of ``StochasticWeightAveraging``."""
 
 _CPU = torch.device("cpu")
 
@@ -63,14 +66,22 @@ class OneFit:
         self._bases = lightning.bases
         self._trainer, self._module, self._memory, self._book = trainer, module, memory, book
         self._kept, self._path = kept, path
+        self._max_epochs = trainer.max_epochs
+        self._has_begun = False
         self._weights: Weights | None = None
         """The weights before the hooks at the beginning; None if no hook may change them."""
         self._held: dict[str, Any] | None = None
         """What is kept before the hooks at the end; None if there are none."""
         self._sums: dict[str, list[int]] = {}
         _around(trainer.strategy, "setup", after=self._note_restored)
+        _around(
+            trainer.strategy,
+            "setup_optimizers",
+            before=self._note_versions,
+            after=self._check_versions,
+        )
         _around(trainer.fit_loop, "on_run_start", before=self._begin, after=self._undo_begin)
-        _around(trainer.fit_loop, "on_advance_end", after=lambda: book.stop(trainer))
+        _around(trainer.fit_loop, "on_advance_end", after=self._stop)
         _around(trainer.fit_loop, "on_run_end", before=self._save)
 
     def run(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +93,7 @@ class OneFit:
         Raises:
             StateError: The last checkpoint has not brought back all weights, or a hook at the
                 beginning replaces what it has brought back.
+            TaskError: Hooks train, or change for how long training goes on.
         """
         self._trainer.fit(self._module, **given, ckpt_path=self._path if self._kept else None)
         self._trainer.save_checkpoint(self._path)
@@ -95,6 +107,25 @@ class OneFit:
             if left is not None:
                 kept["finished"] = left
         return kept
+
+    def _note_versions(self, *_: Any) -> None:
+        self._versions = {name: each._version for name, each in weights_of(self._module).items()}
+
+    def _check_versions(self, *_: Any) -> None:
+        """Check that making optimizers has left alone the weights that were restored.
+
+        Raises:
+            StateError: It has written into one of them.
+        """
+        if not self._kept:
+            return
+        for name, each in weights_of(self._module).items():
+            if each._version != self._versions.get(name):
+                raise StateError(
+                    "LightningTrainable: configure_optimizers changes or adds the weight "
+                    f"{name!r}. It is called in each epoch, after the weights were restored; do "
+                    "this in __init__, configure_model or on_fit_start"
+                )
 
     def _note_restored(self, *_: Any) -> None:
         """Note the weights that the last checkpoint has brought back.
@@ -111,10 +142,39 @@ class OneFit:
             self._weights = copied(weights_of(self._module))
 
     def _begin(self) -> None:
+        """Note what hooks may change when training begins.
+
+        Raises:
+            TaskError: They have trained, or have changed for how long it goes on.
+        """
+        if self._has_begun or not self._book.has_begun:
+            raise TaskError(
+                "LightningTrainable: a callback or hook trains before the first step, as "
+                "LearningRateFinder and BatchSizeFinder do, and would do so again in each epoch; "
+                "leave it out, and let the study search for the value"
+            )
+        self._has_begun = True
+        self._check_max_epochs()
         self._book.follow(self._trainer)
         self._optimizers = list(self._trainer.optimizers)
         self._is_stopped = self._trainer.should_stop
         self._stepped = [copied(each.state_dict(), device=_CPU) for each in self._steppers()]
+
+    def _stop(self) -> None:
+        self._check_max_epochs()
+        self._book.stop(self._trainer)
+
+    def _check_max_epochs(self) -> None:
+        now = self._trainer.fit_loop.max_epochs
+        # Only with `max_epochs`, `StochasticWeightAveraging` adds its epoch for statistics.
+        adds = [each for each in self._trainer.callbacks if vars(each).get(_NEEDS_STATISTICS)]
+        if now != self._max_epochs or adds:
+            raise TaskError(
+                "LightningTrainable: a callback or hook changes trainer.max_epochs, as "
+                "StochasticWeightAveraging does for a module with batch normalization, but the "
+                "study says how many epochs a trial has; leave it out, or average with "
+                "WeightAveraging(use_buffers=True)"
+            )
 
     def _steppers(self) -> list[Any]:
         """Return optimizers and schedulers, if hooks may have changed them."""
@@ -176,8 +236,7 @@ class OneFit:
             f"{name!r} as it was, so the next epoch would begin with other weights than in one "
             f"Trainer.fit. {' or '.join(self._of(_CHECKPOINT))} saves or loads something else "
             "than the module has. Leave checkpoint['state_dict'] as it is, or bring back the same "
-            "in on_load_checkpoint; leave out a callback that cannot resume, such as ModelPruning, "
-            "or prune in a hook of the module that sets weights to 0 through a mask in a buffer"
+            "in on_load_checkpoint; leave out a callback that cannot resume, such as ModelPruning"
         )
 
     def _replaced(self, what: str) -> str:

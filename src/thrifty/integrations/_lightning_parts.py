@@ -106,13 +106,14 @@ def _epoch_callback_class(base: Any) -> type:
 
         def __init__(self, kept: Mapping[str, Any], *, num_epochs: int = 1) -> None:
             self.epochs_left = num_epochs
-            self.is_stopped = False
+            self.is_stopped = self.has_begun = False
             self._before: Options | None = kept.get("options")
             self.options: Options = []
             self._losses: list[torch.Tensor] = []
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             self.options = options_of(trainer.optimizers)
+            self.has_begun = True
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
