@@ -33,6 +33,16 @@ def stored(state):
     return state_from_arrays(arrays, json.loads(json.dumps(meta)))
 
 
+def resumed(make, values, *, epochs):
+    """Return metrics of a trial that a new task resumes after each epoch from a stored state."""
+    state, found = None, []
+    for epoch in range(epochs):
+        metrics, state = train(make(), values, epochs=epoch + 1, start=epoch, state=state)
+        found += metrics
+        state = stored(state)
+    return found
+
+
 def assert_a_resumed_trial_is_the_same(make, values, *, epochs=4):
     """Assert that a trial resumed by a new task after each epoch has the same bits as in one go."""
     alone, last = train(make(), values, epochs=epochs)

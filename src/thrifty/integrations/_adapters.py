@@ -60,7 +60,9 @@ class HpMemo:
 class KeptTrainable(Trainable):
     """A task whose only state between epochs is what the last epoch left.
 
-    That state is ``_kept``. It includes the epoch's ``metrics``.
+    That state is ``_kept``. It includes the epoch's ``metrics``, ``ended`` if the user's code has
+    stopped training, and ``finished`` if hooks at the end of a run leave other weights than those
+    that the next epoch begins with.
     """
 
     def __init__(self, *, version: str) -> None:
@@ -82,6 +84,28 @@ class KeptTrainable(Trainable):
             raise TaskError(f"nothing has been trained yet: {type(self).__name__} has no metrics")
         metrics: Mapping[str, float] = self._kept["metrics"]
         return metrics
+
+    def _has_ended(self, hp: HyperParameters) -> bool:
+        """Return whether the user's code has stopped training in an earlier epoch.
+
+        Such a trial trains nothing: its last metrics hold for all later epochs.
+        """
+        if not self._kept.get("ended"):
+            return False
+        self._hp = hp
+        return True
+
+    def _finished(
+        self, weights: Mapping[str, Any], frozen: Mapping[str, str]
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """Return the weights of the finished model, and the digests of what they leave out.
+
+        Args:
+            weights: The weights that the next epoch begins with.
+            frozen: The digests of what they leave out.
+        """
+        left = self._kept.get("finished")
+        return (weights, frozen) if left is None else (left["weights"], left["frozen"])
 
     def state(self) -> Any:
         """Return weights, optimisers, schedulers, and the progress of the trainer."""

@@ -18,41 +18,20 @@ from thrifty.core import MissingExtraError, TaskError, derive_seed
 from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
 from thrifty.pack._state import seed_everything
 
-from ._adapters import (
-    HpMemo,
-    KeptTrainable,
-    check_loss,
-    check_max_steps,
-    check_steps,
-    described,
-    follow,
-    from_plain,
-    options_of,
-    to_plain,
-)
-from ._lost_values import (
-    Examined,
-    FirstBatches,
-    LostValues,
-    Mending,
-    Rehearsal,
-    check_rates,
-    outcome_of,
-    seed_step,
-)
-from ._model_copies import ModelCopies, fill_in, frozen_digests, leave_out
-from ._step_batches import PassSampler
-from ._unsaved_values import owners_of, values_of
+from ._adapters import HpMemo, KeptTrainable, check_loss, check_max_steps, check_steps, described
+from ._lost_values import Examined, LostValues, Mending, Rehearsal, outcome_of
+from ._model_copies import ModelCopies, frozen_digests
+from ._unsaved_values import values_of
 
 
 try:
     import accelerate  # noqa: F401 (a Trainer needs it)
     import transformers
-    from transformers.trainer_callback import ExportableState
-    from transformers.trainer_utils import has_length
 except ImportError as error:
     package = str(error.name or "transformers")
     raise MissingExtraError(package, extra="huggingface") from None
+
+from ._huggingface_parts import EpochCallback, OneRun, StepCallback, going_on, load, trainer_owners
 
 
 _OURS = {
@@ -80,7 +59,7 @@ _OURS_WITH_STEPS = {
 }
 """The same, if the user sets ``steps_per_epoch``."""
 
-_HEAVY = ("model", "optimizer", "frozen")
+_HEAVY = ("model", "optimizer", "frozen", "finished")
 """Parts of a state that are weights and moments."""
 
 _MENDING = Mending(
@@ -94,9 +73,6 @@ _MENDING = Mending(
     ),
 )
 
-_TIMINGS = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
-"""Suffixes of metrics that depend on the machine, not on the trial."""
-
 SMALL_BYTES = 4 * 2**20
 """Size of a model, in bytes of parameters, from which memory is collected before each epoch."""
 
@@ -107,7 +83,8 @@ class HuggingFaceTrainable(KeptTrainable):
     An epoch is one ``Trainer.train`` call that continues from the state of the previous epoch. It
     draws its random numbers from a stream derived from seed and epoch, so a trial's metrics do not
     depend on which process trained its first epochs. Besides ``eval_...`` the task reports
-    ``train_loss``, the mean over the epoch.
+    ``train_loss``, the mean over the epoch. A trial ends where a callback or the Trainer stops
+    training: its last metrics hold for later epochs.
 
     The learning rate is constant unless the space has a schedule for it or ``lr_scheduler_type`` is
     given. The latter needs ``num_train_epochs``, or ``max_steps`` with ``steps_per_epoch``. If both
@@ -208,9 +185,12 @@ class HuggingFaceTrainable(KeptTrainable):
     def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
         """Discard the state and the data of the previous trial."""
         super().setup(hp, seed=seed, device=device)
-        self._made = tuple(HpMemo(each) if callable(each) else None for each in self._datasets)
+        self._forget_data()
         self._models = ModelCopies(self._make_model)
         self._lost = self._lost_values()
+
+    def _forget_data(self) -> None:
+        self._made = tuple(HpMemo(each) if callable(each) else None for each in self._datasets)
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """Run one ``Trainer.train``, stopped at the end of the epoch.
@@ -222,15 +202,17 @@ class HuggingFaceTrainable(KeptTrainable):
             StateError: The last epoch has changed a value that results depend on, and that its
                 checkpoint does not hold.
         """
+        if self._has_ended(hp):
+            self._forget_data()
+            return
         self._lost.examine(epoch, self._rehearse)
         self._hp = hp
         options = self._arguments(hp, epoch=epoch)
         seed = derive_seed(self._seed, "transformers", epoch) % 2**32
         stop = None if self._num_steps is None else (epoch + 1) * self._num_steps
-        book = _EpochCallback(self._kept, stop=stop)
+        book = EpochCallback(self._kept, stop=stop)
         model = self._models.get(hp, seed=derive_seed(self._seed, "model"))
         model, frozen = frozen_digests(model, kept=self._kept, make=self._fresh)
-        self._load(model, self._kept)
         model.train()
         with _on(self._device), TemporaryDirectory(prefix="thrifty-") as folder:
             args = transformers.TrainingArguments(
@@ -238,16 +220,18 @@ class HuggingFaceTrainable(KeptTrainable):
             )
             _place(args, self._device)
             trainer = self._trainer(model, args, book)
+            run = OneRun(trainer, book, kept=self._kept, frozen=frozen)
             resume = self._put_down(trainer, Path(folder), kept=self._kept, epoch=epoch)
-            self._lost.begin(self._kept, _owners(trainer))
-            trainer.train(resume_from_checkpoint=resume)
-            owners = _owners(trainer)  # a Trainer makes callbacks anew that export their state
-            self._kept = book.keep(trainer, Path(folder))
+            self._lost.begin(self._kept, trainer_owners(trainer))
+            kept = run.run(resume)
+            owners = trainer_owners(trainer)  # a Trainer makes callbacks anew that export state
         _release(trainer)
-        self._kept["model"], self._kept["frozen"] = leave_out(self._kept["model"], frozen)
         loss = book.mean_loss()
         check_loss(loss, epoch=epoch, clipping="max_grad_norm")
-        self._kept["metrics"] = {TRAIN_LOSS: loss, **book.metrics()}
+        # Training that is stopped within an epoch of steps may end without an evaluation.
+        before = self._kept["metrics"] if self._kept and "ended" in kept else {}
+        kept["metrics"] = {**before, TRAIN_LOSS: loss, **book.metrics()}
+        self._kept = kept
         self._lost.end(
             self._kept, owners, epoch=epoch, hp=hp, seed=self._seed, excused=self.not_state
         )
@@ -266,11 +250,10 @@ class HuggingFaceTrainable(KeptTrainable):
             options["ignore_data_skip"] = True
         # Runs that are compared have the same length, which a schedule may ask for.
         options["num_train_epochs"] = max(options.get("num_train_epochs", 0), epoch + 2)
-        book = _EpochCallback(kept, stop=None, num_epochs=run.num_epochs)
-        step = _StepCallback(run, last=last - 1)
+        book = EpochCallback(kept, stop=None, num_epochs=run.num_epochs)
+        step = StepCallback(run, last=last - 1)
         model = self._made_with(hp)
         model, frozen = frozen_digests(model, kept=kept, make=lambda: self._made_with(hp))
-        self._load(model, kept)
         model.train()
         with _on(self._device), TemporaryDirectory(prefix="thrifty-") as folder:
             args = transformers.TrainingArguments(
@@ -283,15 +266,13 @@ class HuggingFaceTrainable(KeptTrainable):
                 # The few steps of an experiment begin where this epoch begins in the schedule.
                 kept["scheduler"]["last_epoch"] = epoch * _steps_of(trainer)
             step.trainer = trainer
+            one_run = OneRun(trainer, book, kept=kept, frozen=frozen)
             resume = self._put_down(trainer, Path(folder), kept=kept, epoch=epoch, is_short=True)
-            trainer.train(resume_from_checkpoint=resume)
-            run.at_end = values_of(_owners(trainer))
-            run.kept = book.keep(trainer, Path(folder))
+            run.kept = one_run.run(resume)
+            run.at_end = values_of(trainer_owners(trainer))
         _release(trainer)
-        state = run.kept["model"]
-        run.outcome = outcome_of(state, run.kept["optimizer"])
+        run.outcome = outcome_of(run.kept["model"], run.kept["optimizer"])
         run.metrics = book.metrics()
-        run.kept["model"], run.kept["frozen"] = leave_out(state, frozen)
 
     def _lost_values(self) -> LostValues:
         return LostValues(
@@ -306,7 +287,9 @@ class HuggingFaceTrainable(KeptTrainable):
 
     def _build(self) -> torch.nn.Module:
         model = self._fresh()
-        self._load(model, self._kept)
+        if self._kept:
+            held = self._kept["model"], self._kept.get("frozen", {})
+            load(model, *self._finished(*held))
         return model
 
     def _fresh(self) -> torch.nn.Module:
@@ -316,10 +299,6 @@ class HuggingFaceTrainable(KeptTrainable):
         seed_everything(derive_seed(self._seed, "model"))
         model: torch.nn.Module = self._make_model(hp)
         return model
-
-    def _load(self, model: torch.nn.Module, kept: Mapping[str, Any]) -> None:
-        if kept:
-            model.load_state_dict(fill_in(kept["model"], kept.get("frozen", {}), model=model))
 
     def _arguments(self, hp: HyperParameters, *, epoch: int) -> dict[str, Any]:
         given = dict(self._checked(self._args(hp)) if callable(self._args) else self._args)
@@ -350,6 +329,8 @@ class HuggingFaceTrainable(KeptTrainable):
             )
         else:
             given["num_train_epochs"] = epoch + 1 if total == math.inf else total
+        if epoch > 0:
+            given.pop("eval_on_start", None)  # training has begun in the first epoch
         interval = "epoch" if self._num_steps is None else "steps"
         return {
             "dataloader_pin_memory": self._device.type == "cuda",
@@ -365,7 +346,7 @@ class HuggingFaceTrainable(KeptTrainable):
         }
 
     def _trainer(
-        self, model: torch.nn.Module, args: Any, book: _EpochCallback, *, first: Any = None
+        self, model: torch.nn.Module, args: Any, book: EpochCallback, *, first: Any = None
     ) -> Any:
         train, evaluation = (
             given if made is None else made.get(self._hp, seed=self._seed)
@@ -374,7 +355,7 @@ class HuggingFaceTrainable(KeptTrainable):
         options = copy.deepcopy(self._options)  # callbacks belong to one trial
         before = [] if first is None else [first]
         callbacks = [*before, *(options.pop("callbacks", None) or []), book]
-        trainer = _going_on(self._trainer_class)(
+        trainer = going_on(self._trainer_class)(
             model=model,
             args=args,
             train_dataset=train,
@@ -446,178 +427,6 @@ def _release(trainer: Any) -> None:
                 setattr(holder, name, None)
     for name in ("_models", "_optimizers", "_schedulers"):
         getattr(trainer.accelerator, name, []).clear()
-
-
-class _EpochCallback(transformers.TrainerCallback):
-    """Callback that updates optimiser and scheduler, stops after an epoch and records metrics."""
-
-    def __init__(
-        self, kept: Mapping[str, Any], *, stop: int | None, num_epochs: int | None = None
-    ) -> None:
-        self._before = kept
-        self._epochs_left = num_epochs or 1
-        self._is_rehearsal = num_epochs is not None
-        self._stop = stop
-        self.trainer: Any = None
-        self._evaluated: list[Mapping[str, Any]] = []
-        self._num_steps = 0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore the fresh optimiser and scheduler and apply changed options."""
-        optimizer, scheduler = self.trainer.optimizer, self.trainer.lr_scheduler
-        self._options = options_of([optimizer])
-        if not self._before:
-            return
-        optimizer.load_state_dict(from_plain(self._before["optimizer"]))
-        scheduler.load_state_dict(from_plain(self._before["scheduler"]))
-        if self._before["scaler"] is not None:
-            self.trainer.accelerator.scaler.load_state_dict(self._before["scaler"])
-        follow([optimizer], [scheduler], before=self._before["options"], now=self._options)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count optimiser steps: one step may accumulate several batches."""
-        self._num_steps += 1
-        if self._stop is not None and state.global_step >= self._stop:
-            control.should_training_stop = True
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop training after the last epoch, usually the first, unless steps say when it ends.
-
-        Raises:
-            TaskError: A stream of data has ended before the last step of the epoch.
-        """
-        if self._stop is None:
-            self._epochs_left -= 1
-            control.should_training_stop = self._epochs_left <= 0
-        elif state.global_step < self._stop and not has_length(self.trainer.train_dataset):
-            raise TaskError(
-                f"HuggingFaceTrainable(steps_per_epoch=...): the stream of training data ends "
-                f"after {state.global_step} optimizer steps, and the epoch after {self._stop}; "
-                "give a stream that begins again (datasets: .repeat(None)), or a data set with a "
-                "length"
-            )
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Collect the metrics of one evaluation set.
-
-        There may be several sets, and other callbacks may still add to the dictionary.
-        """
-        self._evaluated.append(kwargs["metrics"])
-        if self._is_rehearsal:  # a study decides how long a trial is, not a callback that stops
-            control.should_training_stop = self._epochs_left <= 0
-
-    def mean_loss(self) -> float:
-        """Return the mean loss over the epoch's steps.
-
-        Unlike the Trainer's own mean, this includes values that are not finite.
-        """
-        return float(torch.stack(self.trainer.losses).sum()) / self._num_steps
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics without those that differ from run to run."""
-        return {
-            name: float(value)
-            for each in self._evaluated
-            for name, value in each.items()
-            if name != "epoch" and not name.endswith(_TIMINGS)
-        }
-
-    def keep(self, trainer: Any, folder: Path) -> dict[str, Any]:
-        """Return everything needed to resume."""
-        file = folder / "trainer_state.json"
-        state = trainer.state
-        state.log_history = []  # it contains times and grows without bound
-        state.stateful_callbacks = {
-            type(each).__name__: each.state()
-            for each in trainer.callback_handler.callbacks
-            if isinstance(each, ExportableState)
-        }
-        state.save_to_json(str(file))
-        scaler = getattr(trainer.accelerator, "scaler", None)
-        return {
-            "model": trainer.model.state_dict(),
-            "optimizer": to_plain(trainer.optimizer.state_dict()),
-            "scheduler": to_plain(trainer.lr_scheduler.state_dict()),
-            "scaler": None if scaler is None else to_plain(scaler.state_dict()),
-            "options": self._options,
-            "trainer": json.loads(file.read_text(encoding="utf-8")),
-        }
-
-
-class _StepCallback(transformers.TrainerCallback):
-    """Callback of a rehearsal, which seeds each step and notes the values before the last epoch.
-
-    It comes before the user's callbacks.
-    """
-
-    def __init__(self, run: Rehearsal, *, last: int) -> None:
-        self.trainer: Any = None
-        self._run = run
-        self._last = last
-        self._epoch = last + 1 - run.num_epochs
-        self._step = 0
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Seed what callbacks draw at the beginning of an epoch."""
-        seed_step(self._run, self._epoch)
-        self._step = 0
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Seed a step, and note the values before the first one of the last epoch."""
-        if self._step == 0 and self._epoch == self._last:
-            check_rates([self.trainer.optimizer])
-            self._run.at_start = values_of(_owners(self.trainer))
-        seed_step(self._run, self._epoch, self._step)
-        self._step += 1
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count epochs."""
-        self._epoch += 1
-
-
-def _owners(trainer: Any) -> dict[str, Any]:
-    """Return the objects of a Trainer whose values may be lost."""
-    callbacks = trainer.callback_handler.callbacks
-    return owners_of(callbacks, model=trainer.model, trainer=trainer)
-
-
-def _going_on(trainer_class: type) -> type:
-    class ResumedTrainer(trainer_class):  # type: ignore[misc]
-        """A Trainer whose model already has the trial's weights, and which records the losses."""
-
-        losses: list[torch.Tensor]
-        pass_seed: int | None = None
-        first_pass = 0
-        rehearsal: Rehearsal | None = None
-
-        def get_train_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-            return self._short("train", super().get_train_dataloader(*args, **kwargs))
-
-        def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-            given = [each if isinstance(each, str) else id(each) for each in args]
-            return self._short(f"evaluation {given}", super().get_eval_dataloader(*args, **kwargs))
-
-        def _short(self, name: str, loader: Any) -> Any:
-            """Return the first batches of a loader in a rehearsal, and all of them otherwise."""
-            if self.rehearsal is None:
-                return loader
-            return FirstBatches(loader, kept=self.rehearsal.batches, name=name, seed=self.args.seed)
-
-        def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-            sampler = super()._get_train_sampler(*args, **kwargs)
-            if self.pass_seed is None or sampler is None:
-                return sampler
-            return PassSampler(sampler, seed=self.pass_seed, first=self.first_pass)
-
-        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-            loss: torch.Tensor = super().training_step(*args, **kwargs)
-            self.losses.append(loss.detach())
-            return loss
-
-        def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-            pass
-
-    return ResumedTrainer
 
 
 def _summary(dataset: Any) -> str:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import copy
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache, partial, wraps
-from importlib import import_module
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
+from typing import Any
 
 import torch
 
@@ -20,16 +16,14 @@ from thrifty.pack._state import seed_everything
 from ._adapters import (
     HpMemo,
     KeptTrainable,
-    Options,
     check_loss,
     check_max_steps,
     check_steps,
     described,
-    follow,
     from_plain,
-    options_of,
-    to_plain,
 )
+from ._lightning_hooks import OneFit
+from ._lightning_parts import Lightning, lightning_of, quiet, where
 from ._lost_values import (
     FEW_BATCHES,
     Examined,
@@ -37,11 +31,9 @@ from ._lost_values import (
     LostValues,
     Mending,
     Rehearsal,
-    check_rates,
     outcome_of,
-    seed_step,
 )
-from ._model_copies import Digests, ModelCopies, fill_in, frozen_digests, leave_out
+from ._model_copies import ModelCopies, fill_in, frozen_digests
 from ._step_batches import StepBatches, reseed
 from ._unsaved_values import owners_of, values_of
 
@@ -75,9 +67,7 @@ _OURS_WITH_STEPS = {
 _PLACE = "the state of the trial"
 """Placeholder for a path: states stay in memory."""
 
-_LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
-
-_HEAVY = ("state_dict", "optimizer_states", "frozen")
+_HEAVY = ("state_dict", "optimizer_states", "frozen", "finished", "sums")
 """Parts of a state that are weights and moments."""
 
 _MENDING = Mending(
@@ -95,9 +85,6 @@ _MENDING = Mending(
 _FEW = {"limit_train_batches": FEW_BATCHES, "overfit_batches": 0.0, "val_check_interval": 1.0}
 """Options of a Trainer in a rehearsal of few batches."""
 
-_NOT_KEPT = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters")
-"""Arguments of the module, left out because it is made again from the hyper-parameters."""
-
 
 class LightningTrainable(KeptTrainable):
     """Tunes a LightningModule, unchanged.
@@ -107,7 +94,8 @@ class LightningTrainable(KeptTrainable):
     depend on which process trained its first epochs. Besides the values that the module logs, the
     task reports ``train_loss``, the mean over the epoch. Attributes of the module that are neither
     parameters nor buffers last for one epoch, unless ``on_save_checkpoint`` saves them; if results
-    depend on one of them, that is a ``StateError``.
+    depend on one of them, that is a ``StateError``. A trial ends where the module or a callback
+    stops training: its last metrics hold for later epochs.
 
     Args:
         module: Function that makes the LightningModule from the hyper-parameters. It is called for
@@ -201,6 +189,9 @@ class LightningTrainable(KeptTrainable):
         super().setup(hp, seed=seed, device=device)
         self._modules = ModelCopies(self._make_module)
         self._lost = self._lost_values()
+        self._forget_data()
+
+    def _forget_data(self) -> None:
         self._data = None if self._make_data is None else HpMemo(self._make_data)
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
@@ -208,12 +199,15 @@ class LightningTrainable(KeptTrainable):
 
         Raises:
             TaskError: ``module`` does not make a LightningModule, the epoch is beyond
-                ``max_epochs``, two schedules control the learning rate, or a metric to monitor is
-                not logged.
+                ``max_epochs``, two schedules control the learning rate, a metric to monitor is
+                not logged, or a callback trains more than its epochs.
             DivergedError: The training loss is not finite.
             StateError: The last epoch has changed a value that results depend on, and that its
-                checkpoint does not hold.
+                checkpoint does not hold, or its checkpoint does not bring back all weights.
         """
+        if self._has_ended(hp):
+            self._forget_data()
+            return
         if self._max_epochs is not None and epoch >= self._max_epochs:
             raise TaskError(
                 f"LightningTrainable(max_epochs={self._max_epochs}) is asked for epoch "
@@ -229,7 +223,7 @@ class LightningTrainable(KeptTrainable):
         self._lost.examine(epoch, self._rehearse)
         self._hp = hp
         module = self._modules.get(hp, seed=derive_seed(self._seed, "model"))
-        lightning = _lightning_of(module)
+        lightning = lightning_of(module)
         module, frozen = frozen_digests(module, kept=self._kept, make=self._build)
         data = None if self._data is None else self._data.get(hp, seed=self._seed)
         seed = derive_seed(self._seed, "lightning", epoch)
@@ -244,18 +238,19 @@ class LightningTrainable(KeptTrainable):
         owners = owners_of(trainer.callbacks, module=module)
         self._lost.begin(self._kept, owners)
         seed_everything(seed)
-        with _quiet(lightning):
-            trainer.fit(module, **given, ckpt_path=_PLACE if self._kept else None)
-            trainer.save_checkpoint(_PLACE)
-        self._check_num_steps(trainer, module, epoch=epoch)
+        fit = OneFit(
+            lightning, trainer, module, memory=memory, book=book, kept=self._kept, path=_PLACE
+        )
+        with quiet(lightning):
+            kept = fit.run(given)
         if "datamodule" in given:
             given["datamodule"].trainer = None  # each epoch has a Trainer of its own
-        self._kept = {
-            "checkpoint": memory.kept,
-            "frozen": memory.frozen,
-            "options": book.options,
-            "metrics": self._metrics(trainer.callback_metrics, book, epoch=epoch),
-        }
+        if book.is_stopped:
+            kept["ended"] = True
+        else:
+            self._check_num_steps(trainer, module, epoch=epoch)
+        kept["metrics"] = self._metrics(trainer.callback_metrics, book, epoch=epoch)
+        self._kept = kept
         self._lost.end(
             self._kept, owners, epoch=epoch, hp=hp, seed=self._seed, excused=self.not_state
         )
@@ -265,7 +260,7 @@ class LightningTrainable(KeptTrainable):
     ) -> None:
         """Train some epochs of few batches in one ``Trainer.fit``."""
         module = self._made(hp)
-        lightning = _lightning_of(module)
+        lightning = lightning_of(module)
         module, frozen = frozen_digests(module, kept=kept, make=partial(self._made, hp))
         data = None if self._data is None else self._data.get(hp, seed=self._seed)
         if not isinstance(data, tuple) and hasattr(data, "train_dataloader"):
@@ -282,14 +277,13 @@ class LightningTrainable(KeptTrainable):
         given = _prepared(
             data, module, seed=self._seed, change=partial(_first_batches, run=run, seed=seed)
         )
+        fit = OneFit(lightning, trainer, module, memory=memory, book=book, kept=kept, path=_PLACE)
         seed_everything(seed)
-        with _quiet(lightning):
-            trainer.fit(module, **given, ckpt_path=_PLACE if kept else None)
-            trainer.save_checkpoint(_PLACE)
+        with quiet(lightning):
+            run.kept = fit.run(given)
         run.at_end = values_of(step.owners)
         run.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        run.kept = {"checkpoint": memory.kept, "frozen": memory.frozen, "options": book.options}
-        made = memory.kept
+        made = run.kept["checkpoint"]
         run.outcome = outcome_of(made["state_dict"], made["optimizer_states"])
 
     def _lost_values(self) -> LostValues:
@@ -304,8 +298,9 @@ class LightningTrainable(KeptTrainable):
             module = self._build()
             module.configure_model()
         if self._kept:
-            held = from_plain(self._kept["checkpoint"]["state_dict"])
-            module.load_state_dict(fill_in(held, self._kept.get("frozen", {}), model=module))
+            held = self._kept["checkpoint"]["state_dict"], self._kept.get("frozen", {})
+            weights, frozen = self._finished(*held)
+            module.load_state_dict(fill_in(from_plain(weights), frozen, model=module))
         return module  # type: ignore[no-any-return]
 
     def _build(self) -> Any:
@@ -317,7 +312,7 @@ class LightningTrainable(KeptTrainable):
 
     def _trainer(
         self,
-        lightning: _Lightning,
+        lightning: Lightning,
         memory: Any,
         book: Any,
         *,
@@ -330,9 +325,9 @@ class LightningTrainable(KeptTrainable):
         plugins = plugins if isinstance(plugins, list) else [plugins]
         callbacks = options.pop("callbacks", [])
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        with _quiet(lightning):
+        with quiet(lightning):
             trainer = lightning.Trainer(
-                **_where(self._device),
+                **where(self._device),
                 max_epochs=-1 if self._max_epochs is None else self._max_epochs,
                 logger=False,
                 enable_checkpointing=False,
@@ -346,8 +341,6 @@ class LightningTrainable(KeptTrainable):
         # With `max_steps`, Lightning takes a checkpoint from the end of an epoch for one from
         # within, and would train nothing. `_check_num_steps` sees if this no longer mends it.
         trainer.fit_loop._iteration_based_training = lambda: False
-        if first is not None:
-            _stop_only_after(trainer, book)
         return trainer
 
     def _loaders(self, loaders: Any, *, epoch: int, seed: int) -> Any:
@@ -409,141 +402,6 @@ class LightningTrainable(KeptTrainable):
         return {name: metrics[name] for name in self._monitor} if self._monitor else metrics
 
 
-class _Lightning(NamedTuple):
-    """The parts that are used of a module's package: ``lightning`` or ``pytorch_lightning``."""
-
-    Trainer: Any
-    Memory: Any
-    EpochCallback: Any
-    StepCallback: Any
-    environment: Any
-    warning: type[Warning]
-
-
-def _lightning_of(module: object) -> _Lightning:
-    for kind in type(module).__mro__:
-        root = kind.__module__.partition(".")[0]
-        if kind.__name__ == "LightningModule" and root in ("lightning", "pytorch_lightning"):
-            return _parts("lightning.pytorch" if root == "lightning" else root)
-    raise TaskError(
-        f"LightningTrainable: module(hp) made a {type(module).__name__}; it has to make a "
-        "LightningModule"
-    )
-
-
-@cache
-def _parts(package: str) -> _Lightning:
-    pl = import_module(package)
-    plugins = import_module(f"{package}.plugins")
-    return _Lightning(
-        Trainer=pl.Trainer,
-        Memory=_memory_class(plugins.CheckpointIO),
-        EpochCallback=_epoch_callback_class(pl.Callback),
-        StepCallback=_step_callback_class(pl.Callback),
-        environment=import_module(f"{package}.plugins.environments").LightningEnvironment,
-        warning=import_module(f"{package}.utilities.warnings").PossibleUserWarning,
-    )
-
-
-def _memory_class(base: Any) -> type:
-    class Memory(base):  # type: ignore[misc]
-        """Checkpoint plug-in that keeps a checkpoint in memory."""
-
-        def __init__(
-            self, kept: dict[str, Any] | None, *, module: torch.nn.Module, frozen: Digests
-        ) -> None:
-            self.kept = kept
-            self.frozen = frozen
-            self._module = module
-
-        def save_checkpoint(
-            self, checkpoint: dict[str, Any], path: Any, *_: Any, **__: Any
-        ) -> None:
-            state, self.frozen = leave_out(checkpoint["state_dict"], self.frozen)
-            held = {**checkpoint, "state_dict": state}
-            self.kept = {k: to_plain(v) for k, v in held.items() if k not in _NOT_KEPT}
-
-        def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> Any:
-            held = from_plain(self.kept)
-            state = fill_in(held["state_dict"], self.frozen, model=self._module)
-            return {**held, "state_dict": state}
-
-        def remove_checkpoint(self, path: Any) -> None:
-            self.kept = None
-
-    return Memory
-
-
-def _epoch_callback_class(base: Any) -> type:
-    class EpochCallback(base):  # type: ignore[misc]
-        """Callback that updates options, sums up the loss and stops, usually after one epoch."""
-
-        def __init__(self, kept: Mapping[str, Any], *, num_epochs: int = 1) -> None:
-            self.epochs_left = num_epochs
-            self._before: Options | None = kept.get("options")
-            self.options: Options = []
-            self._losses: list[torch.Tensor] = []
-
-        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            self.options = options_of(trainer.optimizers)
-
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-            if self._before is not None:
-                follow(trainer.optimizers, schedulers, before=self._before, now=self.options)
-
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
-            loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-            if isinstance(loss, torch.Tensor):
-                # With gradient accumulation, the loss is given divided by the number of batches.
-                self._losses.append(loss.detach() * trainer.accumulate_grad_batches)
-
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            self.epochs_left -= 1
-            trainer.should_stop = self.epochs_left <= 0
-
-        def mean_loss(self) -> float | None:
-            return float(torch.stack(self._losses).mean()) if self._losses else None
-
-    return EpochCallback
-
-
-def _step_callback_class(base: Any) -> type:
-    class StepCallback(base):  # type: ignore[misc]
-        """Callback of a rehearsal, which seeds steps and notes the values before the last epoch.
-
-        It comes before all others.
-        """
-
-        def __init__(self, run: Rehearsal, *, module: Any) -> None:
-            self.owners: dict[str, Any] = {"module": module}
-            self._run = run
-
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            seed_step(self._run, trainer.current_epoch)
-
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
-            number = batch[-1]
-            if number == 0:
-                check_rates(trainer.optimizers)
-                self._run.at_start = values_of(self.owners)
-            seed_step(self._run, trainer.current_epoch, number)
-
-    return StepCallback
-
-
-def _stop_only_after(trainer: Any, book: Any) -> None:
-    """Let a Trainer train all epochs, also if a callback stops it: the study ends trials."""
-    loop = trainer.fit_loop
-    end = loop.on_advance_end
-
-    def on_advance_end() -> None:
-        end()
-        trainer.should_stop = book.epochs_left <= 0
-
-    loop.on_advance_end = on_advance_end
-
-
 def _first_batches(loaders: Any, *, run: Rehearsal, seed: int, name: str = "train") -> Any:
     """Return loaders of the first batches only."""
     part = partial(_first_batches, run=run, seed=seed)
@@ -552,31 +410,6 @@ def _first_batches(loaders: Any, *, run: Rehearsal, seed: int, name: str = "trai
     if isinstance(loaders, list | tuple):
         return [part(each, name=f"{name} {number}") for number, each in enumerate(loaders)]
     return FirstBatches(loaders, kept=run.batches, name=name, seed=seed)
-
-
-def _where(device: torch.device) -> dict[str, Any]:
-    if device.type == "cuda":
-        return {"accelerator": "gpu", "devices": [device.index or 0]}
-    return {"accelerator": device.type, "devices": 1}
-
-
-@contextmanager
-def _quiet(lightning: _Lightning) -> Iterator[None]:
-    """Silence what a Trainer reports at each start, which here is each epoch of each trial."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(max(each.level, logging.WARNING))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", lightning.warning)
-            warnings.filterwarnings("ignore", "GPU available but not used")
-            # Lightning itself uses something that torch has renamed since.
-            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-            yield
-    finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
 
 
 def _prepared(data: Any, module: Any, *, seed: int, change: Callable[[Any], Any]) -> dict[str, Any]:
