@@ -32,7 +32,10 @@ from .optimizers import GroupedOptimizer
 logger = plain_logger(__name__)
 
 NUM_TIMED = 3
-"""The trials that take a checked step without sharing operations, as its time takes so many."""
+"""How many trials take a checked step without sharing operations.
+
+The time of a step alone is estimated from at least three of them.
+"""
 
 WHOLE_CAPACITY = 64
 """Minimum capacity of a block whose trials share whole batches.

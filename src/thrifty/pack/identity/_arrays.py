@@ -35,11 +35,19 @@ def writer_for(kind: type) -> Writer | None:
 
 
 def _tensor(value: torch.Tensor, token: Token, inside: Inside) -> None:
+    with torch._C.DisableTorchFunctionSubclass():  # so that no method of the user's runs
+        _plain_tensor(value, token, inside)
+
+
+def _plain_tensor(value: torch.Tensor, token: Token, inside: Inside) -> None:
     shape, grad = tuple(value.shape), value.requires_grad
     token("tensor", str(value.dtype), str(shape), str(value.layout), f"requires_grad={grad}")
     own = vars_of(value)
     if own:
         inside(own)
+    hooks = hooks_of(value)
+    if any(hooks.values()):
+        inside(hooks)
     if value.is_meta:
         return
     plain = value.detach()
@@ -54,6 +62,16 @@ def _tensor(value: torch.Tensor, token: Token, inside: Inside) -> None:
         dense = plain if value.layout is torch.strided else plain.to_dense()
         whole = dense.as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
         token(_bytes_of_tensor(whole))
+
+
+def hooks_of(tensor: torch.Tensor) -> dict[str, list[Any]]:
+    """Return the hooks of a tensor by their kind, in the order in which they are called."""
+    with torch._C.DisableTorchFunctionSubclass():  # so that no method of the user's runs
+        tables = {name: getattr(tensor, name) for name in _HOOKS}
+    return {name: list(table.values()) if table else [] for name, table in tables.items()}
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def _bytes_of_tensor(tensor: torch.Tensor) -> bytes:

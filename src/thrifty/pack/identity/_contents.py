@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.metadata
 import io
+import itertools
 import logging
 import multiprocessing.process
 import os
@@ -35,8 +36,10 @@ import torch
 
 from thrifty.core import TaskError
 
+from ._arrays import hooks_of
+from ._operators import functions_of, is_operator
 from ._own import import_name, is_own, is_own_module, module_name
-from ._place import MISSING
+from ._place import MISSING, vars_of
 
 
 def digest(*parts: str | bytes) -> str:
@@ -193,14 +196,26 @@ def short_text(value: Any) -> str | None:
 
 CACHED = type(functools.lru_cache(len))
 
-PLAIN = frozenset({
+_PLAIN = frozenset({
     bool, int, float, complex, str, bytes, bytearray, type(None), type(...), type(NotImplemented),
-    range, slice, torch.dtype, torch.device, torch.Size, torch.Tensor, torch.nn.Parameter,
+    range, slice, torch.dtype, torch.device, torch.Size,
 })  # fmt: skip
-"""Types whose values contain no code."""
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
-_SEQUENCES = (list, tuple, set, frozenset, deque)
-CONTAINERS = (dict, MappingProxyType, *_SEQUENCES)
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value contains no code: a number, a text, a tensor without hooks."""
+    kind = type(value)
+    return kind in _PLAIN or (
+        kind in _TENSORS and not vars_of(value) and not any(hooks_of(value).values())
+    )
+
+
+WEAK_CONTAINERS = (weakref.WeakValueDictionary, weakref.WeakKeyDictionary, weakref.WeakSet)
+_KEYED = (dict, MappingProxyType, *WEAK_CONTAINERS[:2], threading.local)
+_SETS = (set, frozenset, weakref.WeakSet)
+_SEQUENCES = (list, tuple, deque)
+CONTAINERS = (*_KEYED, *_SETS, *_SEQUENCES)
 
 
 class Unsearched:
@@ -229,24 +244,43 @@ def elements(container: Any) -> Iterator[tuple[str, Any]]:
 
     Subclasses are read as their built-in base class, so that none of the user's methods runs.
     """
-    if is_a(container, dict):
-        yield from _items(list(dict.items(container)))
-    elif is_a(container, MappingProxyType):
-        yield from _items(list(container.items()))
+    items = items_of(container)
+    if items is not None:
+        for key, value in items:
+            yield " key", key
+            yield f"[{short(key)}]", value
     elif is_a(container, np.ndarray):
         yield from ((f"[{i}]", each) for i, each in enumerate(container.reshape(-1).tolist()))
     else:
-        kind: Any = next(each for each in _SEQUENCES if is_a(container, each))
+        kind: Any = next(each for each in (*_SETS, *_SEQUENCES) if is_a(container, each))
         for index, each in enumerate(list(kind.__iter__(container))):
             yield f"[{index}]", each
     if is_a(container, defaultdict):
         yield " default", container.default_factory
 
 
-def _items(items: list[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
-    for key, value in items:
-        yield " key", key
-        yield f"[{short(key)}]", value
+def items_of(container: Any) -> list[tuple[Any, Any]] | None:
+    """Return the keys and values of a container that has keys; None for any other value.
+
+    Those of a ``threading.local`` are what it holds for this thread, in the order of its names.
+    """
+    kind: Any = next((each for each in _KEYED if is_a(container, each)), None)
+    if kind is None:
+        return None
+    if kind is threading.local:
+        held = threading.local.__getattribute__(container, "__dict__")
+        return sorted(held.items(), key=lambda item: str(item[0]))
+    return list(kind.items(container))
+
+
+def members_in(container: Any) -> list[Any] | None:
+    """Return the elements of a set in no order; None for any other value."""
+    kind: Any = next((each for each in _SETS if is_a(container, each)), None)
+    return None if kind is None else list(kind.__iter__(container))
+
+
+OF_WEAK_CONTAINERS = frozenset(itertools.chain(*(vars(kind()) for kind in WEAK_CONTAINERS)))
+"""Attributes in which weak containers keep their references."""
 
 
 def inside_of(value: Any) -> list[Any]:
@@ -268,6 +302,8 @@ def inside_of(value: Any) -> list[Any]:
     if is_a(value, contextvars.ContextVar):
         held = held_by(value)
         return [] if held is MISSING else [held]
+    if is_operator(value):
+        return [functions_of(value)]
     inner = compiled_from(value)
     return [] if inner is None else [inner]
 
@@ -338,9 +374,8 @@ def no_content(path: str, value: Any, reason: str) -> TaskError:
 
 _NEUTRAL = (
     logging.Handler, logging.LoggerAdapter, type(threading.Lock()), type(threading.RLock()),
-    threading.Condition, threading.Event, threading.Semaphore, threading.Barrier, threading.local,
-    weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
-    weakref.finalize, type(os.environ),
+    threading.Condition, threading.Event, threading.Semaphore, threading.Barrier,
+    weakref.ref, weakref.finalize, type(os.environ),
 )  # fmt: skip
 
 _NO_CONTENT: tuple[tuple[Any, str], ...] = (

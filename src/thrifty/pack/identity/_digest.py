@@ -209,6 +209,10 @@ class _Identification:
         parts["torch matmul precision"] = [torch.get_float32_matmul_precision()]
         for name, entries in self._registered.items():
             parts[f"registered {name}"] = [f"#{self._values.digest(entries, path=name)}"]
+        for name, names in found.subclasses.items():
+            parts[f"subclasses of {name}"] = [", ".join(names)]
+        for name, operator in found.operators.items():
+            parts[f"operator {name}"] = [f"#{self._values.digest(operator, path=name)}"]
         parts.update(self._of_task())
         return {name: _together(texts) for name, texts in sorted(parts.items())}
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import builtins
 import enum
 import functools
-import importlib
 import importlib.util
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -18,18 +17,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._contents import CONTAINERS, NEUTRAL, PLAIN, Names, elements, inside_of, is_a, short
+from ._arrays import hooks_of
+from ._by_name import imported_module, modules_by_name
+from ._contents import CONTAINERS, NEUTRAL, Names, elements, inside_of, is_a, is_plain, short
+from ._operators import functions_in, libraries_in, operators_in
 from ._own import (
     import_name,
+    is_importable,
     is_installed,
     is_own,
     is_own_module,
-    is_there,
     members_of,
     module_name,
 )
 from ._place import MISSING, Place, PlaceKind, slots_of, vars_of
-from ._syntax import Import, mentions
+from ._syntax import Import, Mentions, mentions
 from ._values import not_vouched_for
 
 
@@ -52,6 +54,9 @@ class Reach:
         packages: Import names of the installed packages that are used.
         mentioned: All names that may be attributes, in the code of all functions found; names
             that only ``__init__`` assigns are not among them.
+        subclasses: Names of the user's subclasses of each class whose subclasses code may list,
+            in the order in which Python lists them.
+        operators: The user's operators that code may call through ``torch.ops``.
     """
 
     places: tuple[Place, ...]
@@ -59,6 +64,8 @@ class Reach:
     classes: tuple[Reached, ...]
     packages: frozenset[str]
     mentioned: frozenset[str]
+    subclasses: Mapping[str, Sequence[str]]
+    operators: Mapping[str, Any]
 
 
 def reach(
@@ -132,9 +139,15 @@ class _Walk:
         self._mentioned: set[str] = set()
         self._handed_on: dict[str, ModuleType] = {}
         self._read_whole: set[str] = set()
+        self._root_modules: set[str] = set()
+        self._subclasses: dict[str, list[str]] = {}
+        self._listed: set[type] = set()
+        self._namespaces: set[str] = set()
+        self._operators: dict[str, Any] = {}
 
     def add_root(self, root: Any, name: str) -> None:
         self._roots.add(id(root))
+        self._root_modules.add(module_name(_code_of(root)))
         if not is_a(root, type | FunctionType):
             self._roots.add(id(type(root)))
         self._queue.append((root, name or self._names.of(_code_of(root))))
@@ -146,27 +159,29 @@ class _Walk:
             self._follow(value, name)
 
     def run(self) -> Reach:
-        num_mentioned = -1
-        while self._queue or (self._handed_on and num_mentioned != len(self._mentioned)):
+        while self._queue:
             while self._queue:
                 value, name = self._queue.popleft()
                 self._visit(value, name)
-            num_mentioned = len(self._mentioned)
             for name, module in list(self._handed_on.items()):
                 whole = name in self._read_whole
                 self._read_module(module, vars(module) if whole else self._mentioned)
+            self._list_subclasses()
+            self._find_operators()
         return Reach(
             places=tuple(self._places.values()),
             functions=tuple(self._functions.values()),
             classes=tuple(self._classes.values()),
             packages=frozenset(self._packages),
             mentioned=frozenset(self._mentioned),
+            subclasses=self._subclasses,
+            operators=self._operators,
         )
 
     # -- values ------------------------------------------------------------------------
 
     def _visit(self, value: Any, name: str) -> None:
-        if type(value) in PLAIN or id(value) in self._seen:
+        if is_plain(value) or id(value) in self._seen:
             return
         self._seen[id(value)] = value
         if is_a(value, type):
@@ -177,6 +192,8 @@ class _Walk:
             self._hand_on(value)
         elif is_a(value, CONTAINERS) or (is_a(value, np.ndarray) and value.dtype.hasobject):
             self._visit_elements(value, name)
+        elif is_a(value, torch.Tensor | np.ndarray):
+            self._visit_array(value, name)
         elif not is_a(value, NEUTRAL):
             self._visit_instance(value, name)
 
@@ -186,8 +203,17 @@ class _Walk:
             self._follow(each, f"{name}{key}")
         self._read_attributes(value, name)
 
+    def _visit_array(self, value: Any, name: str) -> None:
+        """Follow the class of a tensor or an array, its hooks and its attributes."""
+        if is_a(value, torch.Tensor) or is_own(type(value)):
+            self._follow(type(value), "")
+        if is_a(value, torch.Tensor):
+            self._follow(hooks_of(value), name)
+        for key, each in vars_of(value).items():
+            self._follow(each, f"{name}.{key}")
+
     def _follow(self, value: Any, name: str) -> None:
-        if type(value) not in PLAIN and id(value) not in self._seen:
+        if not is_plain(value) and id(value) not in self._seen:
             self._queue.append((value, name))
 
     def _visit_instance(self, value: Any, name: str) -> None:
@@ -282,20 +308,25 @@ class _Walk:
         for each in sorted(found.globals.union(others)):
             if each in names or not _is_builtin(names, each):  # it may be defined later
                 self._read_global(names, each)
-            value: Any = names.get(each)
-            if is_a(value, ModuleType):
-                self._read_module(value, found.attributes)
-                if each in found.handed_on:
-                    self._hand_on(value, whole=found.computes)
-        for chain in sorted(found.chains):
-            self._ask(names.get(chain[0]), chain[1:])
+            self._read_module(names.get(each), found.attributes)
+        self._read_chains(found, names)
         for imported in found.imports:
             self._read_import(imported, function=function)
         for cell in function.__closure__ or ():
             with suppress(ValueError):
                 if is_a(cell.cell_contents, ModuleType):
                     self._read_module(cell.cell_contents, found.attributes)
-                    self._read_getattr(cell.cell_contents)
+                    self._hand_on(cell.cell_contents, whole=found.computes)
+        for module in modules_by_name(found, names, homes=self._root_modules):
+            self._hand_on(module, whole=True)
+
+    def _read_chains(self, found: Mentions, names: Mapping[str, Any]) -> None:
+        for first, *rest in sorted(found.chains):
+            module = self._ask(names.get(first), rest)
+            if module is not None:
+                self._hand_on(module, whole=found.computes)
+            if "__subclasses__" in rest:
+                self._list(names.get(first), rest)
 
     def _read_import(self, statement: Import, *, function: FunctionType) -> None:
         space = function.__globals__
@@ -304,24 +335,24 @@ class _Walk:
             full = importlib.util.resolve_name("." * statement.level + statement.module, package)
         except ImportError:
             return
-        attributes = mentions(function.__code__).attributes
-        module = _module(full, guessed=statement.guessed)
-        if statement.guessed:
-            if module is not None and is_own_module(full):
-                self._hand_on(module, whole=True)
-        elif module is None:
+        found = mentions(function.__code__)
+        module = imported_module(full)
+        bound: list[Any] = []
+        if module is None:
             self._note_package(full)
         elif not statement.names:
-            for each in (_module(full.partition(".")[0]), module):
-                self._read_module(each, attributes)
-                self._read_getattr(each)
+            bound = [imported_module(full.partition(".")[0]), module]
         elif "*" not in statement.names:
             self._read_module(module, statement.names)
             for name in statement.names:
-                inner = vars(module).get(name) or _module(f"{full}.{name}")
                 self._ask(module, (name,))
-                self._read_module(inner, attributes)
-                self._read_getattr(inner)
+                known = vars(module).get(name)
+                bound.append(imported_module(f"{full}.{name}") if known is None else known)
+        for each in bound:
+            self._read_module(each, found.attributes)
+            self._read_getattr(each)
+            if statement.handed_on and is_a(each, ModuleType):
+                self._hand_on(each, whole=found.computes)
 
     def _hand_on(self, module: ModuleType, *, whole: bool = False) -> None:
         """Record a module used as a value: any code may read names of it (``whole``: all of it)."""
@@ -350,15 +381,20 @@ class _Walk:
                     self._read_global(inside, name)
                     queue.append(inside[name])
 
-    def _ask(self, module: Any, names: Iterable[str]) -> None:
-        """Follow names from a module on; if a module lacks one, read its ``__getattr__``."""
+    def _ask(self, module: Any, names: Iterable[str]) -> ModuleType | None:
+        """Follow names from a module on; if a module lacks one, read its ``__getattr__``.
+
+        Returns the module that code has at the end, itself or as its ``__dict__``; None if it has
+        something else.
+        """
         for name in names:
-            if not is_a(module, ModuleType):
-                return
+            if not is_a(module, ModuleType) or name == "__dict__":
+                break
             if name not in vars(module):
                 self._read_getattr(module)
-                return
+                return None
             module = vars(module)[name]
+        return module if is_a(module, ModuleType) else None
 
     def _read_getattr(self, module: Any) -> None:
         """Read the ``__getattr__`` function of one of the user's modules, if it has one."""
@@ -397,6 +433,38 @@ class _Walk:
         else:
             self._follow_from(member, name)
 
+    def _list(self, value: Any, names: Iterable[str]) -> None:
+        """Note the class whose subclasses are listed by names after a global, of any package."""
+        for name in names:
+            if name == "__subclasses__" and is_a(value, type):
+                self._listed.add(value)
+            value = vars(value).get(name) if is_a(value, ModuleType) else None
+
+    def _list_subclasses(self) -> None:
+        """Follow the user's subclasses of each class whose subclasses code may list."""
+        if "__subclasses__" not in self._mentioned:
+            return
+        for kind in [*(each.value for each in self._classes.values()), *self._listed]:
+            names: list[str] = []
+            for each in _subclasses_of(kind):
+                names.append(self._names.of(each))
+                self._follow(each, "")
+            if names:
+                self._subclasses[self._names.of(kind)] = names
+
+    # -- operators ---------------------------------------------------------------------
+
+    def _find_operators(self) -> None:
+        """Follow the user's operators in the namespaces of ``torch.ops`` that code names."""
+        spaces = self._mentioned | self._namespaces
+        if "ops" not in spaces:
+            return
+        for name, operator in operators_in(spaces).items():
+            self._operators[name] = operator
+            self._follow(operator, f"torch.ops.{name}")
+        for module in libraries_in(spaces):
+            self._read_module(module, functions_in(module))
+
     # -- notes -------------------------------------------------------------------------
 
     def _note_place(
@@ -419,12 +487,30 @@ class _Walk:
 
     def _note_package(self, module: str) -> None:
         top = module.partition(".")[0]
+        if module.startswith("torch.ops"):
+            self._namespaces.update(module.split("."))
         if top not in _NO_PACKAGE and top not in sys.stdlib_module_names:
             self._packages.add(top)
 
 
 def _nothing(value: Any) -> Any:  # noqa: ARG001 (the signature of ``instead``)
     return MISSING
+
+
+def _subclasses_of(kind: type) -> list[type]:
+    """Return the user's subclasses of a class, in the order in which Python lists them.
+
+    A class that was defined again, or that ``dataclass`` replaced, is left out: it is listed until
+    Python collects garbage.
+    """
+    listed: list[type] = type.__subclasses__(kind)
+    own = [each for each in listed if is_own(each)]
+    current = {(each.__module__, each.__qualname__) for each in own if is_importable(each)}
+    return [
+        each
+        for each in own
+        if is_importable(each) or (each.__module__, each.__qualname__) not in current
+    ]
 
 
 def _code_of(root: Any) -> Any:
@@ -439,17 +525,6 @@ def _code_of(root: Any) -> Any:
 def _is_builtin(names: Mapping[str, Any], name: str) -> bool:
     found = names.get("__builtins__", builtins)
     return name in (vars(found) if is_a(found, ModuleType) else found)
-
-
-def _module(name: str, *, guessed: bool = False) -> ModuleType | None:
-    """Return a module by name; import it if it is the user's own and not imported yet."""
-    found = sys.modules.get(name)
-    if found is not None or not is_own_module(name) or (guessed and not is_there(name)):
-        return found
-    try:
-        return importlib.import_module(name)
-    except Exception:  # noqa: BLE001 (any error; training will show it again)
-        return None
 
 
 _MODULE_TABLES = frozenset({

@@ -12,7 +12,7 @@ import itertools
 import linecache
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -163,14 +163,13 @@ _LAYOUT = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 class Import:
     """An import inside a function: ``from module import names`` or ``import module``.
 
-    ``guessed`` means that the function calls ``import_module``, and that this text may be what it
-    imports.
+    ``handed_on`` means that what is imported is used in any way other than reading an attribute.
     """
 
     module: str
     level: int = 0
     names: tuple[str, ...] = ()
-    guessed: bool = False
+    handed_on: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,13 +178,14 @@ class Mentions:
 
     Attributes:
         globals: Globals that the code reads.
-        chains: Each global with the attributes read from it, ``("a", "b")`` for ``a.b``.
-        handed_on: Globals used in any way other than reading an attribute. If one is a module, code
-            that does not name it may read it.
+        chains: Each global with the attributes read from it, ``("a", "b")`` for ``a.b``. If what
+            that gives is a module, code that does not name it may read it.
         attributes: Each name that may be an attribute that is read. Constants such as the one in
             ``getattr(x, "scale")`` are included.
         stored: Names that are assigned.
         imports: Imports inside the function.
+        texts: All texts among its constants.
+        imports_by_name: Whether it may import modules by texts, as ``import_module`` does.
         assigns: Whether the code assigns to a global, or to an attribute of an object it was given.
         computes: Whether it may read attributes whose names it computes.
         reads_all: Whether it may do so with the globals of its module.
@@ -193,10 +193,11 @@ class Mentions:
 
     globals: frozenset[str]
     chains: frozenset[tuple[str, ...]]
-    handed_on: frozenset[str]
     attributes: frozenset[str]
     stored: frozenset[str]
     imports: tuple[Import, ...]
+    texts: frozenset[str]
+    imports_by_name: bool
     assigns: bool
     computes: bool
     reads_all: bool
@@ -208,6 +209,8 @@ _NAMED = frozenset(dis.hasname)
 _NAMESPACES = frozenset({"globals", "eval", "exec"})
 _COMPUTED = frozenset({"getattr", "vars", "dir", "__dict__", "getmembers", "attrgetter"})
 _IMPORTERS = frozenset({"import_module", "__import__"})
+_BETWEEN = frozenset({"IMPORT_FROM", "POP_TOP", "SWAP", "EXTENDED_ARG"})
+"""Steps of one import between those that bind names."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -236,57 +239,70 @@ def mentions(code: CodeType) -> Mentions:
     """Return the names in a code object, together with those in the code objects inside it."""
     read: set[str] = set()
     chains: set[tuple[str, ...]] = set()
-    handed_on: set[str] = set()
     attributes: set[str] = set()
     imports: list[Import] = []
     stored: set[str] = set()
     texts: set[str] = set()
     assigns = False
-    for each in _with_nested(code):
+    listings = [(each, list(dis.get_instructions(each))) for each in _with_nested(code)]
+    handed_on = frozenset(itertools.chain(*itertools.starmap(_handed_on, listings)))
+    for each, steps in listings:
         for constant in each.co_consts:
-            texts.update(_identifiers(constant))
-        steps = list(dis.get_instructions(each))
+            texts.update(_texts(constant))
         for step in steps:
             if step.opcode in _NAMED:
                 (stored if step.opname.startswith("STORE") else attributes).add(step.argval)
+        read.update(step.argval for step in steps if step.opname in _READS_GLOBAL)
         chains.update(_chains(steps))
-        _read_instructions(steps, read, handed_on=handed_on, imports=imports)
+        imports += _imports(steps, handed_on)
         assigns = assigns or _assigns(each, steps)
     named = read | attributes
-    if named & _IMPORTERS:
-        imports += [Import(module=text, guessed=True) for text in sorted(texts)]
-    texts = {text for text in texts if text.isidentifier()}
     return Mentions(
         globals=frozenset(read),
         chains=frozenset(chains),
-        handed_on=frozenset(handed_on),
-        attributes=frozenset(attributes | texts),
+        attributes=frozenset(attributes | {text for text in texts if text.isidentifier()}),
         stored=frozenset(stored),
         imports=tuple(imports),
+        texts=frozenset(texts),
+        imports_by_name=bool(named & _IMPORTERS),
         assigns=assigns,
         computes=bool(named & _COMPUTED),
         reads_all=bool(read & _NAMESPACES),
     )
 
 
-def _read_instructions(
-    steps: Sequence[dis.Instruction], read: set[str], *, handed_on: set[str], imports: list[Import]
-) -> None:
+def _imports(steps: Sequence[dis.Instruction], handed_on: Collection[str]) -> Iterator[Import]:
     for index, step in enumerate(steps):
-        if step.opname in _READS_GLOBAL:
-            read.add(step.argval)
-            after = steps[index + 1].opname if index + 1 < len(steps) else ""
-            if after not in _READS_ATTRIBUTE:
-                handed_on.add(step.argval)
-        elif step.opname == "IMPORT_NAME":
+        if step.opname == "IMPORT_NAME":
             level, names = steps[index - 2].argval, steps[index - 1].argval
-            imports.append(
-                Import(
-                    module=step.argval,
-                    level=level if isinstance(level, int) else 0,
-                    names=names if isinstance(names, tuple) else (),
-                )
+            yield Import(
+                module=step.argval,
+                level=level if isinstance(level, int) else 0,
+                names=names if isinstance(names, tuple) else (),
+                handed_on=any(name in handed_on for name in _bound(steps[index + 1 :])),
             )
+
+
+def _bound(steps: Iterable[dis.Instruction]) -> Iterator[str]:
+    """Yield the local names that the steps after an import bind."""
+    for step in steps:
+        if step.opname in ("STORE_FAST", "STORE_DEREF"):
+            yield step.argval
+        elif step.opname not in _BETWEEN:
+            return
+
+
+def _handed_on(code: CodeType, steps: Sequence[dis.Instruction]) -> Iterator[str]:
+    """Yield the local names that are used in any way other than reading an attribute."""
+    for step, after in itertools.pairwise(each for each in steps if each.opname != "EXTENDED_ARG"):
+        if not step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
+            continue
+        # newer versions of Python load two variables at once, and cells that they only pass on
+        names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        passed_on = () if step.opname == "LOAD_DEREF" else (*code.co_cellvars, *code.co_freevars)
+        for name in names[:-1] if after.opname in _READS_ATTRIBUTE else names:
+            if name not in passed_on:
+                yield name
 
 
 def _chains(steps: Sequence[dis.Instruction]) -> Iterator[tuple[str, ...]]:
@@ -320,13 +336,12 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
             yield from _with_nested(constant)
 
 
-def _identifiers(constant: Any) -> Iterator[str]:
-    """Yield texts in a constant that may be names, with or without dots."""
-    if isinstance(constant, str) and all(map(str.isidentifier, constant.split("."))):
+def _texts(constant: Any) -> Iterator[str]:
+    if isinstance(constant, str):
         yield constant
     elif isinstance(constant, tuple | frozenset):
         for each in constant:
-            yield from _identifiers(each)
+            yield from _texts(each)
 
 
 Content = tuple[Any, ...]

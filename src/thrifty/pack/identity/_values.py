@@ -28,19 +28,25 @@ from ._arrays import writer_for
 from ._contents import (
     BUILT_IN,
     CACHED,
+    CONTAINERS,
     LISTABLE,
+    OF_WEAK_CONTAINERS,
     PLAIN_WRITERS,
     SUBCLASSED,
+    WEAK_CONTAINERS,
     Names,
     compiled_from,
     held_by,
     is_a,
     is_iterator,
+    items_of,
+    members_in,
     neutral_name,
     no_content,
     short,
     why_no_content,
 )
+from ._operators import functions_of, is_operator, name_of
 from ._own import is_installed, is_own, members_of
 from ._place import MISSING, slots_of, vars_of
 from ._syntax import assigned_to_self, code_digest, content, extension_digest
@@ -194,7 +200,7 @@ class _Writer:
             self.value(value._value_, path)
         elif self._write_array(value, path) or self._write_wrapper(value, path):
             return
-        elif is_a(value, _CONTAINERS):
+        elif is_a(value, CONTAINERS):
             self._elements(value, path)
         else:
             self._object(value, path)
@@ -203,17 +209,17 @@ class _Writer:
 
     def _elements(self, value: Any, path: str) -> None:
         kind = type(value)
-        self.token(self._names.of(kind), str(len(value)))
-        if is_a(value, dict):
-            self._items(list(dict.items(value)), path)
+        items, members = items_of(value), members_in(value)
+        if items is not None:
+            self.token(self._names.of(kind), str(len(items)))
+            self._items(items, path)
             if is_a(value, defaultdict):
                 self.value(value.default_factory, f"{path}.default_factory")
-        elif is_a(value, MappingProxyType):
-            self._items(list(value.items()), path)
-        elif is_a(value, set | frozenset):
-            base: Any = set if is_a(value, set) else frozenset
-            self.token(*sorted(self._apart(each, path) for each in list(base.__iter__(value))))
+        elif members is not None:
+            self.token(self._names.of(kind), str(len(members)))
+            self.token(*sorted(self._apart(each, path) for each in members))
         else:
+            self.token(self._names.of(kind), str(len(value)))
             self._sequence(value, path)
         if kind not in _EXACT:
             self._own_attributes(value, path)
@@ -315,6 +321,9 @@ class _Writer:
                 self.value(held, f"{path}.get()")
         elif is_a(value, CodeType):
             self.token("code", repr(content(value)))
+        elif is_operator(value):
+            self.token(self._names.of(kind), name_of(value))
+            self.value(functions_of(value), path)
         elif kind.__module__ == "typing" or is_a(value, (GenericAlias, UnionType)):
             inside = typing.get_args(value)
             self.token("type", str(typing.get_origin(value)) if inside else repr(value))
@@ -406,6 +415,8 @@ class _Writer:
                 if "_hooks" in name and is_a(table, dict):
                     # the keys only count the hooks made in this process
                     found[name] = list(dict.values(table))
+        if is_a(value, WEAK_CONTAINERS):
+            found = {k: v for k, v in found.items() if k not in OF_WEAK_CONTAINERS}
         self._named(found, path)
 
     def _attributes(self, value: Any) -> dict[str, Any]:
@@ -459,7 +470,6 @@ def _is_default_state(value: Any, state: Any) -> bool:
     return state is None or isinstance(state, dict | tuple)
 
 
-_CONTAINERS = (dict, MappingProxyType, list, tuple, set, frozenset, deque)
 _EXACT = frozenset({dict, list, tuple, set, frozenset, MappingProxyType})
 
 _WRAPPERS: dict[type, tuple[str, ...]] = {
