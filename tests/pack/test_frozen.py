@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy, normal
-from thrifty.core import StateError
+from thrifty.core import StateError, TaskError
 from thrifty.integrations._object_graphs import _bytes as copied_bytes
 from thrifty.pack import BlockOptions, FusedBackend, SoloBackend, UnfusableError
 from thrifty.pack._frozen import (
@@ -297,6 +297,32 @@ def test_whatever_compares_a_tensor_leaves_it_as_it_was(read):
         assert read(tensor) == read(tensor.clone())
     assert shared.is_in(model.trunk[0].weight)
     own.resize_(2000)  # what NumPy has seen cannot be resized, nor be shared later
+
+
+class Scratch(nn.Module):
+    """Has a buffer that grows with the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.head = nn.Linear(6, 1)
+        self.register_buffer("scratch", torch.zeros(1, 6), persistent=False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            torch.tanh(self.frozen(x), out=self.scratch.resize_(x.shape))
+        return self.head(self.scratch.clone())
+
+
+class Growing(Toy):
+    def network(self, hp):
+        return Scratch()
+
+
+def test_a_frozen_buffer_that_grows_is_refused_with_what_to_do():
+    (result,) = together(SoloBackend(Growing(), device=here()), [Trial(config={"lr": 0.1})])
+    with pytest.raises(TaskError, match="give it its full size in __init__"):
+        raise result.error
 
 
 # -- one computation -----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from thrifty.core import TrainingError, error_text, is_from_user
+from thrifty.core import TaskError, TrainingError, error_text, is_from_user
 
 from ._state import State
 
@@ -152,7 +152,20 @@ def guarded(compute: Callable[[], T]) -> T | Exception:
     except Exception as error:
         if out_of_memory(error):
             raise
+        return _explained(error)
+
+
+def _explained(error: Exception) -> Exception:
+    """Return what to do about an error that speaks of PyTorch's own code only."""
+    if not (isinstance(error, RuntimeError) and "c10/core/impl/COW.cpp" in str(error)):
         return error
+    found = TaskError(
+        "the model makes a frozen tensor or a buffer larger (resize_, or out= with one that is too "
+        "small), which PyTorch cannot do with memory that trials share; give it its full size in "
+        "__init__, or make a new tensor in forward"
+    )
+    found.__cause__ = error
+    return found
 
 
 @contextmanager

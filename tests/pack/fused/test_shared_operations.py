@@ -297,3 +297,12 @@ def test_metrics_that_change_what_other_trials_see_take_no_turns(monkeypatch, ta
     monkeypatch.setattr(_evaluation, "evaluate_in_turn", noted)
     packed(task)
     assert bool(turns) is takes_turns
+
+
+@pytest.mark.slow
+def test_operations_that_cannot_be_shared_are_computed(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("not with shared memory")
+
+    monkeypatch.setattr(SharedOperations, "__torch_dispatch__", fail)
+    assert_same(packed(), alone(Headed(), RATES), tolerance=1e-10)

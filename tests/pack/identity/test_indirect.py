@@ -309,7 +309,8 @@ def test_a_script_in_the_package_does_not_run_again(tmp_path, monkeypatch):
     )
     write(folder / "jobs", __init__="", train="raise AssertionError", stop="raise SystemExit")
     mine = load(folder, "mine", monkeypatch=monkeypatch)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(folder / "jobs" / "train.py"))
+    running = str(folder / "jobs" / "train.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", running, raising=False)
     assert "f" in {each.name for each in reach([mine.f]).functions}
 
 
@@ -374,3 +375,11 @@ def test_a_global_with_more_than_one_element_is_imported_inside_a_function(tmp_p
         values="import torch\nW = torch.ones(2)\n",
     )
     assert "values.W" in {each.name for each in reach([mine.f]).places}
+
+
+def test_the_modules_of_the_process_are_not_read_whole(tmp_path, monkeypatch):
+    mine = project(tmp_path, monkeypatch, mine="from sys import modules\ndef f(x): return modules")
+    before = content_digest({"all": mine.modules})
+    monkeypatch.setitem(sys.modules, "a_module_without_content", threading.Thread())
+    assert content_digest({"all": mine.modules}) == before
+    reach({"f": mine.f})

@@ -280,8 +280,12 @@ class StepCheck:
         self.trial.seed_alone()
         if operations is None:
             return self.trial.task.loss(self.trial.model, batch)
-        batch = pytree.tree_unflatten(operations.lend(leaves), spec)
-        with operations:
+        shared = pytree.tree_unflatten(operations.lend(leaves), spec)
+        try:
+            with operations:
+                return self.trial.task.loss(self.trial.model, shared)
+        except RuntimeError:  # such as of memory that PyTorch cannot copy on a write
+            self.trial.seed_alone()
             return self.trial.task.loss(self.trial.model, batch)
 
     def _judge(

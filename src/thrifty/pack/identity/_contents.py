@@ -339,6 +339,8 @@ def neutral_name(value: Any) -> str | None:
         return str(value.name)
     if is_a(value, ModuleType):
         return str(value.__name__)
+    if value is sys.modules:
+        return "sys.modules"
     if is_a(value, _NEUTRAL):
         return ""
     for stream in ("stdin", "stdout", "stderr"):

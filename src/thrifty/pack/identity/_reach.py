@@ -181,7 +181,8 @@ class _Walk:
     # -- values ------------------------------------------------------------------------
 
     def _visit(self, value: Any, name: str) -> None:
-        if is_plain(value) or id(value) in self._seen:
+        # All modules of the process are in `sys.modules`: those that code finds there are followed.
+        if is_plain(value) or value is sys.modules or id(value) in self._seen:
             return
         self._seen[id(value)] = value
         if is_a(value, type):
