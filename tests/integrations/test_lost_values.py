@@ -24,46 +24,16 @@ from tests.integrations.test_huggingface import (
     task as bert_task,
 )
 from tests.integrations.test_lightning import Net, fixed, loaders, task
-from thrifty.core import derive_seed
+from tests.integrations.test_lightning_hooks import EPOCHS, of_net, one_fit as fitted
 from thrifty.integrations import HuggingFaceTrainable, LightningTrainable, _lost_values
-from thrifty.pack._state import seed_everything
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")]
 
-EPOCHS = 4
-
-
-def still(hp):
-    return loaders(shuffle=False)
-
 
 def one_fit(kind, callbacks=()):
     """Return the curve of a plain ``Trainer.fit`` over all epochs."""
-    curve = []
-
-    class Noting(pl.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            curve.append(float(trainer.callback_metrics["val_loss"]))
-
-    seed_everything(derive_seed(3, "model"))
-    net = kind(0.05)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_epochs=EPOCHS,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[*callbacks, Noting()],
-        num_sanity_val_steps=0,
-    )
-    trainer.fit(net, *still(None))
-    return curve
-
-
-def of_net(kind, callbacks=()):
-    return task(kind=kind, data=still, trainer={"callbacks": list(callbacks)})
+    return fitted(kind, callbacks)[0]
 
 
 # -- Lightning: what is lost -------------------------------------------------------------------
