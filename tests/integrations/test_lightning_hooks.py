@@ -149,7 +149,10 @@ AT_END = {
 
 
 @pytest.mark.parametrize("case", AT_END)
-def test_what_hooks_at_the_end_change_is_in_the_model_and_not_in_the_next_epoch(case):
+def test_what_hooks_at_the_end_change_is_in_the_model_and_not_in_the_next_epoch(
+    case, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # one of them saves a checkpoint there
     kind, callbacks = AT_END[case]
     curve, loss = trained(lambda: of_net(kind, callbacks()))
     wanted, wanted_loss = one_fit(kind, callbacks())
