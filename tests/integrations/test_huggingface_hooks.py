@@ -12,7 +12,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 import thrifty as th
 from tests.integrations._drive import resumed, train
 from tests.integrations.test_huggingface import TRAIN, VALID, bert, fixed, task
-from thrifty.core import derive_seed
+from thrifty.core import TaskError, derive_seed
 from thrifty.pack._state import seed_everything
 
 
@@ -162,6 +162,16 @@ class StopsAfterEvaluation(TrainerCallback):
         control.should_training_stop |= state.epoch >= 2
 
 
+class EndsEpochs(TrainerCallback):
+    """Ends some epochs after the second of their three steps."""
+
+    def __init__(self, *steps):
+        self.steps = steps
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_epoch_stop |= state.global_step in self.steps
+
+
 ONCE = {
     "end": {"callbacks": [Rounding()]},
     "optimizer at the end": {"callbacks": [Forgetting()]},
@@ -202,6 +212,20 @@ def test_what_is_done_once_in_a_run_is_done_once_in_a_trial(case, tmp_path):
 def test_a_trial_with_hooks_of_a_run_resumes(case, tmp_path):
     given = case_of(ONCE[case])
     assert curve_when_resumed(given) == one_run(tmp_path, **given)[0]
+
+
+@pytest.mark.parametrize("steps", [(2, 4, 6, 8), (5,)])
+def test_an_epoch_that_a_callback_ends_early_is_as_short_in_a_trial(steps, tmp_path):
+    given = case_of({"callbacks": [EndsEpochs(*steps)]})
+    wanted = one_run(tmp_path / "short", **given)
+    assert trained(of_bert(**given)) == wanted != one_run(tmp_path / "whole", **case_of({}))
+    assert curve_when_resumed(given) == wanted[0]
+
+
+def test_a_pass_that_a_callback_ends_early_is_refused_if_epochs_count_steps():
+    one = task({}, steps_per_epoch=2, trainer={"callbacks": [EndsEpochs(2)]})
+    with pytest.raises(TaskError, match=r"ends a pass over the data early.*leave steps_per_epoch"):
+        train(one, fixed, epochs=2)
 
 
 @pytest.mark.parametrize("case", STOPS)

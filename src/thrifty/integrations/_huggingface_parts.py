@@ -45,6 +45,11 @@ class EpochCallback(transformers.TrainerCallback):
         self._evaluated: list[Mapping[str, Any]] = []
         self._num_steps = 0
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether an epoch is a number of steps, or a few in a rehearsal."""
+        return self._stop is not None or self.is_rehearsal
+
     def begin(self) -> None:
         """Restore the fresh optimiser and scheduler and apply changed options."""
         optimizer, scheduler = self.trainer.optimizer, self.trainer.lr_scheduler
@@ -198,10 +203,17 @@ class OneRun:
         control.should_training_stop = self._is_asked
         control = self._call(event, args, state, control, **kwargs)
         self._ask(control)
+        if control.should_epoch_stop and self._book.counts_steps and not self._book.is_rehearsal:
+            raise TaskError(
+                "HuggingFaceTrainable(steps_per_epoch=...): code of yours ends a pass over the "
+                "data early (control.should_epoch_stop), so thrifty cannot tell where the next "
+                "epoch of steps begins; leave steps_per_epoch out, or do not end passes early"
+            )
         if event == "on_train_begin":
             if self._before:
                 load(self._trainer.model, self._before["model"], self._before.get("frozen", {}))
                 self._is_asked = False
+                self._count_on(state)
             self._book.begin()
         control.should_training_stop = self._is_shown = self._is_asked or self._book.is_due
         return control
@@ -213,6 +225,16 @@ class OneRun:
         """
         if not (self._book.is_over or self._book.is_rehearsal):
             self._is_asked = control.should_training_stop
+
+    def _count_on(self, state: Any) -> None:
+        """Go on with the number of steps that the trial has taken.
+
+        A Trainer finds its epoch by the number of steps, as if all epochs had the same number. Code
+        may have ended some early (``control.should_epoch_stop``).
+        """
+        if not self._book.counts_steps:
+            state.global_step = self._before["trainer"]["global_step"]
+            self._trainer._globalstep_last_logged = state.global_step
 
     def _put_in_order(self) -> None:
         """Put callbacks in the order in which they were given; a Trainer adds some of them anew."""
