@@ -17,6 +17,7 @@ from thrifty.pack.task._data_contents import Samples
 
 from ._activations import ActivationStore, KeptTrunk, User
 from ._fusable import UnfusableError
+from ._narrowing import narrowed
 from ._randomness import DropoutMask
 from ._record import Program, Ref
 from ._row_state import RowState
@@ -354,6 +355,7 @@ class Programs(User):
         noises = [d.noise for d in bound.draws]
         wanted = dict(enumerate(gradients, start=1))
         program = self._without_trunk(bound, recorded.program, inputs)
+        program = narrowed(program, device=self._device)
         if self._options.compile and variant.training:
             tape = compiled(program, inputs, draws=noises, destinations=wanted)
         else:
@@ -414,7 +416,7 @@ class Programs(User):
                 continue
             values = {v.number: _empty(program, v.number, self._device) for v in cut.values}
             tape = bind(
-                cut.trunk,
+                narrowed(cut.trunk, device=self._device),
                 inputs,
                 destinations=dict(enumerate(values.values())),
                 buffer_pool=self._buffer_pool,

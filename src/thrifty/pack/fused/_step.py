@@ -16,6 +16,7 @@ from thrifty.pack.task._data import WholeBatch
 from thrifty.pack.task._task import Task
 
 from ._fusable import UnfusableError, dropout_rates
+from ._narrowing import narrowed
 from ._packed import corner
 from ._randomness import Randomness, fill
 from ._structure import Recorded, Structure, Variant, in_order, named, upcast
@@ -334,7 +335,8 @@ class Experiment:
         for draw in recorded.draws:
             fill(draw, generators=generators, rates=rates, num_rows=self.num_rows)
         inputs = in_order(batch, rows, state)
-        tape = bind(recorded.program, inputs, draws=[d.noise for d in recorded.draws])
+        program = narrowed(recorded.program, device=inputs[0].device)
+        tape = bind(program, inputs, draws=[d.noise for d in recorded.draws])
         with torch.no_grad():
             tape()
         return tape.outputs
