@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import math
 
 import numpy as np
@@ -9,7 +10,28 @@ from hypothesis import given, strategies as st
 
 from tests.strategies import domains, floats, ints, seeds
 from thrifty.core import SpaceError
-from thrifty.space import Choice, Constant, Float, Int
+from thrifty.space import Choice, Constant, Float, Int, Space, Step
+
+
+class Kind(enum.StrEnum):
+    A = "a"
+
+
+class Size(enum.IntEnum):
+    A = 1
+
+
+class Rate(float):
+    pass
+
+
+class Count(int):
+    pass
+
+
+class Name(str):
+    def __str__(self):
+        return "another"
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -136,11 +158,26 @@ def test_a_schedule_may_be_an_option():
         (lambda: Choice([1, 2, 1]), "there twice"),
         (lambda: Choice([math.nan]), "not a finite number"),
         (lambda: Choice([object()]), "cannot be a value"),
+        (lambda: Choice(list(Kind)), r"member of an enum.*\[each.name for each in Kind\]"),
+        (lambda: Choice([["a", Kind.A]]), "member of an enum"),
+        (lambda: Choice(list(Size)), "member of an enum"),
+        (lambda: Float(0, 1).when(kind=Kind.A), "member of an enum"),
+        (lambda: Space(kind=Kind.A), "member of an enum"),
+        (lambda: Step(Size.A, [2]), "member of an enum"),
     ],
 )
 def test_what_makes_no_domain(make, message):
     with pytest.raises(SpaceError, match=message):
         make()
+
+
+def test_numbers_and_strings_of_other_types_become_plain():
+    """A study that goes on reads plain ones, so one that begins must have them, too."""
+    options = Choice([Rate(0.5), Count(3), Name("a"), [Rate(1.5), True], np.str_("b")]).options
+    assert options == (0.5, 3, "a", (1.5, True), "b")
+    assert [type(option) for option in options] == [float, int, str, tuple, str]
+    assert type(options[3][0]) is float
+    assert {type(v) for v in (Int(Count(1), Size.A).high, Float(Rate(0.5), 2).low)} == {int, float}
 
 
 def test_numpy_scalars_are_numbers():

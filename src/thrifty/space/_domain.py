@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -232,17 +233,43 @@ def domain_text(domain: object) -> str:
     return repr(domain).replace(", conditions=()", "")
 
 
+_TO_PLAIN: Mapping[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+}
+"""How objects of subclasses of numbers and strings become plain ones."""
+
+
 def freeze(value: Any) -> Any:
-    """Turn lists into tuples and NumPy scalars into Python's; reject what JSON cannot hold."""
+    """Turn lists into tuples and other numbers and strings into Python's; reject all other values.
+
+    A study that goes on reads plain values from its database, so it begins with them, too. Members
+    of enums are rejected, also those that are strings: code such as ``hp.act is Act.TANH`` would
+    answer otherwise for plain ones.
+
+    Raises:
+        SpaceError: The value is none of those that a hyper-parameter may have.
+    """
+    if isinstance(value, enum.Enum):
+        name = type(value).__name__
+        raise SpaceError(
+            f"{value!r} is a member of an enum, which databases do not keep; give its name or its "
+            f"value, such as Choice([each.name for each in {name}]), and look the member up inside "
+            f"the task, as in {name}[hp.name]"
+        )
     if isinstance(value, np.generic):
         value = value.item()
+    for kind, plain in _TO_PLAIN.items():
+        if isinstance(value, kind) and type(value) not in (kind, bool):
+            value = plain(value)
     if isinstance(value, list | tuple):
         return tuple(freeze(item) for item in value)
     if isinstance(value, float) and not math.isfinite(value):
         raise SpaceError(f"{value!r} is not a finite number")
-    plain = value is None or isinstance(value, bool | int | float | str)
+    is_plain = value is None or isinstance(value, bool | int | float | str)
     # Schedules and domains. Schedules are recognised by name: this module cannot import them.
-    if plain or isinstance(value, Domain | Amount) or hasattr(value, "segments"):
+    if is_plain or isinstance(value, Domain | Amount) or hasattr(value, "segments"):
         return value
     raise SpaceError(
         f"{value!r} cannot be a value of a hyper-parameter; use a number, a string, a bool, None, "
@@ -286,8 +313,8 @@ def _take_numbers(domain: Float | Int, *, kind: type) -> None:
             wanted = "an integer" if kind is int else "a number"
             hint = "; use Float for real numbers" if isinstance(value, float) else ""
             raise SpaceError(f"{owner}({name}={value!r}): {name} must be {wanted}{hint}")
-        if isinstance(value, np.generic):
-            plain = int(value) if isinstance(value, np.integer) else float(value)
+        if type(value) not in (int, float):
+            plain = int(value) if isinstance(value, int | np.integer) else float(value)
             object.__setattr__(domain, name, plain)
     if not isinstance(domain.log, bool):
         raise SpaceError(f"{owner}(log={domain.log!r}): log must be True or False")
