@@ -680,6 +680,30 @@ def test_a_precision_that_autocast_ignores_is_one_clear_error(monkeypatch):
         trained(task_of(precision="fp16-mixed"))
 
 
+def test_an_optimizer_that_needs_a_closure_takes_the_tasks_own_step():
+    """LBFGS computes the loss several times in a step."""
+    given = th.Optimizer(torch.optim.LBFGS, lr=0.1, history_size=5)
+    with pytest.raises(
+        TaskError, match=r"LBFGS.step .* needs a closure.* step\(self, model, batch\)"
+    ):
+        trained(task_of(optimizer=given))
+
+    def closing(task, model, batch, optimizer):
+        def closure():
+            optimizer.zero_grad()
+            loss = functional.mse_loss(model(batch[0])[:, 0], batch[1])
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure)
+
+    def own(self, model, batch):
+        return closing(self, model, batch, self.optimizers["optimizer"])
+
+    found = curve_of(trained(task_of(optimizer=given, step=own))[1])
+    assert found[-1] < found[0]
+
+
 # -- compiled models -----------------------------------------------------------------------------
 
 
@@ -692,6 +716,21 @@ def test_a_compiled_model_trains_as_before_within_rounding():
     assert curve_of(found) == pytest.approx(curve_of(wanted), rel=1e-9)
     plainly, _ = trained(task_of(Exact), epochs=2)
     assert trial.state().tensors.keys() == plainly.state().tensors.keys()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_model_trains_alone_and_says_why(tmp_path, caplog):
+    class Scripted(Exact):
+        def model(self, hp):
+            return torch.jit.script(super().model(hp))
+
+    curves = []
+    for task in (Scripted(), Exact()):
+        study = study_of(tmp_path / type(task).__name__, task)
+        study.run(progress=False, executor=th.Local(pack="fused", threads=1))
+        curves.append([list(trial.curve) for trial in study.trials])
+    assert curves[0] == [pytest.approx(curve, rel=1e-9) for curve in curves[1]]
+    assert "compiled by torch.jit" in caplog.text
 
 
 def test_without_a_compiler_compile_is_one_clear_error(monkeypatch):

@@ -88,11 +88,13 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
         attributes: The task's own attributes.
 
     Raises:
-        UnfusableError: The model has hooks, which may do anything.
+        UnfusableError: The model has hooks, which may do anything, or is a scripted one.
     """
     parts: list[Hashable] = [_value(dict(attributes), 0)]
     places: dict[int, int] = {}  # tells one tensor used in several places from equal tensors
     for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnfusableError("it is compiled by torch.jit, whose code cannot be packed")
         settings = _settings(path, module)
         kind = type(module)
         tensors = tuple(

@@ -6,6 +6,7 @@ are checked, weighted by samples, and summed in float64.
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -142,12 +143,19 @@ class Update:
             batch: The whole batch.
             optimizers: The optimizers.
             part_size: The number of rows of each part of the batch.
+
+        Raises:
+            TaskError: The task's loss, weights or own step are not what they must be, or an
+                optimizer needs a closure.
         """
         batch = self.cast(batch)
         optimizers.zero_grad()
         if self.options.owns_step:
             loss = self._own_step(model, batch, optimizers)
         else:
+            if not self._has_stepped:
+                _check_no_closure(optimizers, task=self._name)
+                self._has_stepped = True
             loss = self._gradients(model, batch, part_size=part_size)
             self._apply(optimizers)
         for average, averaged in self._averages.values():
@@ -306,6 +314,23 @@ def check_loss(loss: Any, *, task: str) -> torch.Tensor:
         f"{task}.loss returned {_described(loss)}; return the mean of the batch as a tensor of "
         "one element, without .item()"
     )
+
+
+def _check_no_closure(optimizers: FollowedOptimizers, *, task: str) -> None:
+    """Check that a step of the optimizers needs no function that computes the loss.
+
+    Raises:
+        TaskError: One needs it, such as that of LBFGS.
+    """
+    for name, optimizer in optimizers.torch.items():
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            kind = type(optimizer).__name__
+            raise TaskError(
+                f"{kind}.step computes the loss several times and needs a closure for it; give "
+                f"{task} a method step(self, model, batch) that calls "
+                f"self.optimizers[{name!r}].step(closure) and returns the loss"
+            )
 
 
 def check_metrics(metrics: Any, *, task: str, method: str = "metrics") -> Mapping[str, Any]:

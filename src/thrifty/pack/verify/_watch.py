@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, islice
-from operator import attrgetter, is_
+from operator import attrgetter, is_, methodcaller
 from typing import Any
 
 import numpy as np
@@ -254,12 +254,13 @@ class _Glance:
         parts = list(chain.from_iterable(map(_PARTS, self._modules)))
         held = [get(key, MISSING) for get, key in self._names]
         held += [place.get() for place in self._cells]
-        held += chain.from_iterable(map(dict.values, parts))
+        held += chain.from_iterable(map(_VALUES, parts))
         facts = _facts(self._tensors, self._hooks, memory=self._memory)
         return held, [*facts, *map(len, parts)]
 
 
 _PARTS = attrgetter("_parameters", "_buffers", "_modules")
+_VALUES = methodcaller("values")  # scripted modules have wrappers that are no dicts
 
 
 def _are_same(held: Sequence[Any], before: Sequence[Any]) -> bool:
