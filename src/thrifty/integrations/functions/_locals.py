@@ -455,9 +455,10 @@ _FIXED = (
 
 @lru_cache(maxsize=64)
 def _live(code: types.CodeType) -> Mapping[int, frozenset[str]]:
-    """Return the variables that are live after each ``yield``, by the offset of the instruction.
+    """Return the variables that are live after each ``yield``, by where a frame waits there.
 
-    Variables that inner functions share count as live.
+    This is the offset of the instruction, or from Python 3.13 on that of the next one. Variables
+    that inner functions share count as live.
     """
     found = list(dis.get_instructions(code))
     places = {each.offset: index for index, each in enumerate(found)}
@@ -482,9 +483,10 @@ def _live(code: types.CodeType) -> Mapping[int, frozenset[str]]:
             if out != after[index] or inside != before[index]:
                 after[index], before[index], is_new = out, inside, True
     return {
-        each.offset: after[index] | shared
+        place.offset: after[index] | shared
         for index, each in enumerate(found)
         if each.opname in ("YIELD_VALUE", "INSTRUMENTED_YIELD_VALUE")
+        for place in found[index : index + 2]
     }
 
 
