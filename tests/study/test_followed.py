@@ -10,7 +10,7 @@ from tests.study.helpers import Count, make_study
 from thrifty.core import SpaceError, TaskError
 from thrifty.pack import SGD, AdamW, times
 from thrifty.run import Local, train_alone
-from thrifty.search import GridSearch, PopulationBasedTraining
+from thrifty.search import GridSearch, PopulationBasedTraining, RandomSearch
 from thrifty.space import Choice, Constant, Cosine, Float, Int, Linear, MultiStep, Space, Timeline
 from thrifty.testing import LineTask
 
@@ -86,6 +86,49 @@ def test_a_schedule_that_nobody_reads_is_told(tmp_path, caplog):
     space = Space(lr=0.1, decay=Linear(0.1))
     make_study(tmp_path, space=space).run(progress=False)
     assert "'decay' has a schedule, but LineTask does not read it" in caplog.text
+
+
+class Optional(LineTask):
+    """Reads one hyper-parameter under a condition, and another by a wrong name."""
+
+    def model(self, hp):
+        if hp.kind == "wide":
+            assert hp.times > 0
+        hp.get("widht", 1)
+        return super().model(hp)
+
+
+class Later(Optional):
+    def model(self, hp):
+        self.hp = hp
+        return super().model(hp)
+
+
+ONCE = RandomSearch(max_epochs=1, num_trials=2)
+CHOICES = {
+    "lr": 0.1,
+    "width": Choice([1, 2]),
+    "kind": Choice(["narrow", "plain", "wide"]),
+    "times": Int(1, 9),
+    "extra": Float(0, 1).when(kind="plain"),
+    "fixed": 3,
+}
+
+
+def test_a_tuned_hyper_parameter_that_nobody_reads_is_told(tmp_path, caplog):
+    space = Space(**CHOICES, widths=Choice([3, 4]))
+    make_study(tmp_path, task=Optional(), space=space, algorithm=ONCE).run(progress=False)
+    (said,) = [r.getMessage() for r in caplog.records if "configurations" in r.getMessage()]
+    assert said.startswith("Optional reads 'widths' in none of")
+    assert "take it out of the space" in said
+
+
+@pytest.mark.parametrize("task", [Optional(), Later()])
+def test_what_may_be_read_elsewhere_or_later_is_not_told(tmp_path, caplog, task):
+    more = {"widths": Choice([3, 4])} if isinstance(task, Later) else {}
+    space = Space(**CHOICES, **more)
+    make_study(tmp_path, task=task, space=space, algorithm=ONCE).run(progress=False)
+    assert "configurations" not in caplog.text
 
 
 def test_a_list_that_holds_a_schedule():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -15,6 +15,7 @@ from thrifty.core import (
     StudyMismatchError,
     TaskError,
     UsageError,
+    derive_seed,
     error_text,
     plain_logger,
     plain_text,
@@ -303,7 +304,58 @@ def check_study(
             name,
             type(task).__name__,
         )
+    unread = report.unread - moving
+    _warn_of_unread(task, space, unread=unread, max_epochs=algorithm.max_epochs, seed=seed)
     return report, ""
+
+
+_MAX_OTHERS = 6
+"""The number of other configurations that are tried at most where something is not read in one."""
+
+
+def _warn_of_unread(
+    task: Task, space: Space, *, unread: Collection[str], max_epochs: int, seed: int
+) -> None:
+    """Warn of hyper-parameters that are tuned, and that the task reads in no configuration.
+
+    Those that are there under a condition may be read in other configurations.
+    """
+    names = {
+        name
+        for name in unread
+        if isinstance(space[name], Domain) and space[name].size() > 1 and not space[name].conditions
+    }
+    num_tried = 1
+    for config in _other_configs(space, seed=seed) if names else ():
+        timeline = Timeline(config, epochs=space.horizon_of(config) or max_epochs)
+        try:
+            with no_exits():
+                names &= inspect_task(task, timeline.at(0), seed=seed).unread
+        except Exception:  # noqa: BLE001 (maybe only this configuration fails)
+            continue
+        num_tried += 1
+    for name in sorted(names):
+        logger.warning(
+            "%s reads %r in none of %d configurations that were tried; if trials that differ in it "
+            "alone train the same thing, read it in the task (hp.%s), or take it out of the space",
+            type(task).__name__,
+            name,
+            num_tried,
+            name,
+        )
+
+
+def _other_configs(space: Space, *, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield configurations in which choices have other options than in those before, if any."""
+    seen: set[tuple[str, str]] = set()
+    num = 0
+    for place in range(_NUM_PROBED):
+        config = space.sample(np.random.default_rng(derive_seed(seed, "unread", place)))
+        chosen = {(n, repr(v)) for n, v in config.items() if isinstance(space[n], Choice)}
+        if (place == 0 or not chosen <= seen) and num < _MAX_OTHERS:
+            num += 1
+            yield config
+        seen |= chosen
 
 
 _NUM_PROBED = 64

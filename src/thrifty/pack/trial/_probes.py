@@ -342,12 +342,15 @@ class TaskReport:
         followed: The hyper-parameters that the optimizer, the batch size or ``adapt`` follows while
             they change.
         pure: Whether ``metrics`` changes neither the model nor the task nor a random stream.
+        unread: The hyper-parameters that nothing has read, unless task or model keep the object
+            that they can be read from later.
     """
 
     metrics: frozenset[str]
     structural: frozenset[str]
     followed: frozenset[str]
     pure: bool
+    unread: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,13 +445,21 @@ def inspect_task(
             # check before task and model are restored, which may undo the record of what was read
             readings.check()
             read_once = frozenset(readings.read_once)
+            keeps = _keeps_hyperparameters(own, *model.modules(), source)
         followed.check(readings.moving)
     return TaskReport(
         metrics=names_with_averages(metrics, options),
         structural=read_once,
         followed=frozenset(readings.followed),
         pure=pure,
+        unread=frozenset(() if keeps else {*values} - read_once - readings.followed),
     )
+
+
+def _keeps_hyperparameters(*objects: object) -> bool:
+    """Return whether an attribute of some objects is a ``HyperParameters``, to be read later."""
+    held = (value for each in objects for value in getattr(each, "__dict__", {}).values())
+    return any(isinstance(value, HyperParameters) for value in held)
 
 
 def _model_of(
