@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import datetime
 import decimal
+import enum
 import fractions
 import functools
 import hashlib
@@ -291,7 +292,7 @@ def inside_of(value: Any) -> list[Any]:
         return [value.func, value.args, value.keywords]
     if is_a(value, staticmethod | classmethod):
         return [value.__func__]
-    if is_a(value, property):
+    if is_a(value, property | enum.property):
         return [each for each in (value.fget, value.fset, value.fdel) if each is not None]
     if is_a(value, functools.cached_property):
         return [value.func]

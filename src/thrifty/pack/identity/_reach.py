@@ -22,6 +22,7 @@ from ._by_name import imported_module, modules_by_name
 from ._contents import CONTAINERS, NEUTRAL, Names, elements, inside_of, is_a, is_plain, short
 from ._operators import functions_in, libraries_in, operators_in
 from ._own import (
+    field_parts_of,
     import_name,
     is_importable,
     is_installed,
@@ -421,11 +422,23 @@ class _Walk:
             for key, member in members_of(base):
                 if not (root and key in self._without):
                     self._read_member(base, key, member=member)
+            self._read_fields(base, without=self._without if root else ())
             if issubclass(base, enum.Enum):
                 for key, each in vars(base)["_member_map_"].items():
                     self._follow(each, f"{name}.{key}")
         if type(kind) is not type:
             self._follow(type(kind), "")
+
+    def _read_fields(self, kind: type, *, without: Collection[str]) -> None:
+        """Read what only the fields of a dataclass or of a named tuple hold."""
+        name = self._names.of(kind)
+        for field, slot in field_parts_of(kind):
+            if field.name not in without:
+                where = f"{name}.{field.name}" + ("" if slot == "default" else f".{slot}")
+                self._note_place("slot", field, slot, name=where)
+        if issubclass(kind, tuple):
+            for default in vars(kind).get("_field_defaults", {}).values():
+                self._follow(default, name)
 
     def _read_member(self, kind: type, key: str, *, member: Any) -> None:
         name = f"{self._names.of(kind)}.{key}"

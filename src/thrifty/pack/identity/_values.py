@@ -47,7 +47,7 @@ from ._contents import (
     why_no_content,
 )
 from ._operators import functions_of, is_operator, name_of
-from ._own import is_installed, is_own, members_of
+from ._own import field_parts_of, is_installed, is_own, members_of
 from ._place import MISSING, slots_of, vars_of
 from ._syntax import assigned_to_self, code_digest, content, extension_digest
 
@@ -300,7 +300,8 @@ class _Writer:
         # several local classes may have this name, so each is written out
         for base in kind.__bases__:
             self.value(base, path)
-        self._named(dict(members_of(kind)), name)
+        parts = {f"{each.name}.{slot}": getattr(each, slot) for each, slot in field_parts_of(kind)}
+        self._named({**dict(members_of(kind)), **parts}, name)
 
     def _write_wrapper(self, value: Any, path: str) -> bool:
         """Write an object that only wraps or names a callable, and return whether it is one."""
@@ -477,6 +478,7 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
     property: ("fget", "fset", "fdel"),
+    enum.property: ("fget", "fset", "fdel"),
     functools.cached_property: ("func",),
     slice: ("start", "stop", "step"),
 }
