@@ -198,6 +198,22 @@ def is_own_file(file: str) -> bool:
     return not any(path.is_relative_to(folder) for folder in _STANDARD)
 
 
+def subclasses_of(kind: type) -> list[type]:
+    """Return the user's subclasses of a class, in the order in which Python lists them.
+
+    A class that was defined again, or that ``dataclass`` replaced, is left out: it is listed until
+    Python collects garbage.
+    """
+    listed: list[type] = type.__subclasses__(kind)
+    own = [each for each in listed if is_own(each)]
+    current = {(each.__module__, each.__qualname__) for each in own if is_importable(each)}
+    return [
+        each
+        for each in own
+        if is_importable(each) or (each.__module__, each.__qualname__) not in current
+    ]
+
+
 def members_of(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the members of one class, without its bases and without what Python itself adds.
 
