@@ -196,6 +196,13 @@ MODULES = {
         ),
         "f('inside.sl' + 'ope')",
     ),
+    "a path in a loop that a closure sees": (
+        (
+            "def f(path, at=None):\n    at = conf\n    for name in path.split('.'):\n"
+            "        at = getattr(at, name)\n    return lambda: at"
+        ),
+        "f('inside.sl' + 'ope')()",
+    ),
     "a path in a loop of dicts": (
         (
             "def f(path):\n    at = conf\n    for name in path.split('.'):\n"

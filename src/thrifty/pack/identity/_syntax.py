@@ -347,7 +347,11 @@ def _assigns(code: CodeType, steps: Sequence[dis.Instruction]) -> bool:
 def _reads_again(code: CodeType, steps: Sequence[dis.Instruction]) -> bool:
     """Return whether ``getattr`` or the like may be applied to what such a call has returned."""
     made_here = set(code.co_varnames[code.co_argcount + code.co_kwonlyargcount :])
-    made_here |= {step.argval for step in steps if step.opname.startswith("STORE_FAST")}
+    for step in steps:
+        if step.opname.startswith(("STORE_FAST", "STORE_DEREF")):
+            # newer versions of Python store two variables at once, or store one and load another
+            stored = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+            made_here.update(stored[:1] if step.opname.endswith("LOAD_FAST") else stored)
     read = [step.argval for step in steps if step.opname in _NAMED_READS]
     if read.count("__dict__") > 1 or ("__dict__" in read and _READERS & {*read}):
         return True
@@ -357,7 +361,8 @@ def _reads_again(code: CodeType, steps: Sequence[dis.Instruction]) -> bool:
             continue
         # newer versions of Python load two variables at once; the first one is the argument
         name = after.argval[0] if isinstance(after.argval, tuple) else after.argval
-        if name in _READERS or (after.opname.startswith("LOAD_FAST") and name in made_here):
+        is_local = after.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
+        if name in _READERS or (is_local and name in made_here):
             return True
     return False
 
