@@ -6,14 +6,17 @@ import contextlib
 import contextvars
 import datetime
 import decimal
+import enum
 import fractions
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import io
 import itertools
 import logging
 import multiprocessing.process
+import operator
 import os
 import pathlib
 import re
@@ -285,27 +288,86 @@ OF_WEAK_CONTAINERS = frozenset(itertools.chain(*(vars(kind()) for kind in WEAK_C
 
 def inside_of(value: Any) -> list[Any]:
     """Return the objects inside an object that only wraps a callable."""
-    if is_a(value, MethodType):
-        return [value.__func__, value.__self__]
-    if is_a(value, functools.partial | functools.partialmethod):
-        return [value.func, value.args, value.keywords]
-    if is_a(value, staticmethod | classmethod):
-        return [value.__func__]
-    if is_a(value, property):
-        return [each for each in (value.fget, value.fset, value.fdel) if each is not None]
-    if is_a(value, functools.cached_property):
-        return [value.func]
-    if is_a(value, CACHED):
-        return [value.__wrapped__]
-    if is_a(value, types.BuiltinMethodType) and not is_a(value.__self__, ModuleType):
-        return [value.__self__]
-    if is_a(value, contextvars.ContextVar):
-        held = held_by(value)
-        return [] if held is MISSING else [held]
+    for kinds, inside in _INSIDE:
+        if is_a(value, kinds):
+            return [each for each in inside(value) if each is not None and each is not MISSING]
     if is_operator(value):
         return [functions_of(value)]
     inner = compiled_from(value)
     return [] if inner is None else [inner]
+
+
+def callables_of(ufunc: np.ufunc) -> list[Any]:
+    """Return the Python callable from which ``np.frompyfunc`` made a ufunc; empty for others.
+
+    NumPy shows it only to the garbage collector.
+    """
+    return [each for each in gc.get_referents(ufunc) if callable(each)]
+
+
+def parts_of_super(value: Any) -> tuple[Any, ...]:
+    """Return the class and the object of a ``super()``, which passes on all other attributes."""
+    return tuple(vars(super)[each].__get__(value) for each in ("__thisclass__", "__self__"))
+
+
+_INSIDE: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
+    (MethodType, lambda value: (value.__func__, value.__self__)),
+    (
+        functools.partial | functools.partialmethod,
+        lambda value: (value.func, value.args, value.keywords),
+    ),
+    (staticmethod | classmethod, lambda value: (value.__func__,)),
+    (property | enum.property, lambda value: (value.fget, value.fset, value.fdel)),
+    (functools.cached_property, lambda value: (value.func,)),
+    (CACHED, lambda value: (value.__wrapped__,)),
+    (types.MethodWrapperType, lambda value: (value.__self__,)),
+    (
+        types.BuiltinMethodType,
+        lambda value: () if is_a(value.__self__, ModuleType) else (value.__self__,),
+    ),
+    (contextvars.ContextVar, lambda value: (held_by(value),)),
+    (np.ufunc, callables_of),
+    (super, parts_of_super),
+)
+"""What is inside objects of some types."""
+
+
+def is_of_a_package(ufunc: np.ufunc) -> bool:
+    """Return whether an installed package has a ufunc under its name."""
+    name = ufunc.__name__
+    return vars(np).get(name) is ufunc or any(
+        vars_of(module).get(name) is ufunc and not is_own_module(each)
+        for each, module in list(sys.modules.items())
+    )
+
+
+def code_behind(reference: Any) -> Any:
+    """Return the user's function, class or method that a reference leads to; None for others.
+
+    Args:
+        reference: A ``weakref.ref``, ``weakref.WeakMethod`` or ``weakref.finalize``.
+    """
+    target: Any = None
+    if is_a(reference, weakref.finalize):
+        held: Any = weakref.finalize.peek(reference)
+        target = None if held is None else held[1]
+    elif is_a(reference, weakref.WeakMethod):
+        target = weakref.WeakMethod.__call__(reference)
+    elif is_a(reference, weakref.ref):
+        target = weakref.ref.__call__(reference)
+    code = target.__func__ if is_a(target, MethodType) else target
+    return target if is_a(code, type | FunctionType) and is_own(code) else None
+
+
+def names_called_by(value: Any) -> frozenset[str]:
+    """Return the attributes that an ``attrgetter`` or a ``methodcaller`` reads of its argument."""
+    if not is_a(value, operator.attrgetter | operator.methodcaller):
+        return frozenset()
+    made, arguments = value.__reduce__()
+    names = made.args if is_a(made, functools.partial) else arguments
+    if is_a(value, operator.methodcaller):
+        names = names[:1]
+    return frozenset(part for name in names for part in name.split("."))
 
 
 def held_by(variable: contextvars.ContextVar[Any]) -> Any:
@@ -341,6 +403,8 @@ def neutral_name(value: Any) -> str | None:
         return str(value.__name__)
     if value is sys.modules:
         return "sys.modules"
+    if is_a(value, weakref.WeakMethod) and code_behind(value) is not None:
+        return None
     if is_a(value, _NEUTRAL):
         return ""
     for stream in ("stdin", "stdout", "stderr"):
@@ -371,6 +435,14 @@ def no_content(path: str, value: Any, reason: str) -> TaskError:
         "train the same: keep what it is made from instead (a path, a seed, a list), or define "
         f"`__thrifty_identity__(self)` on the task or on the class of the object; it returns plain "
         "data that is used instead, such as a `version` that you change by hand"
+    )
+
+
+def unreadable(path: str) -> TaskError:
+    """Return the error for a ufunc that was compiled from code which it does not show."""
+    return TaskError(
+        f"{path} is a NumPy ufunc whose code thrifty cannot read, so it cannot tell whether two "
+        "studies train the same: write a plain function, or make it with `np.vectorize`"
     )
 
 

@@ -23,6 +23,7 @@ from thrifty.core import TaskError
 
 from ._contents import Names, digest, is_a, short_text, versions
 from ._own import (
+    has_init_vars,
     import_name,
     is_importable,
     is_installed,
@@ -30,6 +31,7 @@ from ._own import (
     is_own_module,
     members_of,
     module_name,
+    positional_of,
 )
 from ._place import MISSING, MOVES, Key, Place, Texts, slots_of, vars_of
 from ._planted import planted_in, registered
@@ -53,11 +55,16 @@ def class_digest(kind: type, *, names: Names, values: Values) -> str:
             (field.name, field.init, field.repr, field.hash, field.compare, field.kw_only)
             for field in dataclasses.fields(kind)
         ])
+        if has_init_vars(kind):
+            parts.append(("positional", positional_of(kind)))
     if issubclass(kind, tuple) and "_fields" in vars(kind):
         parts.append((vars(kind)["_fields"], dict(vars(kind).get("_field_defaults", {}))))
     if issubclass(kind, enum.Enum):
         members = vars(kind)["_member_map_"]
         parts.append([(key, member._value_) for key, member in members.items()])
+        boundary = getattr(kind, "_boundary_", None)
+        if boundary is not getattr(kind.__mro__[1], "_boundary_", boundary):
+            parts.append(("boundary", str(boundary)))
     module = module_name(kind)
     if is_own_module(module):
         parts.append(extension_digest(module))
@@ -256,7 +263,8 @@ class _Identification:
                 own = f"{place.key} of {type(self._task).__qualname__}"
                 hooked = hasattr(type(self._task), HOOK)
                 return _attribute(place.key, own if hooked else place.key)
-            return f"attribute {place.name}" if is_a(holder, FunctionType) else ""
+            counts = is_a(holder, FunctionType | dataclasses.Field)
+            return f"attribute {place.name}" if counts else ""
         if place.kind == "class attribute":
             of_task = issubclass(type(self._task), holder)
             return _attribute(place.key if of_task else "", place.name)

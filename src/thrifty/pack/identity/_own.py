@@ -198,16 +198,34 @@ def is_own_file(file: str) -> bool:
     return not any(path.is_relative_to(folder) for folder in _STANDARD)
 
 
+def subclasses_of(kind: type) -> list[type]:
+    """Return the user's subclasses of a class, in the order in which Python lists them.
+
+    A class that was defined again, or that ``dataclass`` replaced, is left out: it is listed until
+    Python collects garbage.
+    """
+    listed: list[type] = type.__subclasses__(kind)
+    own = [each for each in listed if is_own(each)]
+    current = {(each.__module__, each.__qualname__) for each in own if is_importable(each)}
+    return [
+        each
+        for each in own
+        if is_importable(each) or (each.__module__, each.__qualname__) not in current
+    ]
+
+
 def members_of(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the members of one class, without its bases and without what Python itself adds.
 
     Methods that ``dataclass`` or ``namedtuple`` generate are left out, because they follow from the
     fields. Default factories of fields are named ``field.default_factory``. Of an ``Enum`` only
-    the methods are members here; its enumeration members are values.
+    what its author wrote besides its enumeration members is a member here.
     """
     made = _NAMED_TUPLE_MADE if _is_named_tuple(kind) else frozenset[str]()
     for name, member in list(vars(kind).items()):
         if name in PYTHONS_OWN or name in made or _is_generated(member):
+            continue
+        if name == "__match_args__" and member == _made_match_args(kind):
             continue
         if isinstance(member, _DESCRIPTORS) or type(member).__name__ == "_tuplegetter":
             continue
@@ -218,6 +236,90 @@ def members_of(kind: type) -> Iterator[tuple[str, Any]]:
         for field in dataclasses.fields(kind):
             if field.default_factory is not dataclasses.MISSING:
                 yield f"{field.name}.default_factory", field.default_factory
+
+
+def field_parts_of(kind: type) -> Iterator[tuple[dataclasses.Field[Any], str]]:
+    """Yield what fields of a dataclass hold that no attribute of the class shows.
+
+    Each part is a field and the name of its slot: ``"default"``, ``"default_factory"`` or
+    ``"metadata"``. Inherited fields are left out, because they are fields of a base class.
+
+    With ``slots=True``, descriptors take the place of the attributes that hold the defaults. A
+    factory that is a named function or class is reached as such, and so is a lambda if the class
+    has only one.
+    """
+    lambdas = 0
+    for field in own_fields_of(kind):
+        factory = field.default_factory
+        if field.metadata:
+            yield field, "metadata"
+        if field.default is not dataclasses.MISSING and not _shows_default(kind, field):
+            yield field, "default"
+        if factory is dataclasses.MISSING:
+            continue
+        lambdas += isinstance(factory, FunctionType) and not is_importable(factory)
+        is_named = isinstance(factory, type | FunctionType) and lambdas < 2
+        if not is_named or isinstance(vars(kind).get(field.name), MemberDescriptorType):
+            yield field, "default_factory"
+
+
+def own_fields_of(kind: type) -> Iterator[dataclasses.Field[Any]]:
+    """Yield the fields of a dataclass that it declares itself, with those of ``InitVar``."""
+    inherited = {
+        id(field)
+        for base in kind.__mro__[1:]
+        for field in vars(base).get("__dataclass_fields__", {}).values()
+    }
+    for field in vars(kind).get("__dataclass_fields__", {}).values():
+        if isinstance(field, dataclasses.Field) and id(field) not in inherited:
+            yield field
+
+
+def _shows_default(kind: type, field: dataclasses.Field[Any]) -> bool:
+    """Return whether the attribute of a class shows the default of a field."""
+    shown = vars(kind).get(field.name, dataclasses.MISSING)
+    if shown is dataclasses.MISSING or isinstance(shown, MemberDescriptorType):
+        return False
+    # a descriptor, such as a static method, gives the default
+    return shown is field.default or hasattr(type(shown), "__get__")
+
+
+def positional_of(kind: type) -> tuple[str, ...]:
+    """Return the names of a dataclass's positional arguments in order, with those of ``InitVar``.
+
+    >>> @dataclasses.dataclass
+    ... class Point:
+    ...     x: float
+    ...     scale: dataclasses.InitVar[float]
+    ...     name: str = dataclasses.field(kw_only=True)
+    >>> positional_of(Point)
+    ('x', 'scale')
+    """
+    return tuple(
+        field.name
+        for field in vars(kind)["__dataclass_fields__"].values()
+        if field.init and not field.kw_only and not is_class_var(field)
+    )
+
+
+def is_class_var(field: dataclasses.Field[Any]) -> bool:
+    """Return whether a field is a ``ClassVar``, which ``dataclass`` only records."""
+    return getattr(field, "_field_type", None) is getattr(dataclasses, "_FIELD_CLASSVAR", ())
+
+
+def has_init_vars(kind: type) -> bool:
+    """Return whether a dataclass has an ``InitVar``, which ``dataclasses.fields`` leaves out."""
+    known = vars(kind)["__dataclass_fields__"]
+    num_class_vars = sum(map(is_class_var, known.values()))
+    return len(known) > len(dataclasses.fields(kind)) + num_class_vars
+
+
+def _made_match_args(kind: type) -> tuple[str, ...] | None:
+    """Return the ``__match_args__`` that ``dataclass`` or ``namedtuple`` makes, if one does."""
+    if "__dataclass_fields__" in vars(kind):
+        return positional_of(kind)
+    fields: tuple[str, ...] | None = vars(kind)["_fields"] if _is_named_tuple(kind) else None
+    return fields
 
 
 def _is_named_tuple(kind: type) -> bool:
@@ -236,23 +338,42 @@ def _is_generated(member: Any) -> bool:
 
 
 def _is_enums_own(kind: type, name: str, *, member: Any) -> bool:
-    return (
-        isinstance(member, (kind, *_BUILT_IN))
-        or type(member).__module__ == "enum"
-        or (name.startswith("_") and name.endswith("_") and not isinstance(member, FunctionType))
-        or (isinstance(member, FunctionType) and member.__globals__.get("__name__") == "enum")
-        or name == "__new__"
-    )
+    """Return whether a member of an enumeration is a value of it, or is Python's own."""
+    if isinstance(member, kind):
+        return name in vars(kind)["_member_map_"]
+    function = getattr(member, "__func__", member)
+    code = [each for each in (function, *_in_property(member)) if isinstance(each, FunctionType)]
+    if any(each.__globals__.get("__name__") == "enum" for each in code):
+        return True
+    if name == "__new__" or isinstance(member, _BUILT_IN):
+        return True
+    if name == "__hash__" and member is None:  # of a class that defines `__eq__`
+        return True
+    return not code and (name in _ENUM_MADE or type(member).__module__ == "enum")
+
+
+def _in_property(member: Any) -> tuple[Any, ...]:
+    if not isinstance(member, enum.property):
+        return ()
+    return (member.fget, member.fset, member.fdel)
+
+
+class _Probe(enum.Flag):
+    ONE = 1
+
+
+_ENUM_MADE = frozenset(name for name in vars(_Probe) if name.startswith("_") and name.endswith("_"))
+"""What this version of Python adds to an enumeration."""
 
 
 PYTHONS_OWN = frozenset({
     "__abstractmethods__", "__annotate__", "__annotate_func__", "__annotations__",
     "__annotations_cache__", "__classcell__", "__classdict__", "__classdictcell__",
     "__conditional_annotations__", "__dataclass_fields__", "__dataclass_params__", "__dict__",
-    "__doc__", "__firstlineno__", "__match_args__", "__module__", "__orig_bases__",
-    "__parameters__", "__protocol_attrs__", "__qualname__", "__replace__", "__slotnames__",
-    "__slots__", "__static_attributes__", "__type_params__", "__weakref__", "_abc_impl",
-    "_is_protocol", "_is_runtime_protocol", "__non_callable_proto_members__",
+    "__doc__", "__firstlineno__", "__module__", "__orig_bases__", "__parameters__",
+    "__protocol_attrs__", "__qualname__", "__replace__", "__slotnames__", "__slots__",
+    "__static_attributes__", "__type_params__", "__weakref__", "_abc_impl", "_is_protocol",
+    "_is_runtime_protocol", "__non_callable_proto_members__",
 })  # fmt: skip
 """What Python itself adds to a class, in part with an address or a line number."""
 

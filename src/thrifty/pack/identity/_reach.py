@@ -7,6 +7,7 @@ import enum
 import functools
 import importlib.util
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,17 +19,29 @@ import numpy as np
 import torch
 
 from ._arrays import hooks_of
-from ._by_name import imported_module, modules_by_name
-from ._contents import CONTAINERS, NEUTRAL, Names, elements, inside_of, is_a, is_plain, short
+from ._by_name import NamedModules, imported_module, modules_by_name
+from ._contents import (
+    CONTAINERS,
+    NEUTRAL,
+    Names,
+    code_behind,
+    elements,
+    inside_of,
+    is_a,
+    is_plain,
+    names_called_by,
+    short,
+)
 from ._operators import functions_in, libraries_in, operators_in
 from ._own import (
+    field_parts_of,
     import_name,
-    is_importable,
     is_installed,
     is_own,
     is_own_module,
     members_of,
     module_name,
+    subclasses_of,
 )
 from ._place import MISSING, Place, PlaceKind, slots_of, vars_of
 from ._syntax import Import, Mentions, mentions
@@ -139,6 +152,8 @@ class _Walk:
         self._mentioned: set[str] = set()
         self._handed_on: dict[str, ModuleType] = {}
         self._read_whole: set[str] = set()
+        self._read_deep: set[str] = set()
+        self._named = NamedModules()
         self._root_modules: set[str] = set()
         self._subclasses: dict[str, list[str]] = {}
         self._listed: set[type] = set()
@@ -159,10 +174,16 @@ class _Walk:
             self._follow(value, name)
 
     def run(self) -> Reach:
-        while self._queue:
+        before: tuple[int, ...] | None = None
+        while self._queue or before != self._sizes():
+            before = self._sizes()
             while self._queue:
                 value, name = self._queue.popleft()
                 self._visit(value, name)
+            for module, attribute in self._named.found(
+                place.get() for place in self._places.values()
+            ):
+                self._find_named(module, attribute)
             for name, module in list(self._handed_on.items()):
                 whole = name in self._read_whole
                 self._read_module(module, vars(module) if whole else self._mentioned)
@@ -177,6 +198,11 @@ class _Walk:
             subclasses=self._subclasses,
             operators=self._operators,
         )
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Return how much is known, which grows as long as the search finds more."""
+        known = (self._places, self._handed_on, self._read_whole, self._mentioned)
+        return tuple(len(each) for each in known)
 
     # -- values ------------------------------------------------------------------------
 
@@ -195,6 +221,8 @@ class _Walk:
             self._visit_elements(value, name)
         elif is_a(value, torch.Tensor | np.ndarray):
             self._visit_array(value, name)
+        elif is_a(value, weakref.ref | weakref.finalize):
+            self._follow(code_behind(value), name)
         elif not is_a(value, NEUTRAL):
             self._visit_instance(value, name)
 
@@ -219,10 +247,15 @@ class _Walk:
 
     def _visit_instance(self, value: Any, name: str) -> None:
         self._follow(type(value), "")
+        self._mentioned |= names_called_by(value)
         wrapped = inside_of(value)
         for each in wrapped:
             self._follow(each, name)
         if is_a(value, functools.partial):
+            if value.func is getattr:
+                for each in value.args:
+                    if is_a(each, ModuleType):
+                        self._hand_on(each, whole=True, deep=True)
             for key in value.keywords:
                 self._note_place("item", value.keywords, key, name=f"{name} keyword {key!r}")
         if is_a(value, enum.Enum):
@@ -310,6 +343,9 @@ class _Walk:
             if each in names or not _is_builtin(names, each):  # it may be defined later
                 self._read_global(names, each)
             self._read_module(names.get(each), found.attributes)
+        if found.reads_all:
+            for each in others:
+                self._hand_on_own(names[each], found)
         self._read_chains(found, names)
         for imported in found.imports:
             self._read_import(imported, function=function)
@@ -317,15 +353,16 @@ class _Walk:
             with suppress(ValueError):
                 if is_a(cell.cell_contents, ModuleType):
                     self._read_module(cell.cell_contents, found.attributes)
-                    self._hand_on(cell.cell_contents, whole=found.computes)
+                    self._hand_on_found(cell.cell_contents, found)
         for module in modules_by_name(found, names, homes=self._root_modules):
-            self._hand_on(module, whole=True)
+            self._hand_on(module, whole=True, deep=found.computes_paths)
+        self._named.note(function, found)
 
     def _read_chains(self, found: Mentions, names: Mapping[str, Any]) -> None:
         for first, *rest in sorted(found.chains):
             module = self._ask(names.get(first), rest)
             if module is not None:
-                self._hand_on(module, whole=found.computes)
+                self._hand_on_found(module, found)
             if "__subclasses__" in rest:
                 self._list(names.get(first), rest)
 
@@ -353,17 +390,44 @@ class _Walk:
             self._read_module(each, found.attributes)
             self._read_getattr(each)
             if statement.handed_on and is_a(each, ModuleType):
-                self._hand_on(each, whole=found.computes)
+                self._hand_on_found(each, found)
 
-    def _hand_on(self, module: ModuleType, *, whole: bool = False) -> None:
-        """Record a module used as a value: any code may read names of it (``whole``: all of it)."""
+    def _hand_on_own(self, module: Any, found: Mentions) -> None:
+        """Record that code may find a module among the globals, by a name that it computes."""
+        if is_a(module, ModuleType) and is_own_module(module.__name__):
+            whole = found.computes or found.evaluates
+            self._hand_on(module, whole=whole, deep=found.computes_paths or found.evaluates)
+
+    def _hand_on_found(self, module: ModuleType, found: Mentions) -> None:
+        self._hand_on(module, whole=found.computes, deep=found.computes and found.computes_paths)
+
+    def _hand_on(self, module: ModuleType, *, whole: bool = False, deep: bool = False) -> None:
+        """Record a module used as a value: any code may read names of it.
+
+        Args:
+            module: The module.
+            whole: Whether code may read all of it.
+            deep: Whether code may do so with each of the user's modules that it has.
+        """
         if is_own_module(module.__name__):
             self._handed_on[module.__name__] = module
             self._read_getattr(module)
             if whole:
                 self._read_whole.add(module.__name__)
+            if deep and module.__name__ not in self._read_deep:
+                self._read_deep.add(module.__name__)
+                for each in list(vars(module).values()):
+                    if is_a(each, ModuleType) and is_own_module(each.__name__):
+                        self._hand_on(each, whole=True, deep=True)
         else:
             self._note_package(module.__name__)
+
+    def _find_named(self, module: ModuleType, attribute: str | None) -> None:
+        if attribute is None:
+            self._hand_on(module, whole=True)
+        else:
+            self._read_module(module, (attribute,))
+            self._ask(module, (attribute,))
 
     def _read_module(self, module: Any, names: Iterable[str]) -> None:
         """Read the given names in a module and its submodules."""
@@ -421,11 +485,23 @@ class _Walk:
             for key, member in members_of(base):
                 if not (root and key in self._without):
                     self._read_member(base, key, member=member)
+            self._read_fields(base, without=self._without if root else ())
             if issubclass(base, enum.Enum):
                 for key, each in vars(base)["_member_map_"].items():
                     self._follow(each, f"{name}.{key}")
         if type(kind) is not type:
             self._follow(type(kind), "")
+
+    def _read_fields(self, kind: type, *, without: Collection[str]) -> None:
+        """Read what only the fields of a dataclass or of a named tuple hold."""
+        name = self._names.of(kind)
+        for field, slot in field_parts_of(kind):
+            if field.name not in without:
+                where = f"{name}.{field.name}" + ("" if slot == "default" else f".{slot}")
+                self._note_place("slot", field, slot, name=where)
+        if issubclass(kind, tuple):
+            for default in vars(kind).get("_field_defaults", {}).values():
+                self._follow(default, name)
 
     def _read_member(self, kind: type, key: str, *, member: Any) -> None:
         name = f"{self._names.of(kind)}.{key}"
@@ -447,7 +523,7 @@ class _Walk:
             return
         for kind in [*(each.value for each in self._classes.values()), *self._listed]:
             names: list[str] = []
-            for each in _subclasses_of(kind):
+            for each in subclasses_of(kind):
                 names.append(self._names.of(each))
                 self._follow(each, "")
             if names:
@@ -496,22 +572,6 @@ class _Walk:
 
 def _nothing(value: Any) -> Any:  # noqa: ARG001 (the signature of ``instead``)
     return MISSING
-
-
-def _subclasses_of(kind: type) -> list[type]:
-    """Return the user's subclasses of a class, in the order in which Python lists them.
-
-    A class that was defined again, or that ``dataclass`` replaced, is left out: it is listed until
-    Python collects garbage.
-    """
-    listed: list[type] = type.__subclasses__(kind)
-    own = [each for each in listed if is_own(each)]
-    current = {(each.__module__, each.__qualname__) for each in own if is_importable(each)}
-    return [
-        each
-        for each in own
-        if is_importable(each) or (each.__module__, each.__qualname__) not in current
-    ]
 
 
 def _code_of(root: Any) -> Any:

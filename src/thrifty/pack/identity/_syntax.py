@@ -186,9 +186,12 @@ class Mentions:
         imports: Imports inside the function.
         texts: All texts among its constants.
         imports_by_name: Whether it may import modules by texts, as ``import_module`` does.
+        locates: Whether it may do so, or call a function of a package that does.
         assigns: Whether the code assigns to a global, or to an attribute of an object it was given.
         computes: Whether it may read attributes whose names it computes.
-        reads_all: Whether it may do so with the globals of its module.
+        computes_paths: Whether it may do so again with what it has read, as for ``"nets.small"``.
+        reads_all: Whether it may read globals of its module whose names it computes.
+        evaluates: Whether it may run code that it computes.
     """
 
     globals: frozenset[str]
@@ -198,17 +201,25 @@ class Mentions:
     imports: tuple[Import, ...]
     texts: frozenset[str]
     imports_by_name: bool
+    locates: bool
     assigns: bool
     computes: bool
+    computes_paths: bool
     reads_all: bool
+    evaluates: bool
 
 
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_NAMED_READS = _READS_GLOBAL | _READS_ATTRIBUTE
 _NAMED = frozenset(dis.hasname)
 _NAMESPACES = frozenset({"globals", "eval", "exec"})
 _COMPUTED = frozenset({"getattr", "vars", "dir", "__dict__", "getmembers", "attrgetter"})
+_READERS = frozenset({"getattr", "vars"})
+_EVALUATORS = frozenset({"eval", "exec"})
 _IMPORTERS = frozenset({"import_module", "__import__"})
+_LOCATORS = frozenset({"locate", "resolve_name", "instantiate", "get_class", "get_object"})
+"""Functions of packages that import what a text names: ``pydoc.locate``, Hydra's and others."""
 _BETWEEN = frozenset({"IMPORT_FROM", "POP_TOP", "SWAP", "EXTENDED_ARG"})
 """Steps of one import between those that bind names."""
 
@@ -257,6 +268,7 @@ def mentions(code: CodeType) -> Mentions:
         imports += _imports(steps, handed_on)
         assigns = assigns or _assigns(each, steps)
     named = read | attributes
+    steps_of_paths = any(itertools.starmap(_reads_again, listings))
     return Mentions(
         globals=frozenset(read),
         chains=frozenset(chains),
@@ -265,9 +277,12 @@ def mentions(code: CodeType) -> Mentions:
         imports=tuple(imports),
         texts=frozenset(texts),
         imports_by_name=bool(named & _IMPORTERS),
+        locates=bool(named & (_IMPORTERS | _LOCATORS)),
         assigns=assigns,
         computes=bool(named & _COMPUTED),
+        computes_paths=bool(named & {"reduce", "attrgetter"}) or steps_of_paths,
         reads_all=bool(read & _NAMESPACES),
+        evaluates=bool(read & _EVALUATORS),
     )
 
 
@@ -326,6 +341,29 @@ def _assigns(code: CodeType, steps: Sequence[dis.Instruction]) -> bool:
             name = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
             if not (before.opname.startswith("LOAD_FAST") and name in made_here):
                 return True
+    return False
+
+
+def _reads_again(code: CodeType, steps: Sequence[dis.Instruction]) -> bool:
+    """Return whether ``getattr`` or the like may be applied to what such a call has returned."""
+    made_here = set(code.co_varnames[code.co_argcount + code.co_kwonlyargcount :])
+    for step in steps:
+        if step.opname.startswith(("STORE_FAST", "STORE_DEREF")):
+            # newer versions of Python store two variables at once, or store one and load another
+            stored = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+            made_here.update(stored[:1] if step.opname.endswith("LOAD_FAST") else stored)
+    read = [step.argval for step in steps if step.opname in _NAMED_READS]
+    if read.count("__dict__") > 1 or ("__dict__" in read and _READERS & {*read}):
+        return True
+    plain = [step for step in steps if step.opname not in ("EXTENDED_ARG", "PUSH_NULL")]
+    for step, after in itertools.pairwise(plain):
+        if step.opname not in _READS_GLOBAL or step.argval not in _READERS:
+            continue
+        # newer versions of Python load two variables at once; the first one is the argument
+        name = after.argval[0] if isinstance(after.argval, tuple) else after.argval
+        is_local = after.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
+        if name in _READERS or (is_local and name in made_here):
+            return True
     return False
 
 

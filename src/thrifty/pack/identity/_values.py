@@ -8,6 +8,7 @@ import functools
 import hashlib
 import inspect
 import typing
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -22,6 +23,7 @@ from types import (
 )
 from typing import Any
 
+import numpy as np
 import torch
 
 from ._arrays import writer_for
@@ -35,19 +37,24 @@ from ._contents import (
     SUBCLASSED,
     WEAK_CONTAINERS,
     Names,
+    callables_of,
+    code_behind,
     compiled_from,
     held_by,
     is_a,
     is_iterator,
+    is_of_a_package,
     items_of,
     members_in,
     neutral_name,
     no_content,
+    parts_of_super,
     short,
+    unreadable,
     why_no_content,
 )
 from ._operators import functions_of, is_operator, name_of
-from ._own import is_installed, is_own, members_of
+from ._own import field_parts_of, is_installed, is_own, members_of
 from ._place import MISSING, slots_of, vars_of
 from ._syntax import assigned_to_self, code_digest, content, extension_digest
 
@@ -156,6 +163,7 @@ class _Writer:
         self._arrays = arrays
         self._known_as = known_as
         self._shallow = False
+        self._writers = (self._write_array, self._write_wrapper, self._write_hidden)
         # keeps the objects alive, so that their ids stay unique
         self._memo: dict[int, tuple[int, Any]] = {}
 
@@ -198,7 +206,7 @@ class _Writer:
         elif is_a(value, enum.Enum):
             self.token("enum", self._names.of(type(value)), str(value._name_))
             self.value(value._value_, path)
-        elif self._write_array(value, path) or self._write_wrapper(value, path):
+        elif any(write(value, path) for write in self._writers):
             return
         elif is_a(value, CONTAINERS):
             self._elements(value, path)
@@ -300,7 +308,8 @@ class _Writer:
         # several local classes may have this name, so each is written out
         for base in kind.__bases__:
             self.value(base, path)
-        self._named(dict(members_of(kind)), name)
+        parts = {f"{each.name}.{slot}": getattr(each, slot) for each, slot in field_parts_of(kind)}
+        self._named({**dict(members_of(kind)), **parts}, name)
 
     def _write_wrapper(self, value: Any, path: str) -> bool:
         """Write an object that only wraps or names a callable, and return whether it is one."""
@@ -334,6 +343,26 @@ class _Writer:
         else:
             return self._write_compiled(value, path)
         return True
+
+    def _write_hidden(self, value: Any, path: str) -> bool:
+        """Write an object that hides the code that it calls, and return whether it is one."""
+        if is_a(value, weakref.WeakMethod):
+            self.token("weak method")
+            self.value(code_behind(value), path)
+            return True
+        if is_a(value, super):
+            self.token("super")
+            self.value(parts_of_super(value), path)
+            return True
+        if not is_a(value, np.ufunc):
+            return False
+        inner = callables_of(value)
+        if inner:
+            self.token("ufunc", value.__name__, str(value.nin), str(value.nout))
+            self.value((inner, value.identity), path)
+        elif not self._shallow and not is_of_a_package(value):
+            raise unreadable(path)
+        return bool(inner)
 
     def _write_compiled(self, value: Any, path: str) -> bool:
         """Write what an installed compiler has made of a function as that function."""
@@ -477,6 +506,7 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
     property: ("fget", "fset", "fdel"),
+    enum.property: ("fget", "fset", "fdel"),
     functools.cached_property: ("func",),
     slice: ("start", "stop", "step"),
 }
