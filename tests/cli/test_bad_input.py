@@ -72,6 +72,7 @@ def config(text: str) -> list[str]:
 BAD: list[tuple[list[str], str]] = [
     ([""], "No such command"),
     (["nope"], "No such command 'nope'"),
+    (["bogus"], "No such command 'bogus'"),
     (["runn"], "No such command 'runn'. Did you mean 'run'?"),
     (["bets", "line"], "No such command 'bets'. Did you mean 'best'?"),
     # files
@@ -97,21 +98,21 @@ BAD: list[tuple[list[str], str]] = [
     (["plan", "task.py"], "does not define a study"),
     (["plan", "study.py", "--name", "other"], "does not define study 'other'"),
     # numbers
-    (["run", "study.py", "--workers", "0"], "at least one"),
-    (["run", "study.py", "--workers", "-1"], "at least one"),
+    (["run", "study.py", "--workers", "0"], "Invalid value for '--workers': 0 is not"),
+    (["run", "study.py", "--workers", "-1"], "not in the range x>=1"),
     (["run", "study.py", "--workers", "two"], "not a valid integer"),
     (["run", "study.py", "--workers", "1.5"], "not a valid integer"),
-    (["run", "study.py", "--threads", "0"], "at least one"),
+    (["run", "study.py", "--threads", "0"], "Invalid value for '--threads': 0 is not"),
     (["run", "study.py", "--threads", "x"], "not a valid integer"),
-    (["run", "study.py", "--epoch-timeout", "0"], "seconds above 0"),
-    (["run", "study.py", "--epoch-timeout", "nan"], "seconds above 0"),
-    (["run", "study.py", "--epoch-timeout", "inf"], "seconds above 0"),
-    (["run", "study.py", "--stop-epochs", "0"], "1 or more"),
-    (["run", "study.py", "--stop-seconds", "-1"], "a number above 0"),
-    (["run", "study.py", "--stop-seconds", "nan"], "a number above 0"),
+    (["run", "study.py", "--epoch-timeout", "0"], "'--epoch-timeout': 0.0 is not a finite"),
+    (["run", "study.py", "--epoch-timeout", "nan"], "a finite number above 0"),
+    (["run", "study.py", "--epoch-timeout", "inf"], "a finite number above 0"),
+    (["run", "study.py", "--stop-epochs", "0"], "'--stop-epochs': 0 is not"),
+    (["run", "study.py", "--stop-seconds", "-1"], "a finite number above 0"),
+    (["run", "study.py", "--stop-seconds", "nan"], "a finite number above 0"),
     (["run", "study.py", "--target", "nan"], "a finite number"),
     (["run", "study.py", "--target", "high"], "not a valid float"),
-    (["resume", "line", *DB, "--workers", "0"], "at least one"),
+    (["resume", "line", *DB, "--workers", "0"], "not in the range x>=1"),
     (["plot", "line", "curves", *DB, "--dpi", "0"], "not in the range"),
     (["cost", *config('{"lr": 0.1}'), "--epochs", "0"], "not in the range"),
     (["cost", *config('{"lr": 0.1}'), "--epochs", "5000"], "no more than max_epochs"),
@@ -239,7 +240,7 @@ BAD: list[tuple[list[str], str]] = [
     (["rent", "task.py", "--hp", "lr"], "write NAME=VALUE"),
     (["rent", "task.py", "--hp", "lr=0.1"], "give --hp batch=32"),
     (["rent", "task.py", *TIMED, "--hp", "batch=x"], "its batch size failed with ValueError"),
-    (["rent", "task.py", *TIMED, "--hp", "lr=x"], "its optimizer failed with TypeError"),
+    (["rent", "task.py", *TIMED, "--hp", "lr=x"], "whose value is the text 'x'"),
     (["rent", "task.py", *TIMED, "--hp", "width=x"], "its model failed with TypeError"),
     (["rent", "task.py", *TIMED, "--hp", "width=-1"], "its model failed with RuntimeError"),
     (["rent", "task.py", *TIMED, "--hp", "width=3"], "a step failed with "),
@@ -310,6 +311,13 @@ def test_a_message_says_what_is_wrong(folder, monkeypatch, capsys, words, told):
     assert code == 2
     assert "Traceback" not in printed.err
     assert contents(folder) == before
+
+
+def test_only_a_close_command_is_suggested(capsys):
+    thrifty("bogus")
+    assert "Did you mean" not in capsys.readouterr().err
+    thrifty("stauts")
+    assert "Did you mean 'status'?" in capsys.readouterr().err
 
 
 def test_there_are_a_hundred():

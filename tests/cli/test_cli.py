@@ -54,7 +54,9 @@ def test_plan_run_status_best(folder, monkeypatch, capsys):
     thrifty("run", "line_study.py", "--quiet", monkeypatch=monkeypatch)
     assert "6 epochs trained for 8 trial-epochs" in capsys.readouterr().out
     thrifty("status", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
-    assert "2 (2 done)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 (2 done)" in said
+    assert re.search(r"training +[\d.]+ s by all studies of its task\n", said)
     thrifty("best", "line", "--storage", "sqlite:///t.db", "--json", monkeypatch=monkeypatch)
     (trial,) = json.loads(capsys.readouterr().out)["trials"]
     assert trial["reached"] == {"epochs": 4}
@@ -62,6 +64,28 @@ def test_plan_run_status_best(folder, monkeypatch, capsys):
     assert "lr = " in capsys.readouterr().out
     thrifty("resume", "line", "--storage", "sqlite:///t.db", "--quiet", monkeypatch=monkeypatch)
     assert "best of 2 trials" in capsys.readouterr().out
+
+
+def test_a_study_with_two_names_in_its_file_is_one(folder, monkeypatch, capsys):
+    Path("two.py").write_text(f"{STUDY}\nfor each in (study,):\n    each\n")
+    for options in ((), ("--name", "line")):
+        thrifty("plan", "two.py", *options, monkeypatch=monkeypatch)
+        assert "8 trial-epochs" in capsys.readouterr().out
+
+
+def test_studies_of_one_name_in_a_file(folder, monkeypatch, capsys):
+    thrifty("run", "line_study.py", "--quiet", monkeypatch=monkeypatch)
+    Path("line_study.py").write_text(STUDY + STUDY.replace("study =", "other ="))
+    thrifty("importance", "line", *STORAGE, monkeypatch=monkeypatch, fails=True)
+    said = capsys.readouterr().err
+    assert "defines 2 studies of the name 'line'; give each a name of its own" in said
+    assert "--name" not in said
+
+
+def test_a_name_that_is_not_in_the_file(folder, monkeypatch, capsys):
+    thrifty("run", "line_study.py", "--name", "nope", monkeypatch=monkeypatch, fails=True)
+    said = capsys.readouterr().err
+    assert "line_study.py does not define study 'nope'; it defines 'line'" in said
 
 
 def test_export_writes_a_table_and_a_database_of_optuna(folder, monkeypatch, capsys):
@@ -126,7 +150,7 @@ def test_stop_conditions(folder, monkeypatch, capsys):
     thrifty(*resume, "--stop-seconds", "1e6", monkeypatch=monkeypatch)
     assert "6 epochs trained for 8 trial-epochs" in capsys.readouterr().out
     thrifty(*run, "--stop-epochs", "0", monkeypatch=monkeypatch, fails=True)
-    assert "epochs must be a whole number" in capsys.readouterr().err
+    assert "Invalid value for '--stop-epochs': 0 is not in the range" in capsys.readouterr().err
 
 
 FAILING = """

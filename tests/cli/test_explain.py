@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.test_cli import thrifty
+from tests.study.helpers import SOLO, SPACE, make_study
+from thrifty.space import Choice, Constant, Space, Step
 from thrifty.store import Store
 
 
@@ -46,8 +48,19 @@ def explain(url, monkeypatch, capsys):
 
 def test_studies_of_one_plan(explain):
     assert explain("a", "same") == (
-        "studies 'a' and 'same' have one search plan: each epoch is trained once for both\n"
+        "studies 'a' and 'same' have one search plan: what their trials have in common is trained "
+        "once, no epochs so far\n"
     )
+
+
+def test_how_many_epochs_studies_of_one_plan_have_in_common(tmp_path, monkeypatch, capsys):
+    short = Space(lr=Choice([Constant(0.1), Step(0.1, [2])]), width=0)
+    for name, space in (("one", SPACE), ("two", short), ("three", Space(lr=0.7, width=0))):
+        make_study(tmp_path, space=space, name=name).run(executor=SOLO, progress=False)
+    for other, common in (("two", "10 epochs so far"), ("three", "no epochs so far")):
+        url = f"sqlite:///{tmp_path}/t.db"
+        thrifty("explain", "one", other, "--storage", url, monkeypatch=monkeypatch)
+        assert capsys.readouterr().out.endswith(f"is trained once, {common}\n")
 
 
 def test_studies_with_other_metrics(explain):

@@ -21,6 +21,7 @@ from thrifty.store import (
 )
 from thrifty.store._acts import Act
 from thrifty.store._reports import (
+    Comparison,
     compare,
     failure_lines,
     most_alike,
@@ -359,7 +360,7 @@ def explain_document(store: Store, name: str, other: str | None = None) -> Expla
         StudyNotFoundError: There is no such study.
         UsageError: There is no other study.
     """
-    found = compare(*two_studies(store, name, other))
+    found = comparison(store, name, other)
     return {
         "schema_version": SCHEMA_VERSION,
         "studies": list(found.names),
@@ -367,6 +368,18 @@ def explain_document(store: Store, name: str, other: str | None = None) -> Expla
         "why": found.why,
         "differences": list(found.differences),
     }
+
+
+def comparison(store: Store, name: str, other: str | None) -> Comparison:
+    """Return what a study and another one share; None: the study whose task is most similar.
+
+    Raises:
+        StudyNotFoundError: There is no such study.
+        UsageError: There is no other study.
+    """
+    one, two = two_studies(store, name, other)
+    is_one_plan = one.plan == two.plan
+    return compare(one, two, num_common=store.studies.num_common(one, two) if is_one_plan else 0)
 
 
 def two_studies(store: Store, name: str, other: str | None) -> tuple[StudyInfo, StudyInfo]:

@@ -116,6 +116,10 @@ COMMANDS = {
 """All commands, in the order in which the help lists them, which imports none of them."""
 
 
+_CLOSE = 0.7
+"""Similarity of a command that is suggested: "bets" is close to "best", "bogus" not to "logs"."""
+
+
 class _Lazy(click.Group):
     """Imports a command's module only when it is needed: ``status`` must not wait for torch."""
 
@@ -138,7 +142,7 @@ class _Lazy(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             # click itself suggests only commands that are imported already
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1, cutoff=_CLOSE)
             if near and not args[0].startswith("-"):
                 error.message += f" Did you mean {near[0]!r}?"  # type: ignore[misc]
             raise

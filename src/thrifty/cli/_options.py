@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -191,27 +192,48 @@ trust_option = click.option(
 )
 
 
+class Number(click.types.FloatParamType):
+    """A finite number, optionally above 0; the message for another one names the option."""
+
+    def __init__(self, *, above_0: bool = False) -> None:
+        self._above_0 = above_0
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number) or (self._above_0 and number <= 0):
+            wanted = "a finite number above 0" if self._above_0 else "a finite number"
+            self.fail(f"{number!r} is not {wanted}.", param, ctx)
+        return number
+
+
 def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for how to train, and when to stop."""
     for option in reversed((
         click.option(
-            "--workers", type=int, help="Worker processes (default: one for each GPU, or one)."
+            "--workers",
+            type=click.IntRange(min=1),
+            help="Worker processes (default: one for each GPU, or one).",
         ),
-        click.option("--threads", type=int, help="CPU threads of each worker."),
+        click.option("--threads", type=click.IntRange(min=1), help="CPU threads of each worker."),
         click.option(
             "--epoch-timeout",
-            type=float,
+            type=Number(above_0=True),
             help="Seconds after which an epoch counts as hung; its trial fails.",
         ),
         click.option("--quiet", is_flag=True, help="No progress display."),
         click.option(
             "--stop-epochs",
-            type=int,
+            type=click.IntRange(min=1),
             help="Stop after this many trained epochs; an epoch that trials share counts once.",
         ),
-        click.option("--stop-seconds", type=float, help="Stop after this many seconds."),
         click.option(
-            "--target", type=float, help="Stop when a trial reaches this value of the metric."
+            "--stop-seconds", type=Number(above_0=True), help="Stop after this many seconds."
+        ),
+        click.option(
+            "--target", type=Number(), help="Stop when a trial reaches this value of the metric."
         ),
     )):
         command = option(command)

@@ -20,10 +20,10 @@ from thrifty.agents import (
 from thrifty.agents._store_documents import (
     best_certainty,
     best_of,
+    comparison,
     failures_of,
     last_values,
     stopped_in_training,
-    two_studies,
     worker_documents,
 )
 from thrifty.agents.documents import ArtifactDocument, WorkerDocument
@@ -33,7 +33,6 @@ from thrifty.store import FailureGroup, Store, StudySummary, redact_url
 from thrifty.store._plan_files import ArtifactFiles
 from thrifty.store._reports import (
     attribute_text,
-    compare,
     failure_lines,
     interval,
     no_such_trial,
@@ -115,7 +114,7 @@ def _say_study(
     trained = f"{s.unit.count(s.plan_epochs):,} trained by all studies of its task"
     note = "" if s.unit.is_epochs else f" ({s.unit.definition})"
     say(f"  {s.unit.name:10}  {s.unit.count(s.trial_epochs):,} requested, {trained}{note}")
-    say(f"  training    {s.seconds:,.1f} s")
+    say(f"  training    {s.seconds:,.1f} s by all studies of its task")
     if traceback:
         for group in failures:
             say(f"trial {group.trials[0]}: {group.traceback or group.message}".rstrip())
@@ -241,7 +240,7 @@ def explain_command(*, name: str, other: str | None, storage: str, as_json: bool
         if as_json:
             print_document(explain_document(store, name, other))
             return
-        found = compare(*two_studies(store, name, other))
+        found = comparison(store, name, other)
     for line in found.lines():
         say(line)
 

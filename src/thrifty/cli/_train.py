@@ -27,7 +27,7 @@ from thrifty.core import Event, ThriftyError, UsageError, error_text, is_from_us
 from thrifty.run import ExecutorConfig, Local
 from thrifty.store import Store
 from thrifty.store._address import shell_command
-from thrifty.store._reports import trials_text
+from thrifty.store._reports import listed, trials_text
 from thrifty.store._steering_requests import ask, is_run, last_queued
 from thrifty.study import StopWhen, Study, StudyEnded, TrialEvent, TrialResult
 
@@ -51,31 +51,45 @@ def load_study(path: Path, *, name: str | None = None) -> Study:
     """Load the study that a Python file defines at its top level; ``name`` selects one of several.
 
     Raises:
-        UsageError: The file cannot be loaded, it defines no study, or it defines several and no
-            name is given.
+        UsageError: The file cannot be loaded, it defines no study of this name, or it defines
+            several and no name is given.
     """
-    studies = studies_of(path)
-    if name is not None:
-        named = [study for study in studies if study.name == name]
-        studies = named or [each for study in studies for each in _some_of(study, name)]
-    if not studies:
-        which = f"study {name!r}" if name else "a study"
+    found = studies_of(path)
+    named = found if name is None else [study for study in found if study.name == name]
+    if name is not None and not named:
+        named = [each for study in found for each in _some_of(study, name)]
+    if not named:
+        raise UsageError(_no_study(path, name, found=found))
+    if len(named) > 1:
+        names = listed([repr(study.name) for study in named])
         raise UsageError(
-            f"{path} does not define {which}; write `study = thrifty.Study(...)` at its top level"
+            f"{path} defines several studies ({names}); pick one with --name"
+            if name is None
+            else f"{path} defines {len(named)} studies of the name {name!r}; "
+            "give each a name of its own"
         )
-    if len(studies) > 1:
-        names = ", ".join(study.name for study in studies)
-        raise UsageError(f"{path} defines several studies ({names}); pick one with --name")
-    return studies[0]
+    return named[0]
+
+
+def _no_study(path: Path, name: str | None, *, found: Sequence[Study]) -> str:
+    """Return the message for a file without the study that is looked for."""
+    which = "a study" if name is None else f"study {name!r}"
+    if found:
+        names = listed([repr(study.name) for study in found])
+        return f"{path} does not define {which}; it defines {names}"
+    return f"{path} does not define {which}; write `study = thrifty.Study(...)` at its top level"
 
 
 def studies_of(path: Path) -> list[Study]:
     """Return all studies that a Python file defines at its top level.
 
+    A study with several names there, such as the variable of a loop, is one study.
+
     Raises:
         UsageError: The file cannot be loaded.
     """
-    studies = [value for value in vars(_module(path)).values() if isinstance(value, Study)]
+    values = vars(_module(path)).values()
+    studies = list({id(value): value for value in values if isinstance(value, Study)}.values())
     for study in studies:
         study.file = path
     return studies

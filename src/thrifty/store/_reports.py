@@ -254,12 +254,23 @@ class Comparison:
             yield f"  {each}"
 
 
-def compare(one: StudyInfo, two: StudyInfo) -> Comparison:
-    """Return what two studies share, and if they do not share everything, why."""
+def compare(one: StudyInfo, two: StudyInfo, *, num_common: int = 0) -> Comparison:
+    """Return what two studies share, and if they do not share everything, why.
+
+    Args:
+        one: A study.
+        two: Another one.
+        num_common: How many epochs trials of both have reached, if they have one search plan.
+    """
     names = (one.name, two.name)
     both = f"studies {one.name!r} and {two.name!r}"
     if one.plan == two.plan:
-        why = f"{both} have one search plan: each epoch is trained once for both"
+        unit = stored_unit(one.spec)
+        so_far = f"{unit.text(num_common)} so far" if num_common else f"no {unit.name} so far"
+        why = (
+            f"{both} have one search plan: what their trials have in common is trained once, "
+            f"{so_far}"
+        )
         return Comparison(names=names, shares="everything", why=why)
     old = [info.name for info in (one, two) if is_legacy(info.spec)]
     if len(old) == 1:

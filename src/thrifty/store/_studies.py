@@ -347,6 +347,27 @@ class Studies:
         }
         return {number: attributes for number, attributes in found.items() if attributes}
 
+    def num_common(self, one: StudyInfo, two: StudyInfo) -> int:
+        """Return how many epochs of their plan trials of both studies have reached."""
+        n, t = schema.nodes, schema.trials
+        with consistent_read(self._engine) as connection:
+            nodes = select(n.c.node, n.c.parent, n.c.start).where(n.c.plan == one.plan)
+            origins = {row.node: (row.parent, row.start) for row in connection.execute(nodes)}
+            passed: dict[int, dict[int, int]] = {one.id: {}, two.id: {}}
+            for study, first, reached, others in connection.execute(
+                select(t.c.study, t.c.node, t.c.reached, t.c.replicas).where(
+                    t.c.study.in_(passed), t.c.reached > 0
+                )
+            ):
+                for end in (first, *nodes_of_replicas(others)):
+                    for node, last in path_to(end, reached, origins=origins):
+                        passed[study][node] = max(passed[study].get(node, 0), last)
+        mine, theirs = passed[one.id], passed[two.id]
+        return sum(
+            max(0, min(mine[node], theirs[node]) - origins[node][1])
+            for node in mine.keys() & theirs.keys()
+        )
+
     def workers(self, study: StudyInfo) -> Sequence[WorkerUse]:
         """Return what each worker has used that trained for the plan of a study, by name."""
         table = schema.stages
