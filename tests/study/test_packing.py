@@ -128,7 +128,10 @@ def test_savings_by_sharing_and_by_packing(tmp_path, steady):
     )
     low, high = savings.packed_interval
     assert low <= savings.packed_factor <= high
-    assert f"{savings.packed_factor:.2f}x by packing ({low:.2f} to {high:.2f})" in str(savings)
+    if round(low, 2) <= 1 <= round(high, 2):
+        assert "packing made no measurable difference" in str(savings)
+    else:
+        assert f"{savings.packed_factor:.2f}x by packing ({low:.2f} to {high:.2f})" in str(savings)
     assert make_study(tmp_path).savings == savings
 
 

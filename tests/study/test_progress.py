@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from tests.study.helpers import StopAfter, make_study
+from tests.study.helpers import WIDE, StopAfter, make_study
 from thrifty.run import Local
+from thrifty.study._ledger import Ledger
 
 
 ONE = Local(workers=1, threads=1, pack="solo")
@@ -29,6 +30,41 @@ def test_the_last_line_has_the_numbers_of_the_savings(tmp_path, capfd, stop_afte
     done, saved = last_numbers(capfd.readouterr().err)
     assert done == found.unique_epochs + found.unreported_epochs
     assert f": {saved} saved;" in str(found)
+
+
+class SavedEpochs:
+    """Observer that notes the epochs which the bar would show as saved, after each event."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.gross: list[int] = []
+        """The same without the epochs that were trained again."""
+
+    def on_event(self, event) -> None:
+        self.seen.append(self.ledger.saved_epochs)
+        self.gross.append(self.seen[-1] + sum(num for num, _ in self.ledger.again.values()))
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_epochs_saved_fall_only_if_epochs_are_trained_again(tmp_path, monkeypatch, name, seeds):
+    if name == "second":  # it knows some epochs from another study
+        make_study(tmp_path, seeds=seeds).run(executor=ONE, progress=False)
+    study = make_study(tmp_path, name=name, space=WIDE, seeds=seeds)
+    note = SavedEpochs()
+    made = Ledger.__init__
+
+    def init(self, *args, **options):
+        made(self, *args, **options)
+        note.ledger = self
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "__init__", init)
+        study.run(executor=ONE, observers=[note], progress=False)
+    assert note.gross == sorted(note.gross)
+    if name == "first":
+        assert note.seen == note.gross
+    assert f": {note.seen[-1]} saved;" in str(study.savings)
 
 
 def test_epochs_that_no_trial_has_reported(tmp_path):

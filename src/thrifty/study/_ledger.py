@@ -66,6 +66,9 @@ class Ledger:
     first_length: int | None = None
     """The shortest ``max_epochs`` that the study had before it was made longer."""
 
+    _saved_epochs = 0
+    """Epochs that trials have reported and that were not trained for them."""
+
     def __init__(
         self,
         plan: SearchPlan,
@@ -432,16 +435,42 @@ class Ledger:
 
         Return how many of them another trial had passed already.
         """
-        shared, epoch = 0, self.history[number].reached
+        shared = []
+        for last in self.nodes_of[number]:
+            num_known, epoch = 0, self.history[number].reached
+            node: Node | None = self.plan.owner(last, epoch)
+            while node is not None and epoch > before:
+                first = max(before, node.start)
+                passed = self._passed.get(node.id, node.start)
+                num_known += max(0, min(passed, epoch) - first)
+                self._saved_epochs += sum(
+                    self._is_from_elsewhere((node.id, each))
+                    for each in range(max(first, passed) + 1, epoch + 1)
+                )
+                self._passed[node.id] = max(passed, epoch)
+                epoch, node = node.start, node.parent
+            self._saved_epochs += num_known
+            shared.append(num_known)
         # Trials that share an epoch share it in all replicas, so the first one stands for all.
-        node: Node | None = self.plan.owner(self.nodes_of[number][0], epoch)
-        while node is not None and epoch > before:
-            first = max(before, node.start)
-            passed = self._passed.get(node.id, node.start)
-            shared += max(0, min(passed, epoch) - first)
-            self._passed[node.id] = max(passed, epoch)
-            epoch, node = node.start, node.parent
-        return shared
+        return shared[0]
+
+    def _is_from_elsewhere(self, place: tuple[int, int]) -> bool:
+        """Return whether this study has not trained an epoch: another study, or plan, has."""
+        origin = self.origins.get(place, self.study_id)
+        return origin != self.study_id or place in self.evaluated
+
+    @property
+    def saved_epochs(self) -> int:
+        """The saved epochs as ``Study.savings`` counts them, without reading all trials.
+
+        Only epochs that trials have reported count, so it falls only where one is trained again.
+        """
+        again = sum(
+            num
+            for (node, epoch), (num, _) in self.again.items()
+            if epoch <= self._passed.get(node, 0)
+        )
+        return self._saved_epochs - again
 
     def _reached(self, number: int, epoch: int) -> Sequence[Mapping[str, float]] | None:
         """Record that a trial has reached an epoch.

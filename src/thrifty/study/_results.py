@@ -271,7 +271,11 @@ class Savings:
         factors = f"{self.shared_factor:.2f}x by sharing"
         if self.packed_epochs:
             low, high = self.packed_interval
-            factors += f", {self.packed_factor:.2f}x by packing ({low:.2f} to {high:.2f})"
+            factors += (
+                ", packing made no measurable difference"
+                if round(low, 2) <= 1 <= round(high, 2)
+                else f", {self.packed_factor:.2f}x by packing ({low:.2f} to {high:.2f})"
+            )
         if round(self.seconds_alone, 1) > round(self.seconds, 1):
             comma = "," if self.seconds_checks else ""
             return f"{comma} instead of {self.seconds_alone:,.1f} s ({factors})"

@@ -60,7 +60,6 @@ from ._loop import (
 )
 from ._reader import Provenance, is_in_memory
 from ._repository import StudyRepository
-from ._results import savings
 from ._trial_events import (
     StudyBegan,
     StudyEnded,
@@ -428,9 +427,8 @@ class Progress:
         trained = done - (self._done_before or 0)
         left_s = (needed - done) * elapsed_s / max(trained, 1)
         best = "" if ledger.best_value is None else f"  best {self._metric} {ledger.best_value:.4g}"
-        saved = _saved_epochs(ledger) if is_last else max(0, ledger.trial_epochs - done)
         failed = f" ({len(ledger.errors)} failed)" if ledger.errors else ""
-        shared = f"{unit.count(saved):,} {unit.name} saved"
+        shared = f"{unit.count(ledger.saved_epochs):,} {unit.name} saved"
         self._bar.detail = f"{trials_text(len(history))}{failed}{best}  {shared}"
         self._bar.update(
             self._task,
@@ -438,12 +436,6 @@ class Progress:
             total=unit.count(max(needed, done)),
             left=f"about {left_s:.0f} s left" if needed > done and not is_last else "",
         )
-
-
-def _saved_epochs(ledger: Ledger) -> int:
-    """Return the saved epochs as ``Study.savings`` counts them, which reads all trials."""
-    found = savings(ledger)
-    return found.trial_epochs - (found.unique_epochs - found.known_epochs)
 
 
 def _console() -> Console:
