@@ -55,6 +55,15 @@ def test_what_no_trial_has_explains_nothing():
     assert importance(without, space, **LOSS)["slope"] == 0.0
 
 
+def test_one_value_among_the_trials_is_not_a_share_of_nothing():
+    trials = [t for t in trials_of(FLAT, by_rate, num=90) if t.config["act"] == "relu"]
+    shares = importance(trials, FLAT, **LOSS)
+    assert shares.one_value == {"act"}
+    assert (shares["act"], shares.text("act")) == (0.0, "one value")
+    assert "one value" in shares._repr_html_()
+    assert shares.text("lr").endswith("%")
+
+
 def test_an_option_matters():
     def by_option(config, rng):
         return float(config["act"] == "gelu") + 0.01 * rng.normal()
@@ -77,7 +86,8 @@ def test_nested_coordinates_count_for_their_hyperparameter(method):
     assert shares["lr"] == pytest.approx(
         sum(share for name, share in coordinates.items() if name.startswith("lr"))
     )
-    assert shares["seed"] == 0.0
+    assert "seed" not in shares  # a constant
+    assert not shares.one_value
 
 
 def test_a_coordinate_of_a_branch_that_nobody_took_has_no_share():

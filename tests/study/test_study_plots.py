@@ -158,6 +158,36 @@ def test_slices_are_taken_at_a_common_epoch(trials):
     assert points_of(figure.axes[0]) == 10
 
 
+@pytest.mark.parametrize("kind", ["slice_plot", "contour"])
+def test_pictures_say_which_trials_they_compare_and_when(trials, kind):
+    figure = draw(getattr(plots, kind)(trials, FLAT, **LOSS))
+    said = " ".join(figure.get_suptitle().split())
+    assert said == "20 trials; the star is the best after 4 epochs"
+    trials = [replace(t, epochs=2, curve=t.curve[:2]) if t.number < 10 else t for t in trials]
+    trials[19] = replace(trials[19], state="failed")
+    figure = draw(getattr(plots, kind)(trials, FLAT, **LOSS))
+    said = " ".join(figure.get_suptitle().split())
+    assert said == (
+        "9 trials; the star is the best after 4 epochs; without 11 others (1 failed, 10 not "
+        "trained for 4 epochs)"
+    )
+
+
+def test_parallel_coordinates_say_which_trials_they_compare(trials):
+    trials = [replace(t, epochs=2, curve=t.curve[:2]) if t.number < 10 else t for t in trials]
+    figure = draw(plots.parallel_coordinates(trials, FLAT, **LOSS))
+    said = " ".join(figure.get_suptitle().split())
+    assert said == (
+        "10 trials; the thick line is the best after 4 epochs; without 10 others (10 not trained "
+        "for 4 epochs)"
+    )
+
+
+def test_bars_of_hyperparameters_with_one_value():
+    figure = draw(plots.importance({"lr": 1.0, "act": 0.0}, metric="loss", one_value=["act"]))
+    assert {text.get_text() for text in figure.axes[0].texts} == {"100.0%", "one value"}
+
+
 def test_the_star_is_the_best_feasible_trial(trials):
     best = min(trials, key=lambda t: t.value)
     for expected in (best.value, sorted(t.value for t in trials)[1]):

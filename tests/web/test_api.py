@@ -156,9 +156,10 @@ def test_importance_is_taken_where_trials_can_be_compared(client):
     assert sum(found_shares) == pytest.approx(1.0)
 
 
-def fill_study(store, value_of, *, num_trials=24):
+def fill_study(store, value_of, *, num_trials=24, **space):
     """Create a study whose trials have two hyper-parameters that are always equal."""
     spec = {"metric": "mse", "mode": "min", "max_epochs": 1, "space": {"a": "a", "b": "b"}}
+    spec["space"].update(space)
     plan = store.plans.open("twins", task="Twins").id
     study = store.studies.create("twins", plan=plan, spec=spec).id
     for n in range(num_trials):
@@ -181,6 +182,13 @@ def test_what_two_coordinates_explain_alone_is_shared_out(client, store):
     study = fill_study(store, float)
     found = get(client, f"/studies/{study}/importance")
     assert {each["name"]: each["share"] for each in found["shares"]} == {"a": 0.5, "b": 0.5}
+
+
+def test_importance_names_hyperparameters_with_one_value(client, store):
+    study = fill_study(store, float, width="Choice(options=(8, 16))", seed="7")
+    found = get(client, f"/studies/{study}/importance")
+    assert found["one_value"] == ["width"]
+    assert {each["name"] for each in found["shares"]} == {"a", "b"}
 
 
 def test_equally_good_trials_have_no_shares_and_a_note(client, store):

@@ -283,4 +283,5 @@ def importance_document(study: Study, *, method: Method, level: Level) -> Import
         "method": method,
         "basis": shares.basis,
         "shares": dict(shares),
+        "one_value": sorted(shares.one_value),
     }

@@ -150,7 +150,7 @@ def importance_command(
     table.add_column(justify="right")
     table.add_column(min_width=20, ratio=1)
     for key, share in shares.items():
-        table.add_row(cell(key), f"{share:.1%}", Bar(largest, 0, share, color="blue"))
+        table.add_row(cell(key), shares.text(key), Bar(largest, 0, share, color="blue"))
     console = Console()
     console.print(cell(f"share in what makes trials differ in {study.metric}"))
     console.print(cell(f"{method}: {shares.basis}"), soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,9 +48,42 @@ class Comparable:
     coordinates: tuple[Coordinate, ...]
     unit: TimeUnit = EPOCHS
     """The unit in which the study shows what it trains."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """How many other trials there are, by the reason why they cannot be compared."""
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def without(self) -> str:
+        """Which trials are left out and why, as the end of a line; "" if there are none.
+
+        >>> Comparable(
+        ...     epoch=9,
+        ...     numbers=(),
+        ...     states=(),
+        ...     picked=(),
+        ...     values=(),
+        ...     feasible=(),
+        ...     coordinates=(),
+        ...     left_out={"failed": 1, "not trained for 9 epochs": 2},
+        ... ).without
+        '; without 3 others (1 failed, 2 not trained for 9 epochs)'
+        """
+        number = sum(self.left_out.values())
+        if not number:
+            return ""
+        why = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
+        return f"; without {number:,} other{'s' * (number > 1)} ({why})"
+
+    def has_one_value(self, name: str) -> bool:
+        """Return whether all these trials have the same value of a hyper-parameter.
+
+        Args:
+            name: The hyper-parameter, or one of its coordinates.
+        """
+        names = [c.name for c in self.coordinates if is_part(c.name, name)]
+        return len({tuple(picked.get(each) for each in names) for picked in self.picked}) <= 1
 
     def coordinate(self, name: str) -> Coordinate | None:
         """Return the coordinate of this name, or None."""
@@ -69,11 +103,18 @@ def comparable(trials: Sequence[TrialResult], space: Space, *, at_least: int = 0
     trials that are not of the space (those of a population whose schedules changed on the way).
     """
     coordinates = Coordinates(space)
+    left_out: Counter[str] = Counter()
     varying = tuple(c for c in coordinates.coordinates if c.domain.size() > 1)
     usable = []
     for trial in trials:
         picked = picked_by(trial, coordinates)
-        if picked is not None and trial.curve and trial.state != "failed":
+        if trial.state == "failed":
+            left_out["failed"] += 1
+        elif not trial.curve:
+            left_out["not reported yet"] += 1
+        elif picked is None:
+            left_out["with values outside of the space"] += 1
+        else:
             usable.append((trial, picked))
     num_needed = enough(num_coordinates=len(varying))
     curves, longest = [trial.curve for trial, _ in usable], _longest_of_each(usable)
@@ -81,7 +122,11 @@ def comparable(trials: Sequence[TrialResult], space: Space, *, at_least: int = 0
         common_epoch(curves, num_needed=max(num_needed, at_least)),
         common_epoch(longest, num_needed=min(num_needed, len(longest))),
     )
-    usable = [(t, p) for t, p in usable if _is_finite_at(t.curve, epoch)]
+    unit = trials[0].unit if trials else EPOCHS
+    reached = [(t, p) for t, p in usable if len(t.curve) >= epoch]
+    left_out[f"not trained for {unit.text(epoch)}"] = len(usable) - len(reached)
+    usable = [(t, p) for t, p in reached if _is_finite_at(t.curve, epoch)]
+    left_out["with a metric that is not finite"] = len(reached) - len(usable)
     return Comparable(
         epoch=epoch,
         numbers=tuple(trial.number for trial, _ in usable),
@@ -90,8 +135,18 @@ def comparable(trials: Sequence[TrialResult], space: Space, *, at_least: int = 0
         values=tuple(trial.curve[epoch - 1] for trial, _ in usable),
         feasible=tuple(not trial.violation for trial, _ in usable),
         coordinates=varying,
-        unit=trials[0].unit if trials else EPOCHS,
+        unit=unit,
+        left_out=dict(+left_out),
     )
+
+
+def is_part(coordinate: str, name: str) -> bool:
+    """Return whether a coordinate is, or is within, a hyper-parameter or another coordinate.
+
+    >>> is_part("lr[1].value", "lr"), is_part("lr_decay", "lr")
+    (True, False)
+    """
+    return coordinate == name or coordinate.startswith((f"{name}.", f"{name}["))
 
 
 def _longest_of_each(

@@ -7,7 +7,7 @@ import logging
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from thrifty.space import Choice, Coordinate, Int, Space, TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store._reports import trials_text
 
-from ._identity import Comparable, comparable, enough
+from ._identity import Comparable, comparable, enough, is_part
 from ._preflight import option_names
 from ._results import MAX_ROWS, TrialResult, table
 
@@ -177,6 +177,8 @@ class Importance(dict[str, float]):
         states: How many trials were compared, by state.
         num_left_out: Trials of the study that were not compared: they have not reached the epoch,
             have failed, have no finite metric there, or have values that are not of the space.
+        one_value: Hyper-parameters of which all compared trials have the same value. Their share
+            is 0, which says nothing about their importance.
 
     >>> shares = Importance(
     ...     {"lr": 0.8, "width": 0.2},
@@ -203,6 +205,7 @@ class Importance(dict[str, float]):
         unit: TimeUnit = EPOCHS,
         states: Mapping[str, int],
         num_left_out: int,
+        one_value: Collection[str] = (),
     ) -> None:
         super().__init__(shares)
         self.metric = metric
@@ -211,6 +214,24 @@ class Importance(dict[str, float]):
         self.unit = unit
         self.states = dict(sorted(states.items()))
         self.num_left_out = num_left_out
+        self.one_value = frozenset(one_value)
+
+    def text(self, name: str) -> str:
+        """Return the share of a hyper-parameter as text.
+
+        >>> shares = Importance(
+        ...     {"lr": 1.0, "width": 0.0},
+        ...     metric="loss",
+        ...     method="fanova",
+        ...     epoch=3,
+        ...     states={"done": 9},
+        ...     num_left_out=0,
+        ...     one_value=["width"],
+        ... )
+        >>> shares.text("lr"), shares.text("width")
+        ('100.0%', 'one value')
+        """
+        return "one value" if name in self.one_value else f"{self[name]:.1%}"
 
     def __repr__(self) -> str:
         return f"<Importance {super().__repr__()} by {self.method}: {self.basis}>"
@@ -221,7 +242,7 @@ class Importance(dict[str, float]):
         return table(
             f"What makes trials differ in {self.metric}",
             ("hyper-parameter", "share"),
-            ((name, f"{share:.1%}") for name, share in self.items()),
+            ((name, self.text(name)) for name in self),
             notes=[
                 *([f"… and {num_more:,} more: dict(importance)"] if num_more > 0 else []),
                 f"{self.method}: {self.basis}",
@@ -294,7 +315,10 @@ def importance(
     seen = comparable(trials, space, at_least=at_least)
     _check_number(seen, trials, metric=metric, method=method, at_least=at_least)
     if not seen.coordinates:
-        raise UsageError(f"nothing varies in {space!r}: every hyper-parameter has one value only")
+        raise UsageError(
+            f"nothing varies: every hyper-parameter of the space ({', '.join(space.names)}) has "
+            "one value only"
+        )
     if min(seen.values) == max(seen.values):
         shares = dict.fromkeys((c.name for c in seen.coordinates), 0.0)
     elif method == "fanova":
@@ -302,7 +326,8 @@ def importance(
     else:
         shares = _ped_anova(seen, metric=metric, mode=mode)
     if level == "hyperparameter":
-        shares = _summed(shares, space.names)
+        varying = [n for n in space.names if any(is_part(c.name, n) for c in seen.coordinates)]
+        shares = _summed(shares, varying)
     total = sum(shares.values())
     ranked = sorted(shares.items(), key=lambda item: -item[1])
     return Importance(
@@ -313,6 +338,7 @@ def importance(
         unit=seen.unit,
         states=Counter(seen.states),
         num_left_out=len(trials) - len(seen),
+        one_value=[name for name in shares if seen.has_one_value(name)],
     )
 
 
@@ -436,5 +462,5 @@ def hyperparameter_of(coordinate: str, names: Sequence[str]) -> str:
     >>> hyperparameter_of("lr[1].value", ["lr", "lr_decay"])
     'lr'
     """
-    parts = [n for n in names if coordinate == n or coordinate.startswith((f"{n}.", f"{n}["))]
+    parts = [name for name in names if is_part(coordinate, name)]
     return max(parts, key=len)

@@ -188,7 +188,9 @@ class PlotMixin:
             MissingExtraError: matplotlib, scikit-learn or Optuna is not installed.
         """
         shares = self.importance(method=method, level=level)
-        return _draw("importance", shares, metric=self.metric, basis=shares.basis)
+        return _draw(
+            "importance", shares, metric=self.metric, basis=shares.basis, one_value=shares.one_value
+        )
 
     def plot_parallel(self, names: Sequence[str] | None = None) -> Figure:
         """Plot each trial as a line through an axis per coordinate (matplotlib).

@@ -315,6 +315,8 @@ class ImportanceDocument(Document):
     """Which trials are compared, at which epoch."""
     shares: dict[str, float]
     """Share of each hyper-parameter in the differences between trials, the largest first."""
+    one_value: list[str]
+    """Hyper-parameters of which all compared trials have the same value."""
 
 
 class KnownEpochDocument(TypedDict):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 
 import matplotlib as mpl
@@ -18,6 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from thrifty.core import UsageError
 from thrifty.core._figure import COLOURS, NotebookFigure, limits, tidy
 from thrifty.space import Choice, Coordinate, Float, Space
+from thrifty.store._reports import trials_text
 from thrifty.study._identity import Comparable, comparable, is_log
 from thrifty.study._preflight import escaped, option_names, short_names, shorten
 from thrifty.study._results import TrialResult
@@ -26,15 +28,25 @@ from thrifty.study._results import TrialResult
 FloatArray = npt.NDArray[np.float64]
 
 
-def importance(shares: Mapping[str, float], *, metric: str, basis: str = "") -> Figure:
-    """Plot a bar for each share, the largest on top; ``basis`` says what they come from."""
+def importance(
+    shares: Mapping[str, float], *, metric: str, basis: str = "", one_value: Collection[str] = ()
+) -> Figure:
+    """Plot a bar for each share, the largest on top.
+
+    Args:
+        shares: The share of each hyper-parameter.
+        metric: The metric whose differences they explain.
+        basis: What the shares come from.
+        one_value: Hyper-parameters of which all compared trials have the same value.
+    """
     ranked = sorted(shares.items(), key=lambda item: item[1])
     figure = NotebookFigure(figsize=(7, 1.2 + 0.32 * len(ranked)), layout="constrained")
     axes: Axes = figure.add_subplot()
     names = [escaped(shorten(name, limit=40)) for name, _ in ranked]
     bars = axes.barh(range(len(ranked)), [share for _, share in ranked], color="C0", height=0.7)
     axes.set_yticks(range(len(ranked)), names)
-    axes.bar_label(bars, [f"{share:.1%}" for _, share in ranked], padding=4, fontsize=9)
+    labels = ["one value" if name in one_value else f"{share:.1%}" for name, share in ranked]
+    axes.bar_label(bars, labels, padding=4, fontsize=9)
     axes.set_xlim(0, 1.12 * max(shares.values(), default=1.0) or 1.0)
     axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     axes.set_xlabel(f"share in what makes trials differ in {escaped(metric)}")
@@ -100,6 +112,7 @@ def parallel_coordinates(
     colour_bar(
         figure, axes, colours, label=at_epoch(metric, seen), num_outside=num_outside, mode=mode
     )
+    _say_which(figure, seen, f"{trials_text(len(seen))}; the thick line is the best")
     return figure
 
 
@@ -206,7 +219,8 @@ def contour(
     lay_axis(axes, "x", x, limit=24)
     lay_axis(axes, "y", y, limit=24)
     tidy(axes)
-    axes.set_title(f"{len(both)} trials; the star is the best", fontsize=9, loc="left")
+    lacking = f" of {len(seen):,} have both" if len(both) < len(seen) else ""
+    _say_which(figure, seen, f"{trials_text(len(both))}{lacking}; the star is the best")
     label = at_epoch(metric, seen)
     colour_bar(figure, axes, colours, label=label, num_outside=num_outside, mode=mode)
     return figure
@@ -298,10 +312,22 @@ def slice_plot(
     if first is not None:
         first.set_ylim(low - room, high + room)
     outside = f"; {num_outside} outside of the picture" if num_outside else ""
-    figure.suptitle(
-        f"{len(seen)} trials{outside}; the star is the best", fontsize=9, x=0.01, ha="left"
-    )
+    _say_which(figure, seen, f"{trials_text(len(seen))}{outside}; the star is the best")
     return figure
+
+
+def _say_which(figure: Figure, seen: Comparable, what: str) -> None:
+    """Write above a picture which trials it compares, after which epoch, and which it leaves out.
+
+    The best trial after that epoch may not be ``Study.best_trial``, which was trained for longer.
+    """
+    which = f"{what} after {seen.unit.text(seen.epoch)}{seen.without}"
+    chars = max(40, int(_CHARS_PER_INCH * figure.get_size_inches()[0]))
+    figure.suptitle(textwrap.fill(escaped(which), chars), fontsize=9, x=0.01, ha="left")
+
+
+_CHARS_PER_INCH = 15
+"""How many characters of the size 9 fit an inch."""
 
 
 # -- axes of coordinates --------------------------------------------------------------------

@@ -19,7 +19,7 @@ from thrifty.store._reports import worker_use
 from . import _models as models
 from ._layouts import Column, StageForest, columns, stage_forest
 from ._models import finite
-from ._study_views import state_of, unit_of
+from ._study_views import parameters, state_of, unit_of
 
 
 _NUM_BINS = 8
@@ -260,8 +260,35 @@ def importance(views: Views, view: StudyView) -> models.Importance:
             models.Share(name=name, share=share / total)
             for name, share in (alone.items() if total else ())
         ],
+        one_value=_with_one_value([config for config, _ in usable], view) if enough else [],
         note=note,
     )
+
+
+def _with_one_value(configs: Sequence[Mapping[str, Any]], view: StudyView) -> list[str]:
+    """Return the hyper-parameters of which all configurations have the same value.
+
+    Constants of the space are left out.
+    """
+    space = view.spec.get("space", {})
+    return [
+        name
+        for name, domain in space.items()
+        if _varies(str(domain)) and len({repr(config.get(name)) for config in configs}) == 1
+    ]
+
+
+def _varies(domain: str) -> bool:
+    """Return whether a recorded hyper-parameter may have several values.
+
+    >>> _varies("Float(low=0.0, high=1.0)"), _varies("Choice(options=(8,))"), _varies("0.1")
+    (True, False, False)
+    """
+    found = parameters({"": domain})[0]
+    if found.kind == "choice" and len(found.options) > 1:
+        return True
+    inner = domain.removeprefix("Choice(")
+    return any(f"{kind}(" in inner for kind in ("Choice", "Float", "Int"))
 
 
 def forest(views: Views, view: StudyView) -> StageForest:

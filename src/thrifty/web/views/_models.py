@@ -192,6 +192,9 @@ class Importance(Response):
     unit: Unit
     trials: int
     shares: list[Share]
+    one_value: list[str] = Field(
+        description="hyper-parameters of which all these trials have the same value"
+    )
     note: str
 
 

@@ -27,6 +27,8 @@ export function bars(data, limit = Infinity) {
     ),
     data.shares.length > shown.length &&
       h("p", { class: "note" }, `and ${count(data.shares.length - shown.length)} more`),
+    data.one_value.length > 0 &&
+      h("p", { class: "note" }, `one value among these trials: ${data.one_value.join(", ")}`),
   ];
 }
 
