@@ -147,6 +147,14 @@ def by_peft(config, *, epochs, seed=0):
     return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
 
+@pytest.mark.parametrize("rank", [0, -1, 2.0, True])
+def test_a_rank_below_1_is_refused(rank):
+    with pytest.raises(TaskError, match="LoRA: r must be a whole number of at least 1, got "):
+        th.LoRA(r=rank)
+    with pytest.raises(TaskError, match="LoRA: r must be a whole number of at least 1, got "):
+        th.LoRA(r="rank").config({"rank": rank}, kind="causal")
+
+
 def test_packed_adapters_equal_those_of_peft():
     of = trials({}, {"alpha": 2}, {"rank": 4, "alpha": 4})
     for trial, result in zip(of, packed(llama(), of), strict=True):
@@ -764,7 +772,6 @@ def test_invalid_arguments(change, said):
 @pytest.mark.parametrize(
     ("lora", "said"),
     [
-        (th.LoRA(r=0), "r must be a whole number of at least 1, got 0"),
         (th.LoRA(dropout=1.0), r"dropout must be in \[0, 1\), got 1.0"),
         (th.LoRA(targets=()), "targets is empty"),
         (th.LoRA(targets=("c_attn",)), "the adapters do not fit the model"),

@@ -77,6 +77,13 @@ def test_times_takes_numbers_and_names(bad):
         times("lr", bad)
 
 
+@pytest.mark.parametrize("option", ["lr", "weight_decay"])
+def test_a_text_is_no_rate(option):
+    said = rf"hyper-parameter 'x' \({option}='x'\), whose value is the text '0.1'; give it numbers"
+    with pytest.raises(TaskError, match=said):
+        Optimizer(torch.optim.SGD, **{"lr": 0.1, option: "x"}).resolve({"x": "0.1"})
+
+
 def test_a_product_of_something_that_is_no_number():
     with pytest.raises(TaskError, match="'kind' is 'sgd'; only numbers can be multiplied"):
         SGD(lr=times("kind", 2)).resolve({"kind": "sgd"})

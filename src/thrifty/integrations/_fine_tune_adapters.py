@@ -48,6 +48,9 @@ class LoRA:
     >>> LoRA(r=8, alpha="alpha", targets=("q_proj", "v_proj")).values({"alpha": 32})["alpha"]
     32
 
+    Raises:
+        TaskError: ``r`` is neither a whole number of at least 1 nor a name.
+
     References:
         Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
         Kalajdzievski, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023.
@@ -67,6 +70,8 @@ class LoRA:
         for name in ("targets", "all_targets"):
             if getattr(self, name) == ALL_LINEAR:
                 object.__setattr__(self, name, (ALL_LINEAR,))
+        if not isinstance(self.r, str):
+            _check_rank(self.r)
 
     def values(self, hp: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields, with hyper-parameters in place of their names.
@@ -135,8 +140,7 @@ class LoRA:
         """
         found = self.values(hp)
         rank, targets, layers = found["r"], found["targets"], found["layers"]
-        if not isinstance(rank, int) or rank < 1:
-            raise TaskError(f"LoRA: r must be a whole number of at least 1, got {rank!r}")
+        _check_rank(rank)
         if not 0.0 <= found["dropout"] < 1.0:
             raise TaskError(f"LoRA: dropout must be in [0, 1), got {found['dropout']!r}")
         if not isinstance(found["rslora"], bool):
@@ -155,6 +159,11 @@ class LoRA:
             **options,
         )
         return made
+
+
+def _check_rank(rank: object) -> None:
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise TaskError(f"LoRA: r must be a whole number of at least 1, got {rank!r}")
 
 
 _NAME = "default"

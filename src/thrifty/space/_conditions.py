@@ -10,7 +10,7 @@ from typing import Any
 from thrifty.core import ScheduleError, SpaceError, UsageError
 
 from . import _variants
-from ._domain import Choice, Condition, Domain, Float, Int, freeze
+from ._domain import Choice, Condition, Domain, Float, Int, freeze, values_text
 from ._pieces import Hold, Segment
 from ._variants import (
     MAX_VARIANTS,
@@ -96,8 +96,8 @@ def _check_parents(params: Params) -> None:
                 if not may_be(parent, wanted):
                     raise SpaceError(
                         f"{name!r} depends on {condition.name}={wanted!r}, which never holds: "
-                        f"{condition.name} is {parent!r}; give a value that it can take, "
-                        "of the same type"
+                        f"{condition.name} is {values_text(parent)}; "
+                        "give a value that it can take, of the same type"
                     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from thrifty.core import ScheduleError, SpaceError, error_text
 
-from ._domain import Choice, Domain, Float, Int, domain_text, freeze
+from ._domain import Choice, Domain, Float, Int, freeze, values_text
 from ._pieces import FloatArray
 from ._space import Config, Space, config_from_json
 from .schedules import Branched, Constant, Schedule
@@ -286,7 +286,8 @@ class Coordinates:
                 raise SpaceError(f"{dict(config)!r} is not of this space: {name} {wrong}")
             if name in given and not self._nodes[name].find(given[name], found):
                 raise SpaceError(
-                    f"{name}={given[name]!r} is not in {domain_text(self._space[name])}"
+                    f"{name}={given[name]!r} is not in the space; "
+                    f"{name} must be {values_text(self._space[name])}"
                 )
         for name in given:
             if name not in self._nodes:
@@ -376,10 +377,7 @@ def fill_config(
                 f"{name!r} is not in the space ({', '.join(space.names)}); name "
                 "hyper-parameters of the study"
             )
-        try:
-            picked.update(_coordinates_of(name, value, space))
-        except SpaceError as error:
-            raise SpaceError(f"{error}; give a value that is") from None
+        picked.update(_coordinates_of(name, value, space))
     coordinates = Coordinates(space)
 
     def pick(coordinate: Coordinate) -> Any:

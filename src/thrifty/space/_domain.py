@@ -233,6 +233,23 @@ def domain_text(domain: object) -> str:
     return repr(domain).replace(", conditions=()", "")
 
 
+def values_text(domain: object) -> str:
+    """Return which values a hyper-parameter can have, as the end of a sentence.
+
+    >>> values_text(Choice([8, 32])), values_text(Float(0.0, 1.0)), values_text("adam")
+    ('one of 8, 32', 'a number from 0.0 to 1.0', "'adam'")
+    """
+    if isinstance(domain, Choice):
+        options = [domain_text(option) for option in domain.options]
+        return f"one of {', '.join(options)}" if len(options) > 1 else options[0]
+    if not isinstance(domain, Float | Int):
+        return domain_text(domain)
+    kind = "a number" if isinstance(domain, Float) else "a whole number"
+    is_stepped = domain.step not in (None, 1)
+    steps = f" in steps of {domain.step!r}" if is_stepped else ""
+    return f"{kind} from {domain.low!r} to {domain.high!r}{steps}"
+
+
 _TO_PLAIN: Mapping[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,

@@ -194,7 +194,7 @@ class _Writer:
                 self._stored[number] = self._plan.stored[number]
 
     def _view(self, index: int, call: Call, rule: Rule) -> None:
-        """Write a view of the rows that there are; a view of all rows costs nothing."""
+        """Write a view of the remaining rows; a view of all rows costs nothing."""
         (number,) = set(call.refs)
         have = self._stored.get(number)
         given = self._plan.given(index)

@@ -553,7 +553,7 @@ def resolved(options: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
     return {option: _lookup(value, values, where=option) for option, value in options.items()}
 
 
-def _lookup(value: Any, values: Mapping[str, Any], *, where: str) -> Any:
+def _lookup(value: Any, values: Mapping[str, Any], *, where: str, may_be_text: bool = False) -> Any:
     if isinstance(value, tuple):
         return tuple(_lookup(item, values, where=where) for item in value)
     if isinstance(value, Times):
@@ -567,7 +567,20 @@ def _lookup(value: Any, values: Mapping[str, Any], *, where: str) -> Any:
             f"which the search space does not have (it has: {known}); add it to the space or "
             f"give {where} a number"
         )
-    return values[value]
+    found = values[value]
+    if where in _NUMBERS and isinstance(found, str) and not may_be_text:
+        raise TaskError(
+            f"the task's optimizer follows hyper-parameter {value!r} ({where}={value!r}), whose "
+            f"value is the text {found!r}; give it numbers in the space"
+        )
+    return found
+
+
+_NUMBERS = frozenset({
+    *("lr", "weight_decay", "momentum", "dampening", "eps", "alpha", "rho", "lr_decay"),
+    *("betas", "lambd", "initial_accumulator_value"),
+})
+"""Options of torch's optimizers that are numbers. Options of other names may be texts."""
 
 
 def _limit(given: Limit, values: Mapping[str, Any], *, where: str) -> float | None:
@@ -583,7 +596,7 @@ def _limit(given: Limit, values: Mapping[str, Any], *, where: str) -> float | No
 def _product(product: Times, values: Mapping[str, Any], *, where: str) -> Any:
     out: float | torch.Tensor = 1
     for part in (product.value, product.factor):
-        number = _lookup(part, values, where=where)
+        number = _lookup(part, values, where=where, may_be_text=True)
         if not is_number(number) and not isinstance(number, torch.Tensor):
             raise TaskError(
                 f"the task's optimizer has {where}={product!r}, but {part!r} is {number!r}; "
