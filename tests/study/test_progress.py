@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,7 @@ class SavedEpochs:
         self.seen: list[int] = []
         self.gross: list[int] = []
         """The same without the epochs that were trained again."""
+        self.ledger: Any = None
 
     def on_event(self, event) -> None:
         self.seen.append(self.ledger.saved_epochs)
