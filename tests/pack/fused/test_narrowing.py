@@ -11,7 +11,8 @@ from torch import nn
 from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy, normal
-from thrifty.pack import AutoBackend, FusedBackend
+from thrifty.core import DivergedError
+from thrifty.pack import ArrayData, AutoBackend, FusedBackend, UnverifiedError
 from thrifty.pack.fused import _narrowing, _row_rules
 from thrifty.pack.fused._fusable import UnfusableError
 from thrifty.pack.fused._narrowing import narrowed
@@ -159,14 +160,14 @@ def results(program, inputs):
     return first
 
 
-def assert_narrowed_is_whole(model, **options):
+def assert_narrowed_is_whole(model, *, tolerance=1e-11, **options):
     """Assert that both programs give the same, and return the share of operations that is left."""
     program, inputs = recorded(model, **options)
     found = narrowed(program, device=here())
     for one, other in zip(results(found, inputs), results(program, inputs), strict=True):
         assert (one is None) == (other is None)
         scale = 1.0 if one is None or not one.numel() else max(1.0, float(other.abs().max()))
-        assert one is None or float((one - other).abs().max()) <= 1e-11 * scale
+        assert one is None or float((one - other).abs().max()) <= tolerance * scale
     num = [sum(num_operations(call, p) for call in p.calls) for p in (found, program)]
     return num[0] / max(num[1], 1)
 
@@ -186,7 +187,8 @@ def test_layers_before_a_selection(layer, pick, monkeypatch):
 def test_networks_before_a_selection(layers, pick):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_narrowing, "MIN_SAVED", -10.0)
-        assert_narrowed_is_whole(Picking(layers, pick))
+        # deep networks amplify rounding; what is wrong is wrong by far more
+        assert_narrowed_is_whole(Picking(layers, pick), tolerance=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -344,9 +346,77 @@ def test_packed_trials_equal_trials_alone(task, monkeypatch):
     assert any(shares)
 
 
+class Rare(Reader):
+    """One sample of many has a row that is no number, which nothing reads."""
+
+    batch_size = 4
+
+    def data(self, hp):
+        x, valid = self.inputs(160, 1).double(), self.inputs(8, 2).double()
+        y = self.targets(x)
+        x[100, 0] = float("nan")
+        return ArrayData(train=(x, y), valid=(valid, self.targets(valid)))
+
+    def network(self, hp):
+        layers = [nn.Linear(WIDTH, WIDTH), Perceptron(), Function(PICKS["last"])]
+        return nn.Sequential(*layers, nn.Linear(WIDTH, 1))
+
+
+class Padded(Rare):
+    """One sample of many is padded on the left: its first query sees no key."""
+
+    def data(self, hp):
+        source = super().data(hp)
+        x, y = source.train
+        x[100] = 1.0
+        x[100, :2] = 0
+        return ArrayData(train=(x, y), valid=source.valid)
+
+    def network(self, hp):
+        return nn.Sequential(Masked(), Perceptron(), Function(PICKS["last"]), nn.Linear(WIDTH, 1))
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x):
+        q, k, v = self.parts(x).chunk(3, -1)
+        sees = torch.ones(TIME, TIME, dtype=torch.bool).tril() & (x[:, None, :, 0] != 0)
+        return x + (q @ k.mT).masked_fill(~sees, float("-inf")).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("task", [Rare, Padded])
+@pytest.mark.parametrize("backend", [FusedBackend, AutoBackend])
+def test_a_row_that_is_no_number_spoils_a_trial_in_a_pack_as_it_does_alone(task, backend):
+    found = together(backend(task(), device=here()), TRIALS)
+    wanted = alone(task(), TRIALS)
+    assert {type(one.error) for one in wanted} == {DivergedError}
+    # a worker trains a trial that is not verified again, alone
+    assert all(isinstance(one.error, UnverifiedError | DivergedError) for one in found)
+
+
+def test_metrics_do_not_depend_on_rows_that_nothing_reads():
+    model = Picking(["gelu", "gelu"], "last")
+    program, (x, *rest) = recorded(model, evaluates=True)
+    whole = results(narrowed(program, device=here()), [x, *rest])
+    x = x.clone()
+    x[:, 0] = float("nan")
+    assert torch.equal(whole[0], results(narrowed(program, device=here()), [x, *rest])[0])
+
+
+def test_half_precision_of_ten_bits_stays_whole():
+    """Rows overflow easily there."""
+    model = Picking(["gelu", "gelu"], "last").half()
+    x = numbers(BATCH, TIME, WIDTH).half()
+    program, _ = record(lambda: [model(x).sum()], [x, *model.parameters()])
+    assert narrowed(program, device=here()) is program
+
+
 @pytest.mark.usefixtures("device")
 def test_gradients_that_unread_rows_spoil_are_found():
-    with pytest.raises(UnfusableError, match=r"the packed gradient of .* differs"):
+    with pytest.raises(UnfusableError, match="differs"):
         together(FusedBackend(Hiding(), device=here()), TRIALS)
     found = together(AutoBackend(Hiding(), device=here()), TRIALS)
     for one, other in zip(found, alone(Hiding(), TRIALS), strict=True):

@@ -54,6 +54,8 @@ def narrowed(program: Program, *, device: torch.device) -> Program:
 
 def _narrow(program: Program, device: torch.device) -> Program | None:
     calls = alive(program)
+    if any(dtype == torch.float16 for _, _, dtype in program.meta):
+        return None  # rows that nothing reads may overflow, and spoil plain gradients
     if not any(call.function.overloadpacket in SELECTIONS for call in calls):
         return None
     plan = _Plan(replace(program, calls=calls))
@@ -230,7 +232,21 @@ class _Writer:
             args = (Ref(number), shape, *have.slice_args())
             return self._part(aten.slice_backward.default, args, number, rows)
         assert rows is not None
-        return self._slice(number, number, rows)
+        return self._guarded(number, rows)
+
+    def _guarded(self, number: int, rows: Rows) -> int:
+        """Return rows of a value that are no numbers if other rows of it are none.
+
+        Zero times NaN is NaN, so in plain PyTorch such rows spoil the gradients of all weights. A
+        loss that is no number makes a trial be trained alone.
+        """
+        part = self._slice(number, number, rows)
+        if not self._plan.zeros or not self._meta[number][2].is_floating_point:
+            return part
+        whole = self._new(aten.sum.dim_IntList, (Ref(number), [rows.dim], True))
+        zero = self._new(aten.mul.Scalar, (Ref(whole), 0.0))
+        self._parts[number, rows] = self._new(aten.add.Tensor, (Ref(part), Ref(zero)))
+        return self._parts[number, rows]
 
     def _slice(self, number: int, whole: int, rows: Rows) -> int:
         return self._part(aten.slice.Tensor, (Ref(whole), *rows.slice_args()), number, rows)

@@ -141,11 +141,7 @@ def rule_of(call: Call) -> Rule | None:
     rule = _RULES.get(packet)
     if rule is not None:
         return rule
-    is_pointwise = torch.Tag.pointwise in call.function.tags and call.function.namespace == "aten"
-    is_random = torch.Tag.nondeterministic_seeded in call.function.tags
-    if is_pointwise and not is_random and len(call.outputs) == 1:
-        return _POINTWISE
-    return None
+    return _POINTWISE if packet in _FINITE and len(call.outputs) == 1 else None
 
 
 # Functions of elements.
@@ -172,7 +168,7 @@ def _pointwise_zeros(at: Given) -> list[Some]:
         first, second = at.nonzero("self"), at.nonzero("other")
         is_same = first == second and isinstance(at["other"], Ref)
         return [first if is_same and at.shape("self") == at.shape("other") else None]
-    elif packet in _LINEAR or (packet is aten.div and isinstance(at["other"], int | float)):
+    elif packet in _LINEAR:
         names = ["self"]
     else:
         names = ["grad_output"]  # every derivative is a multiple of it
@@ -184,6 +180,19 @@ def _pointwise_zeros(at: Given) -> list[Some]:
     return [None]
 
 
+_FINITE = frozenset({
+    aten._to_copy, aten.abs, aten.add, aten.addcmul, aten.alias, aten.clamp, aten.clamp_min,
+    aten.clone, aten.cos, aten.detach, aten.elu, aten.elu_backward, aten.gelu, aten.gelu_backward,
+    aten.hardtanh, aten.hardtanh_backward, aten.leaky_relu, aten.leaky_relu_backward, aten.mul,
+    aten.neg, aten.relu, aten.sigmoid, aten.sigmoid_backward, aten.silu, aten.silu_backward,
+    aten.sin, aten.softplus, aten.softplus_backward, aten.sub, aten.tanh, aten.tanh_backward,
+    aten.threshold_backward,
+})  # fmt: skip
+"""Functions of elements that make numbers of numbers, short of an overflow.
+
+Division, logarithms and roots do not, nor does the softmax of a row that a mask hides whole: a row
+that nothing reads could be no number, and spoil the gradients of plain PyTorch.
+"""
 _LINEAR = (aten.neg, aten.clone, aten._to_copy, aten.detach, aten.alias)
 _POINTWISE = Rule(reads=_pointwise_reads, zeros=_pointwise_zeros)
 
@@ -415,11 +424,7 @@ def _sum_zeros(at: Given) -> list[Some]:
     return [rows if at["keepdim"] else rows.at(rows.dim - sum(dim < rows.dim for dim in dims))]
 
 
-# Functions of whole rows: softmax, layer normalisation.
-
-
-def _softmax_dims(at: Given) -> list[int]:
-    return [at["dim"] % len(at.out_shape())]
+# Layer normalisation.
 
 
 def _norm_dims(at: Given) -> list[int]:
@@ -427,21 +432,9 @@ def _norm_dims(at: Given) -> list[int]:
     return list(range(num - len(at["normalized_shape"]), num))
 
 
-def _softmax_reads(at: Given) -> dict[int, Some] | None:
-    rows = at.only_wanted()
-    if rows is None or rows.dim in _softmax_dims(at):
-        return None
-    return dict.fromkeys(at.call.refs, rows)
-
-
-def _softmax_zeros(at: Given) -> list[Some]:
-    rows = at.nonzero("grad_output")
-    return [None if rows is None or rows.dim in _softmax_dims(at) else rows]
-
-
 def _norm_reads(at: Given) -> dict[int, Some] | None:
     rows = at.only_wanted()
-    if rows is None or rows.dim in _norm_dims(at):
+    if rows is None or rows.dim in _norm_dims(at) or not at["eps"] > 0:
         return None
     return at.reads(input=rows)
 
@@ -497,7 +490,6 @@ def _not_causal(_at: Given, _rows: Some) -> dict[str, Any]:
 
 
 _PRODUCT = Rule(reads=_product_reads, zeros=_product_zeros)
-_SOFTMAX = Rule(reads=_softmax_reads, zeros=_softmax_zeros, needs_dense=True)
 _VIEW = Rule(reads=_view_reads, zeros=_view_zeros, is_view=True, changes=lambda _at, _rows: {})
 _RESHAPE = replace(_VIEW, changes=_sizes)
 _SELECTION = Rule(reads=_selection_reads, changes=_selection_changes)
@@ -508,16 +500,6 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys([aten.transpose, aten.t, aten.permute, aten.unsqueeze], _VIEW),
     **dict.fromkeys([aten.select, aten.slice], _SELECTION),
     **dict.fromkeys([aten.select_backward, aten.slice_backward], _PUT),
-    **dict.fromkeys(
-        [
-            aten._softmax,
-            aten._log_softmax,
-            aten._softmax_backward_data,
-            aten._log_softmax_backward_data,
-        ],
-        _SOFTMAX,
-    ),
-    **dict.fromkeys([aten.clone, aten._to_copy, aten.detach, aten.alias], _POINTWISE),
     aten.sum: Rule(reads=_sum_reads, zeros=_sum_zeros),
     aten.native_layer_norm: Rule(reads=_norm_reads, needs_dense=True),
     aten.native_layer_norm_backward: Rule(
