@@ -131,6 +131,13 @@ def test_what_may_be_read_elsewhere_or_later_is_not_told(tmp_path, caplog, task)
     assert "configurations" not in caplog.text
 
 
+def test_options_that_are_too_many_to_try_are_not_told(tmp_path, caplog):
+    kinds = ["plain", *(f"v{number}" for number in range(40))]
+    space = Space(**{**CHOICES, "kind": Choice(kinds)})
+    make_study(tmp_path, task=Optional(), space=space, algorithm=ONCE).run(progress=False)
+    assert "configurations" not in caplog.text
+
+
 def test_a_list_that_holds_a_schedule():
     with pytest.raises(SpaceError, match=r"betas=.*a list cannot hold a schedule"):
         Space(betas=Choice([(0.9, 0.99), (Cosine(0.9), 0.999)]))

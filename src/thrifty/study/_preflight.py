@@ -309,8 +309,11 @@ def check_study(
     return report, ""
 
 
-_MAX_OTHERS = 6
-"""The number of other configurations that are tried at most where something is not read in one."""
+_MAX_OTHERS = 12
+"""The number of other configurations that are tried where something is not read in one.
+
+Where more are needed to see each option of each choice, nothing is said.
+"""
 
 
 def _warn_of_unread(
@@ -325,8 +328,11 @@ def _warn_of_unread(
         for name in unread
         if isinstance(space[name], Domain) and space[name].size() > 1 and not space[name].conditions
     }
+    others = list(_other_configs(space, seed=seed)) if names else []
+    if len(others) > _MAX_OTHERS:
+        return
     num_tried = 1
-    for config in _other_configs(space, seed=seed) if names else ():
+    for config in others:
         timeline = Timeline(config, epochs=space.horizon_of(config) or max_epochs)
         try:
             with no_exits():
@@ -348,12 +354,10 @@ def _warn_of_unread(
 def _other_configs(space: Space, *, seed: int) -> Iterator[dict[str, Any]]:
     """Yield configurations in which choices have other options than in those before, if any."""
     seen: set[tuple[str, str]] = set()
-    num = 0
     for place in range(_NUM_PROBED):
         config = space.sample(np.random.default_rng(derive_seed(seed, "unread", place)))
         chosen = {(n, repr(v)) for n, v in config.items() if isinstance(space[n], Choice)}
-        if (place == 0 or not chosen <= seen) and num < _MAX_OTHERS:
-            num += 1
+        if place == 0 or not chosen <= seen:
             yield config
         seen |= chosen
 

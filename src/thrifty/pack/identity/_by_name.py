@@ -9,14 +9,11 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
-
-import torch
 
 from ._contents import is_a
 from ._own import is_own_module, is_there
-from ._place import vars_of
 from ._syntax import Mentions
 
 
@@ -53,103 +50,6 @@ def modules_by_name(
 
 _BEGINNING = re.compile(r"(?P<package>[^\W\d]\w*(\.[^\W\d]\w*)*)\.[^\s/\\]*$")
 """The beginning of the name of a module: ``"nets."``, ``"nets.{}"``, ``"nets.resnet"``."""
-
-
-class NamedModules:
-    """The user's modules that one function names and another one imports.
-
-    A text such as ``"nets.Small"`` counts wherever the code or its values have it, as soon as any
-    code imports by a text. A single word counts only in a function that calls the one that imports.
-    """
-
-    def __init__(self) -> None:
-        self._locates = False
-        self._texts: set[str] = set()
-        self._importers: set[str] = set()
-        self._callers: list[tuple[frozenset[str], set[str]]] = []
-
-    def note(self, function: FunctionType, found: Mentions) -> None:
-        """Note the texts of a function, and whether it imports by a text."""
-        self._locates = self._locates or found.locates
-        if found.imports_by_name and function.__name__ not in _USUAL_NAMES:
-            self._importers.add(function.__name__)
-        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        read = [function.__globals__.get(each) for each in found.globals]
-        self._texts |= found.texts
-        texts = {*found.texts, *_texts_in((*read, *defaults))}
-        self._callers.append((found.globals | found.attributes, texts))
-
-    def found(self, values: Iterable[Any]) -> list[tuple[ModuleType, str | None]]:
-        """Return modules with the attribute that is named; None if a module is named as a whole.
-
-        Args:
-            values: Other values that may contain texts.
-        """
-        if not self._locates:
-            return []
-        words = {
-            text for names, texts in self._callers if names & self._importers for text in texts
-        }
-        ends = [_OPEN_END.match(text) for text in words]
-        begun = {each["package"] for each in ends if each is not None}
-        whole = [*map(_module_named, sorted(words | begun)), *_modules_in(begun)]
-        exact = _named_in({*self._texts, *_texts_in(values)})
-        return [*((module, None) for module in whole if module is not None), *exact]
-
-
-_USUAL_NAMES = frozenset({*dir(dict), *dir(list), *dir(str), *dir(torch.nn.Module)})
-"""Names under which code rarely calls a function of the user's that imports."""
-
-_OPEN_END = re.compile(r"(?P<package>[^\W\d]\w*(\.[^\W\d]\w*)*)\.([\w.]*[{%].*)?$")
-"""The beginning of a name of which the rest is computed: ``"nets."``, ``"nets.{}"``."""
-
-
-def _named_in(texts: Iterable[str]) -> Iterator[tuple[ModuleType, str | None]]:
-    """Yield the user's modules that texts such as ``"nets.Small"`` name, with the attribute.
-
-    The attribute is None if the text names only a module. A module that is not imported yet is
-    imported only if its file contains that name: ``"train.csv"`` does not run ``train.py``.
-    """
-    for text in sorted({*texts}):
-        if _PATH.fullmatch(text) is None:
-            continue
-        parts = re.split("[.:]", text)
-        if not is_own_module(parts[0]):
-            continue
-        for length in range(len(parts), 0, -1):
-            name, rest = ".".join(parts[:length]), parts[length:]
-            module = _module_named(name) if _may_have(name, rest[:1]) else None
-            if module is not None:
-                yield module, (rest or [None])[0]
-                break
-
-
-_PATH = re.compile(r"[^\W\d]\w*([.:][^\W\d]\w*)+")
-
-
-def _may_have(name: str, attributes: Collection[str]) -> bool:
-    """Return whether there is a module that may have some attributes, without importing it."""
-    module = sys.modules.get(name)
-    if module is not None:
-        return all(each in vars_of(module) for each in attributes)
-    top, *rest = name.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        return False
-    if spec is None:
-        return False
-    folders = [Path(each) for each in spec.submodule_search_locations or ()]
-    files = [Path(spec.origin)] if spec.has_location and spec.origin and not rest else []
-    if rest:
-        inside = [Path(folder, *rest) for folder in folders]
-        files = [each.with_suffix(".py") for each in inside]
-        files += [each / "__init__.py" for each in inside]
-    for file in files:
-        if file.suffix == ".py" and file.is_file():
-            words = set(re.findall(r"\w+", file.read_text(errors="replace")))
-            return words.issuperset(attributes)
-    return False
 
 
 def imported_module(name: str) -> ModuleType | None:

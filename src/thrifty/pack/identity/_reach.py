@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ._arrays import hooks_of
-from ._by_name import NamedModules, imported_module, modules_by_name
+from ._by_name import imported_module, modules_by_name
 from ._contents import (
     CONTAINERS,
     NEUTRAL,
@@ -153,7 +153,6 @@ class _Walk:
         self._handed_on: dict[str, ModuleType] = {}
         self._read_whole: set[str] = set()
         self._read_deep: set[str] = set()
-        self._named = NamedModules()
         self._root_modules: set[str] = set()
         self._subclasses: dict[str, list[str]] = {}
         self._listed: set[type] = set()
@@ -180,10 +179,6 @@ class _Walk:
             while self._queue:
                 value, name = self._queue.popleft()
                 self._visit(value, name)
-            for module, attribute in self._named.found(
-                place.get() for place in self._places.values()
-            ):
-                self._find_named(module, attribute)
             for name, module in list(self._handed_on.items()):
                 whole = name in self._read_whole
                 self._read_module(module, vars(module) if whole else self._mentioned)
@@ -356,7 +351,6 @@ class _Walk:
                     self._hand_on_found(cell.cell_contents, found)
         for module in modules_by_name(found, names, homes=self._root_modules):
             self._hand_on(module, whole=True, deep=found.computes_paths)
-        self._named.note(function, found)
 
     def _read_chains(self, found: Mentions, names: Mapping[str, Any]) -> None:
         for first, *rest in sorted(found.chains):
@@ -421,13 +415,6 @@ class _Walk:
                         self._hand_on(each, whole=True, deep=True)
         else:
             self._note_package(module.__name__)
-
-    def _find_named(self, module: ModuleType, attribute: str | None) -> None:
-        if attribute is None:
-            self._hand_on(module, whole=True)
-        else:
-            self._read_module(module, (attribute,))
-            self._ask(module, (attribute,))
 
     def _read_module(self, module: Any, names: Iterable[str]) -> None:
         """Read the given names in a module and its submodules."""

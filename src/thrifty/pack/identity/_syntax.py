@@ -186,7 +186,6 @@ class Mentions:
         imports: Imports inside the function.
         texts: All texts among its constants.
         imports_by_name: Whether it may import modules by texts, as ``import_module`` does.
-        locates: Whether it may do so, or call a function of a package that does.
         assigns: Whether the code assigns to a global, or to an attribute of an object it was given.
         computes: Whether it may read attributes whose names it computes.
         computes_paths: Whether it may do so again with what it has read, as for ``"nets.small"``.
@@ -201,7 +200,6 @@ class Mentions:
     imports: tuple[Import, ...]
     texts: frozenset[str]
     imports_by_name: bool
-    locates: bool
     assigns: bool
     computes: bool
     computes_paths: bool
@@ -218,8 +216,6 @@ _COMPUTED = frozenset({"getattr", "vars", "dir", "__dict__", "getmembers", "attr
 _READERS = frozenset({"getattr", "vars"})
 _EVALUATORS = frozenset({"eval", "exec"})
 _IMPORTERS = frozenset({"import_module", "__import__"})
-_LOCATORS = frozenset({"locate", "resolve_name", "instantiate", "get_class", "get_object"})
-"""Functions of packages that import what a text names: ``pydoc.locate``, Hydra's and others."""
 _BETWEEN = frozenset({"IMPORT_FROM", "POP_TOP", "SWAP", "EXTENDED_ARG"})
 """Steps of one import between those that bind names."""
 
@@ -277,7 +273,6 @@ def mentions(code: CodeType) -> Mentions:
         imports=tuple(imports),
         texts=frozenset(texts),
         imports_by_name=bool(named & _IMPORTERS),
-        locates=bool(named & (_IMPORTERS | _LOCATORS)),
         assigns=assigns,
         computes=bool(named & _COMPUTED),
         computes_paths=bool(named & {"reduce", "attrgetter"}) or steps_of_paths,
