@@ -131,6 +131,13 @@ def test_what_may_be_read_elsewhere_or_later_is_not_told(tmp_path, caplog, task)
     assert "configurations" not in caplog.text
 
 
+def test_models_that_take_long_to_make_are_not_tried_again(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("thrifty.study._preflight._MAX_SECONDS", -1.0)
+    space = Space(**CHOICES, widths=Choice([3, 4]))
+    make_study(tmp_path, task=Optional(), space=space, algorithm=ONCE).run(progress=False)
+    assert "configurations" not in caplog.text
+
+
 def test_options_that_are_too_many_to_try_are_not_told(tmp_path, caplog):
     kinds = ["plain", *(f"v{number}" for number in range(40))]
     space = Space(**{**CHOICES, "kind": Choice(kinds)})

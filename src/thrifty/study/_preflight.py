@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
@@ -314,6 +315,8 @@ _MAX_OTHERS = 12
 
 Where more are needed to see each option of each choice, nothing is said.
 """
+_MAX_SECONDS = 5.0
+"""How long they may take together; nothing is said about a task whose models take longer to make."""
 
 
 def _warn_of_unread(
@@ -331,8 +334,10 @@ def _warn_of_unread(
     others = list(_other_configs(space, seed=seed)) if names else []
     if len(others) > _MAX_OTHERS:
         return
-    num_tried = 1
+    num_tried, began = 1, time.perf_counter()
     for config in others:
+        if time.perf_counter() - began > _MAX_SECONDS:
+            return
         timeline = Timeline(config, epochs=space.horizon_of(config) or max_epochs)
         try:
             with no_exits():

@@ -317,7 +317,7 @@ class Dropping(Reader):
 
 
 class Hiding(Reader):
-    """Rows that nothing reads are no numbers, which plain PyTorch spreads to all weights."""
+    """Rows that nothing reads are NaN, which plain PyTorch spreads to all weights."""
 
     def network(self, hp):
         def broken(x):
@@ -347,7 +347,7 @@ def test_packed_trials_equal_trials_alone(task, monkeypatch):
 
 
 class Rare(Reader):
-    """One sample of many has a row that is no number, which nothing reads."""
+    """One sample of many has a row of NaN, which nothing reads."""
 
     batch_size = 4
 
@@ -389,7 +389,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("task", [Rare, Padded])
 @pytest.mark.parametrize("backend", [FusedBackend, AutoBackend])
-def test_a_row_that_is_no_number_spoils_a_trial_in_a_pack_as_it_does_alone(task, backend):
+def test_a_row_of_nan_spoils_a_trial_in_a_pack_as_it_does_alone(task, backend):
     found = together(backend(task(), device=here()), TRIALS)
     wanted = alone(task(), TRIALS)
     assert {type(one.error) for one in wanted} == {DivergedError}

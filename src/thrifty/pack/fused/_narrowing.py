@@ -235,10 +235,10 @@ class _Writer:
         return self._guarded(number, rows)
 
     def _guarded(self, number: int, rows: Rows) -> int:
-        """Return rows of a value that are no numbers if other rows of it are none.
+        """Return rows of a value that are NaN if any other of its rows is not finite.
 
         Zero times NaN is NaN, so in plain PyTorch such rows spoil the gradients of all weights. A
-        loss that is no number makes a trial be trained alone.
+        trial whose loss is NaN in a pack is trained again, alone.
         """
         part = self._slice(number, number, rows)
         if not self._plan.zeros or not self._meta[number][2].is_floating_point:

@@ -173,6 +173,14 @@ class Call:
     places: tuple[int, ...]
 
 
+def named_arguments(call: Call) -> dict[str, Any]:
+    """Return the arguments of a call by the names of its function's schema, with their defaults."""
+    schema = call.function._schema.arguments
+    values = {a.name: a.default_value for a in schema if a.has_default_value()}
+    values.update(zip([a.name for a in schema], call.args, strict=False))
+    return {**values, **call.kwargs}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Program:
     """A recorded computation, in which each value (a tensor) has a number.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ._record import Call, Program, Ref
+from ._record import Call, Program, Ref, named_arguments
 
 
 aten: Any = torch.ops.aten
@@ -62,10 +62,7 @@ class Given:
         self.call = call
         self._meta = program.meta
         self._zeros = zeros
-        schema = call.function._schema.arguments
-        self._values = {a.name: a.default_value for a in schema if a.has_default_value()}
-        self._values.update(zip([a.name for a in schema], call.args, strict=False))
-        self._values.update(call.kwargs)
+        self._values = named_arguments(call)
         self.packet = call.function.overloadpacket
         self.wanted: dict[int, Some] = {}
 

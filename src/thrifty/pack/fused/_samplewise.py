@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ._record import CREATIONS, Call, Program, Ref
+from ._record import CREATIONS, Call, Program, Ref, named_arguments
 
 
 aten: Any = torch.ops.aten
@@ -65,10 +65,7 @@ class _Arguments:
         self.num_rows = num_rows
         self._meta = program.meta
         self._kinds = kinds
-        schema = call.function._schema.arguments
-        self._values = {a.name: a.default_value for a in schema if a.has_default_value()}
-        self._values.update(zip([a.name for a in schema], call.args, strict=False))
-        self._values.update(call.kwargs)
+        self._values = named_arguments(call)
 
     def __getitem__(self, name: str) -> Any:
         return self._values.get(name)
