@@ -316,7 +316,7 @@ _MAX_OTHERS = 12
 Where more are needed to see each option of each choice, nothing is said.
 """
 _MAX_SECONDS = 5.0
-"""How long they may take together; nothing is said about a task whose models take longer to make."""
+"""How long they may take together; nothing is said if models take longer to make."""
 
 
 def _warn_of_unread(
