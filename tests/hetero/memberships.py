@@ -90,7 +90,7 @@ class ThreadCluster:
     def lose(self, name: str) -> None:
         """Make a worker that waits for a message die."""
         with self._changed:
-            self._doomed[name] = (0, False)
+            self._doomed[name] = (-1, False)
             self._changed.notify_all()
 
     def run(self, jobs: dict[str, Callable[[Membership], Any]]) -> dict[str, Any]:
@@ -167,11 +167,11 @@ class ThreadCluster:
             self._waiting.add(name)
             self._changed.notify_all()
             self._wait(
-                lambda: self._broken or bool(self._sent.get(key)) or name in self._doomed,
+                lambda: self._broken or bool(self._sent.get(key)) or self._is_lost(name),
                 "a message",
             )
             self._waiting.discard(name)
-            if name in self._doomed:
+            if self._is_lost(name):
                 self._doomed.pop(name)
                 self._live.remove(name)
                 self._break()
@@ -193,6 +193,9 @@ class ThreadCluster:
             self._changed.notify_all()
 
     # --- called with the lock held
+
+    def _is_lost(self, name: str) -> bool:
+        return self._doomed.get(name, (0, False))[0] < 0
 
     def _combine(self, partners: tuple[str, ...], source: int | None) -> None:
         if set(self._parts) != set(partners):

@@ -461,6 +461,26 @@ def test_a_worker_that_dies_while_standing_by_is_noticed_at_the_end(caplog):
     assert "a worker is gone" in caplog.text
 
 
+@pytest.mark.parametrize("dies", ["a", "b"])
+@pytest.mark.parametrize("after", range(3))
+def test_a_worker_that_dies_while_all_of_them_come_together_again_is_noticed(after, dies, caplog):
+    """``after``: messages that it still completes of the three that bring them together."""
+    cluster = ThreadCluster()
+    doomed = threading.Event()
+
+    def on_step(report):
+        if report.step == 36 and not doomed.is_set():
+            doomed.set()
+            cluster.wait_for_standby("b")
+            cluster.kill(dies, after=after)
+
+    one, two = team(cluster=cluster, epochs=9, on_step=on_step)
+    left = two if dies == "a" else one
+    assert left.reports[-1].step == 36
+    assert distance(left.net, plain(9)[0]) < 1e-12
+    assert "a worker is gone" in caplog.text
+
+
 @pytest.mark.parametrize("after", range(12, 24))
 def test_a_worker_that_dies_while_another_one_stands_by_is_replaced_by_it(after):
     """Two of three workers train when one of them dies; the third one goes on with the other."""

@@ -542,14 +542,16 @@ class HeteroTrainer:
 
     def _stand_by(self) -> None:
         """Wait until the workers that train call this one."""
-        self._stopped = not self._standby.await_call()
-        self._rejoin(stop=self._stopped)
+        goes_on = self._standby.await_call()
+        self._rejoin()
+        # If the others are lost before they have sent their state, this worker trains on.
+        self._stopped = not goes_on
 
     def _call_back(self, *, stop: bool) -> None:
         self._standby.call(stop=stop)
-        self._rejoin(stop=stop)
+        self._rejoin()
 
-    def _rejoin(self, *, stop: bool) -> None:
+    def _rejoin(self) -> None:
         """Train with all workers again. Those that stood by take over the state of the others."""
 
         def give() -> dict[str, Any]:

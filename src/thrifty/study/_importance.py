@@ -325,6 +325,8 @@ def importance(
         shares = _fanova(seen, mode=mode, seed=seed)
     else:
         shares = _ped_anova(seen, metric=metric, mode=mode)
+    # The forest's rounding would give such a name a share of 1e-33 on some machines.
+    shares |= {name: 0.0 for name in shares if seen.has_one_value(name)}
     if level == "hyperparameter":
         varying = [n for n in space.names if any(is_part(c.name, n) for c in seen.coordinates)]
         shares = _summed(shares, varying)

@@ -211,7 +211,25 @@ class WorkerGroup:
             PeerLostError: A worker is gone.
             HeteroError: Models have changed meanwhile, in different ways.
         """
-        ranks, view = self._ranks, self.everyone
+        ranks, training = self._ranks, self._training
+        try:
+            infos = self._brought_together(ranks, mine, give, take)
+        except PeerLostError:
+            # Until the workers meet again, what each one knows is of those that trained.
+            self._ranks, self._training = ranks, training
+            raise
+        self._met_at = self._job.steps  # all of them skip a meeting that would be due now
+        return infos
+
+    def _brought_together(
+        self,
+        ranks: tuple[int, ...],
+        mine: WorkerInfo,
+        give: Callable[[], Any],
+        take: Callable[[Any], None],
+    ) -> tuple[WorkerInfo, ...]:
+        """Let all workers train, and send them the state of those that have these ranks."""
+        view = self.everyone
         self.narrow(range(len(view.names)))
         infos = self._exchange(view, mine)
         trained = [infos[rank] for rank in ranks]
@@ -229,7 +247,6 @@ class WorkerGroup:
                 "of the loop over reports, or pass HeteroOptions(stand_by=False)"
             )
         self._send(view, give, take, source=ranks[0])
-        self._met_at = self._job.steps  # all of them skip a meeting that would be due now
         return infos
 
     @property
