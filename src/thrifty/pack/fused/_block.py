@@ -250,7 +250,8 @@ class Block:
             return due or list(self.trials)
         # a new program keeps present values as constants, and another trial may have set them
         moved = [trial for trial in self.trials if trial.watch.changed()]
-        return list(dict.fromkeys([*(due or self.trials[:1]), *moved]))
+        firsts = [self.trials[rows.start] for rows in bound.rows_apart]
+        return list(dict.fromkeys([*(due if len(firsts) == 1 and due else firsts), *due, *moved]))
 
     def _judge(
         self, checks: Sequence[StepCheck], losses: torch.Tensor, bound: Bound | None

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from thrifty.core import plain_logger
 from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._state import Streams, borrowed_streams, seed_everything
-from thrifty.pack.task._data import Source, samples_of, valid_batches
+from thrifty.pack.task._data import Source, num_valid_of, samples_of, valid_batches
 from thrifty.pack.task._data_contents import Samples
 from thrifty.pack.trial._update import MetricSums, has_weights, weight_of
 from thrifty.pack.verify import (
@@ -170,10 +170,21 @@ class Evaluation:
             return self._checked(trial, found[block.index(trial)], block, alone.get(trial))
 
         goes_alone = found is None or any(t not in together or self._is_due(t) for t in trials)
-        with self._programs.without_buffers() if goes_alone else nullcontext():
+        makes_room = goes_alone and not self._is_small(trials[0])
+        with self._programs.without_buffers() if makes_room else nullcontext():
             if found is not None and self._programs.keeps_activations:
                 alone = self._alone_in_turn([t for t in together if not t.is_evaluation_verified])
             return {trial: outcome(trial) for trial in trials}
+
+    def _is_small(self, trial: FusedTrial) -> bool:
+        """Return whether evaluating a trial alone takes far less memory than a step alone.
+
+        Without gradients, as many samples as in a training batch do. Freeing the buffers of
+        programs would take longer than such an evaluation: the system clears them when they return.
+        """
+        num = num_valid_of(trial.source)
+        at_once = self._structure.task.eval_batch_size
+        return num is not None and min(num, at_once) <= trial.batch_size(trial.plan_values)
 
     def _may_see_padding(self, trial: FusedTrial) -> bool:
         """Return whether metrics may depend on the zeros that a narrower trial is padded with.

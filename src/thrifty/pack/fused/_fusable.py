@@ -7,6 +7,7 @@ models except the numbers in them.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -321,8 +322,12 @@ def _apart(module: torch.nn.Module) -> list[str]:
 
 
 def _listed(table: Mapping[str, Sequence[str]], module: torch.nn.Module) -> list[str]:
-    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__)
-    return [each for name in names for each in table.get(name, ())]
+    return [each for name in _names_of(type(module)) for each in table.get(name, ())]
+
+
+@cache
+def _names_of(kind: type) -> tuple[str, ...]:
+    return tuple(f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__)
 
 
 def follows_rate_itself(module: torch.nn.Module) -> bool:

@@ -11,7 +11,13 @@ from torch.utils import _pytree as pytree
 
 from thrifty.core import derive_seed, step_seed
 from thrifty.pack._backend import EpochPlan, Member, UnverifiedError
-from thrifty.pack._state import pack_state, seed_everything, seed_step, unpack_state
+from thrifty.pack._state import (
+    named_tensors,
+    pack_state,
+    seed_everything,
+    seed_step,
+    unpack_state,
+)
 from thrifty.pack.task._data import Batch
 from thrifty.pack.task._data_contents import Samples
 from thrifty.pack.task._followed_optimizer import Options
@@ -235,7 +241,7 @@ class FusedTrial(TaskTrial):
         Raises:
             UnfusableError: One of them is no longer a fresh model's.
         """
-        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        own = named_tensors(self.model)
         out = []
         for name in sorted(names):
             shared = self.frozen.get(name)
@@ -252,7 +258,7 @@ class FusedTrial(TaskTrial):
         """Return whether what it shares with other trials has not been written to."""
         if not self.frozen and not self.held:
             return True
-        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        own = named_tensors(self.model)
         names = self.frozen.keys() & own.keys() if self.held is None else self.held
         return all(name in self.frozen and self.frozen[name].is_in(own[name]) for name in names)
 

@@ -16,8 +16,9 @@ from thrifty.pack._frozen import FrozenTensor, cheap_copy, digest_of, is_shared
 from thrifty.pack.task._data_contents import Samples
 
 from ._activations import ActivationStore, KeptTrunk, User
+from ._folding import optimized
 from ._fusable import UnfusableError
-from ._narrowing import narrowed
+from ._lanes import Lane, Lanes, num_lanes, rows_of_lanes
 from ._randomness import DropoutMask
 from ._record import Program, Ref
 from ._row_state import RowState
@@ -115,6 +116,7 @@ class Bound:
         draws: The random numbers that the program needs.
         names: Names of the outputs that come before any gradients.
         is_checked: Whether one trial's step with it has been compared with the step alone.
+        lanes: Parts of the trials that run at the same time; none where all trials run at once.
         trunk: The part of the program whose results are kept by sample; the tape is the rest then.
         samples: The samples that the present batch consists of; a program does not keep them.
         index: Which of them.
@@ -129,6 +131,7 @@ class Bound:
     draws: tuple[DropoutMask, ...] = ()
     names: tuple[str, ...] = ()
     is_checked: bool = False
+    lanes: tuple[Lane, ...] = ()
     trunk: KeptTrunk | None = None
     samples: ReferenceType[Samples] | None = None
     index: torch.Tensor | None = None
@@ -156,6 +159,11 @@ class Bound:
         if self.trunk is not None:
             self.trunk.run()
         self.tape.run()
+
+    @property
+    def rows_apart(self) -> list[slice]:
+        """The rows of the trials whose results come from one tape, for each tape."""
+        return [lane.rows for lane in self.lanes] or [slice(0, self.variant.size)]
 
     def weigh(self, num_rows: Sequence[int]) -> None:
         """Set the weights of the real rows of each trial's batch, if rows have weights."""
@@ -263,8 +271,16 @@ class Programs(User):
     def is_current(self, bound: Bound) -> bool:
         """Return whether recording a program again on its present inputs gives the same calls."""
         assert bound.recorded is not None
-        again = self._structure.record(bound.variant, **self._inputs(bound))
-        return again.program.same_calls(bound.recorded.program)
+        whole = Lane(
+            rows=slice(0, bound.variant.size), variant=bound.variant, recorded=bound.recorded
+        )
+        parts = {lane.variant: lane for lane in bound.lanes or [whole]}
+        return all(
+            self._structure.record(variant, **self._inputs(bound, part.rows)).program.same_calls(
+                part.recorded.program
+            )
+            for variant, part in parts.items()
+        )
 
     def evaluations_are_current(self) -> bool:
         """Return whether recording each program for metrics again gives the same calls."""
@@ -333,29 +349,46 @@ class Programs(User):
             rows=self._rows(variant),
         )
 
-    def _inputs(self, bound: Bound) -> dict[str, Any]:
-        """Return copies of the inputs for a recording, as the model may write into any of them."""
-        size = bound.variant.size
-        state = [*self._state.trained(size), *self._state.untrained(size)]
+    def _inputs(self, bound: Bound, rows: slice | None = None) -> dict[str, Any]:
+        """Return copies of the inputs for a recording, as the model may write into any of them.
+
+        Args:
+            bound: What the recording is for.
+            rows: The rows of the trials (default: all).
+        """
+        batch, weights, state = self._places(bound, rows or slice(0, bound.variant.size))
         return {
-            "batch": [t.clone() for t in bound.batch],
-            "rows": bound.rows,
+            "batch": [t.clone() for t in batch],
+            "rows": weights,
             "state": [_same_layout(t) for t in state],
         }
 
+    def _places(
+        self, bound: Bound, rows: slice
+    ) -> tuple[Sequence[torch.Tensor], torch.Tensor | None, Sequence[torch.Tensor]]:
+        """Return where some trials have their batches, the weights of their rows, and their state.
+
+        Args:
+            bound: A program, with memory for its inputs.
+            rows: The rows of the trials.
+        """
+        batch = bound.batch if bound.variant.shared else [t[rows] for t in bound.batch]
+        weights = None if bound.rows is None else bound.rows[rows]
+        return batch, weights, [*self._state.trained(rows), *self._state.untrained(rows)]
+
     def _bind(self, bound: Bound, recorded: Recorded) -> Tape:
         """Bind a recorded program to the first rows."""
-        variant = bound.variant
-        trained = self._state.trained(variant.size)
-        untrained = self._state.untrained(variant.size)
+        variant, rows = bound.variant, slice(0, bound.variant.size)
         bound.names = recorded.names
         bound.draws = tuple(replace(d, noise=torch.zeros_like(d.noise)) for d in recorded.draws)
-        gradients = self._state.gradients(variant.size) if variant.training else []
-        inputs = in_order(bound.batch, bound.rows, [*trained, *untrained])
-        noises = [d.noise for d in bound.draws]
-        wanted = dict(enumerate(gradients, start=1))
+        inputs = in_order(*self._places(bound, rows))
         program = self._without_trunk(bound, recorded.program, inputs)
-        program = narrowed(program, device=self._device)
+        bound.lanes = self._lanes(bound, recorded, program)
+        if bound.lanes:
+            return self._in_lanes(bound, recorded.program)
+        program = optimized(program, device=self._device)
+        noises = [d.noise for d in bound.draws]
+        wanted = self._destinations(variant, rows)
         if self._options.compile and variant.training:
             tape = compiled(program, inputs, draws=noises, destinations=wanted)
         else:
@@ -363,8 +396,99 @@ class Programs(User):
                 program, inputs, draws=noises, destinations=wanted, buffer_pool=self._buffer_pool
             )
         if self._options.cuda_graphs and self._device.type == "cuda" and recorded.program.calls:
-            return self._captured(tape, untrained)
+            return self._captured(tape, self._state.untrained(rows))
         return tape
+
+    def _destinations(self, variant: Variant, rows: slice) -> dict[int, torch.Tensor]:
+        """Return where a program leaves the gradients of some trials, by position of the output."""
+        return dict(enumerate(self._state.gradients(rows), start=1)) if variant.training else {}
+
+    def _lanes(self, bound: Bound, recorded: Recorded, program: Program) -> tuple[Lane, ...]:
+        """Return the lanes in which a program runs; none if it runs once for all trials.
+
+        Args:
+            bound: What it is bound to.
+            recorded: The program for all trials.
+            program: The same without its trunk if that is kept.
+        """
+        variant, size = bound.variant, bound.variant.size
+        if self._device.type != "cpu" or self._options.compile:
+            return ()
+        num = num_lanes(
+            program, size=size, common=self._in_common(bound), threads=torch.get_num_threads()
+        )
+        if num < 2 or (bound.trunk is not None and size % num):
+            return ()
+        if any(n is not None and program.meta[n][0][:1] != (size,) for n in program.outputs):
+            return ()
+        lanes = []
+        try:
+            with self._buffer_pool.emptied():
+                for rows in rows_of_lanes(size, num):
+                    part = replace(variant, size=rows.stop - rows.start)
+                    found = self._structure.recorded(part, **self._inputs(bound, rows))
+                    lanes.append(Lane(rows=rows, variant=part, recorded=found))
+        except UnfusableError:
+            return ()
+        alike = all(
+            [d.path for d in lane.recorded.draws] == [d.path for d in recorded.draws]
+            and lane.recorded.names == recorded.names
+            and [n is None for n in lane.recorded.program.outputs]
+            == [n is None for n in recorded.program.outputs]
+            for lane in lanes
+        )
+        return tuple(lanes) if alike else ()
+
+    def _in_common(self, bound: Bound) -> list[int]:
+        """Return the inputs that all trials of a program have in common."""
+        names = self._structure.state_names
+        first = len(bound.batch) + (bound.rows is not None)
+        batch = range(len(bound.batch)) if bound.variant.shared else ()
+        held = (n for n, name in enumerate(names, start=first) if name in self._structure.held)
+        return [*batch, *held]
+
+    def _in_lanes(self, bound: Bound, program: Program) -> Tape:
+        """Bind the program of each lane to its rows.
+
+        Args:
+            bound: What they are bound to.
+            program: The program for all trials, which says what comes out.
+        """
+        wanted = self._destinations(bound.variant, slice(0, bound.variant.size))
+        outputs = [
+            None
+            if n is None
+            else wanted[place]
+            if place in wanted
+            else _empty(program, n, self._device)
+            for place, n in enumerate(program.outputs)
+        ]
+        heads: dict[Variant, Program] = {}
+        tapes = []
+        for number, lane in enumerate(bound.lanes):
+            inputs = in_order(*self._places(bound, lane.rows))
+            if lane.variant not in heads:
+                head = lane.recorded.program
+                if bound.trunk is not None:
+                    head = self._without_trunk(bound, head, inputs)
+                heads[lane.variant] = optimized(head, device=self._device)
+            own = self._destinations(bound.variant, lane.rows)
+            own |= {
+                place: output[lane.rows]
+                for place, output in enumerate(outputs)
+                if output is not None and place not in own
+            }
+            tapes.append(
+                bind(
+                    heads[lane.variant],
+                    inputs,
+                    draws=[d.noise[lane.rows] for d in bound.draws],
+                    destinations=own,
+                    buffer_pool=self._buffer_pool,
+                    lane=number,
+                )
+            )
+        return Tape(Lanes(tapes, threads=torch.get_num_threads()), outputs)
 
     def _captured(self, tape: Tape, untrained: Sequence[torch.Tensor]) -> Tape:
         """Capture a tape as a CUDA graph, or count it where that is not possible.
@@ -416,7 +540,7 @@ class Programs(User):
                 continue
             values = {v.number: _empty(program, v.number, self._device) for v in cut.values}
             tape = bind(
-                narrowed(cut.trunk, device=self._device),
+                optimized(cut.trunk, device=self._device),
                 inputs,
                 destinations=dict(enumerate(values.values())),
                 buffer_pool=self._buffer_pool,

@@ -11,6 +11,7 @@ import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 from thrifty.pack._frozen import FrozenTensor, address, are_intact, cheap_copy
+from thrifty.pack._state import named_tensors
 from thrifty.pack.task._followed_optimizer import Options
 from thrifty.pack.verify import OwnState, own_tensors
 
@@ -56,7 +57,8 @@ class RowState:
         self._parameters, self._gradients = zeros(), zeros()
         self._moments = {name: zeros() for name in optimizer.moments}
         self._groups = [self._group(layout.range_of(names)) for names in optimizer.names]
-        self._mask: torch.Tensor | None = None
+        self._outside: dict[int, list[torch.Tensor]] = {}
+        """Views of the gradients outside of a narrower model's own tensors, for each row."""
         self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
         self.lent: dict[str, FrozenTensor] = {}
         self._is_held = [name in structure.held for name in structure.untrained]
@@ -79,20 +81,20 @@ class RowState:
 
     # -- inputs and results of programs --------------------------------------------------
 
-    def trained(self, num: int) -> list[torch.Tensor]:
-        """Return the trained parameters of the first rows, each ``[num, *shape]``."""
-        return list(self._structure.layout.views(self._parameters[:num]))
+    def trained(self, rows: slice) -> list[torch.Tensor]:
+        """Return the trained parameters of some rows, each ``[number of rows, *shape]``."""
+        return list(self._structure.layout.views(self._parameters[rows]))
 
-    def gradients(self, num: int) -> list[torch.Tensor]:
-        """Return the memory for their gradients, each ``[num, *shape]``."""
-        return list(self._structure.layout.views(self._gradients[:num]))
+    def gradients(self, rows: slice) -> list[torch.Tensor]:
+        """Return the memory for their gradients, each ``[number of rows, *shape]``."""
+        return list(self._structure.layout.views(self._gradients[rows]))
 
-    def untrained(self, num: int) -> list[torch.Tensor]:
-        """Return the frozen parameters and buffers of the first rows, each ``[num, *shape]``.
+    def untrained(self, rows: slice) -> list[torch.Tensor]:
+        """Return the frozen parameters and buffers of some rows, each ``[number of rows, *shape]``.
 
         Those that are held for all rows are ``[*shape]``.
         """
-        return self._of(slice(num))
+        return self._of(rows)
 
     def _of(self, where: slice | list[int]) -> list[torch.Tensor]:
         return [
@@ -146,14 +148,14 @@ class RowState:
         clips = any(limits)
         step = self._optimizer.stepper(self._groups, [each for each, _ in options])
         counters = [self._others[place][: len(options)] for place in self._counters]
-        if self._mask is None and not clips and not counters:
+        outside = [view for row in range(len(options)) for view in self._outside.get(row, ())]
+        if not outside and not clips and not counters:
             return step
         gradients = self._gradients[: len(options)]
-        mask = None if self._mask is None else self._mask[: len(options)]
 
         def update() -> None:
-            if mask is not None:
-                gradients.mul_(mask)
+            if outside:
+                torch._foreach_zero_(outside)  # so that padding stays zero
             if clips:
                 clip_rows(gradients, limits)
             step()
@@ -208,8 +210,9 @@ class RowState:
         with torch.no_grad():
             for rows in self._trained_groups():
                 rows.move(source, target)
-            for tensor in (*([] if self._mask is None else [self._mask]), *self._own_others()):
+            for tensor in self._own_others():
                 tensor[target].copy_(tensor[source])
+        self._note_width(trial, target)
         if holds:
             self._attach(trial, target)
         else:
@@ -222,7 +225,7 @@ class RowState:
         Some kernels add in an order that depends on the memory layout. In another layout, a trial
         that goes on alone would differ in its last bits from a restored one.
         """
-        own = {**dict(trial.model.named_parameters()), **dict(trial.model.named_buffers())}
+        own = named_tensors(trial.model)
         trial.held = None
         for name, tensor in own.items():
             if name in self.lent and self.lent[name].is_in(tensor):
@@ -235,7 +238,7 @@ class RowState:
                 tensor.data = like.copy_(tensor.data)
 
     def _attach(self, trial: FusedTrial, row: int) -> None:
-        own = {**dict(trial.model.named_buffers()), **dict(trial.model.named_parameters())}
+        own = named_tensors(trial.model)
         for name, view in self._views(trial, self._parameters[row]):
             own[name].data = with_own_storage(view)
             own[name].grad = None
@@ -255,8 +258,8 @@ class RowState:
         return self._addresses[row] == self._addresses_of(trial)
 
     def _addresses_of(self, trial: FusedTrial) -> list[int]:
-        own = (*trial.model.named_parameters(), *trial.model.named_buffers())
-        return [address(tensor) for name, tensor in own if name not in self.lent]
+        own = named_tensors(trial.model)
+        return [address(tensor) for name, tensor in own.items() if name not in self.lent]
 
     def _views(self, trial: FusedTrial, row: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the trial's part of each trained tensor of a row, by name.
@@ -264,19 +267,22 @@ class RowState:
         If the trial's model is narrower than the block's, its part is a corner of the tensor.
         """
         layout = self._structure.layout
-        shapes = {name: p.shape for name, p in trial.model.named_parameters()}
+        shapes = {name: p.shape for name, p in named_tensors(trial.model).items()}
         return zip(self._structure.trained, layout.row_views(row, shapes), strict=True)
 
     def _note_width(self, trial: FusedTrial, row: int) -> None:
-        """Mask the gradients outside a narrower model's own tensors, so that padding stays zero."""
-        narrow = self.is_narrow(trial)
-        if narrow and self._mask is None:
-            self._mask = torch.ones_like(self._gradients, dtype=torch.bool)
-        if self._mask is not None:
-            self._mask[row].fill_(not narrow)
-            if narrow:
-                for _, view in self._views(trial, self._mask[row]):
-                    view.fill_(1)
+        """Note where gradients are outside of a narrower model's own tensors."""
+        self._outside[row] = []
+        shapes = {name: p.shape for name, p in named_tensors(trial.model).items()}
+        layout = self._structure.layout
+        for segment, whole in zip(
+            layout.segments, layout.row_views(self._gradients[row]), strict=True
+        ):
+            view = whole
+            for dim, size in enumerate(shapes[segment.name]):
+                if size < segment.shape[dim]:
+                    self._outside[row].append(view.narrow(dim, size, segment.shape[dim] - size))
+                    view = view.narrow(dim, 0, size)
 
     def refresh_numbers(self, trial: FusedTrial, row: int) -> None:
         """Take over numbers of a trial's module that ``adapt`` may have changed."""
@@ -311,7 +317,7 @@ class RowState:
 
     def is_narrow(self, trial: FusedTrial) -> bool:
         """Return whether a trial is padded, because its model is narrower than the structure."""
-        shapes = {name: p.shape for name, p in trial.model.named_parameters()}
+        shapes = {name: p.shape for name, p in named_tensors(trial.model).items()}
         return any(shapes[s.name] != s.shape for s in self._structure.layout.segments)
 
     def _moments_in(

@@ -15,8 +15,8 @@ from thrifty.pack._state import loose_streams, seed_step, torch_streams
 from thrifty.pack.task._data import WholeBatch
 from thrifty.pack.task._task import Task
 
+from ._folding import optimized
 from ._fusable import UnfusableError, dropout_rates
-from ._narrowing import narrowed
 from ._packed import corner
 from ._randomness import Randomness, fill
 from ._structure import Recorded, Structure, Variant, in_order, named, upcast
@@ -50,11 +50,16 @@ class BlockOptions:
         return self.compile
 
 
+def flushes_denormals() -> bool:
+    """Return whether this thread treats denormal numbers as zero."""
+    # torch can set the mode but cannot report it, so multiply two normal numbers to find out
+    return bool(torch.tensor(1e-30) * torch.tensor(1e-10) == 0)
+
+
 @contextmanager
 def denormals_flushed() -> Iterator[None]:
     """Treat denormal numbers as zero while a pack trains, then restore this thread's mode."""
-    # torch can set the mode but cannot report it, so multiply two normal numbers to find out
-    flushed = bool(torch.tensor(1e-30) * torch.tensor(1e-10) == 0)
+    flushed = flushes_denormals()
     if not flushed:
         torch.set_flush_denormal(True)
     try:
@@ -335,7 +340,7 @@ class Experiment:
         for draw in recorded.draws:
             fill(draw, generators=generators, rates=rates, num_rows=self.num_rows)
         inputs = in_order(batch, rows, state)
-        program = narrowed(recorded.program, device=inputs[0].device)
+        program = optimized(recorded.program, device=inputs[0].device)
         tape = bind(program, inputs, draws=[d.noise for d in recorded.draws])
         with torch.no_grad():
             tape()

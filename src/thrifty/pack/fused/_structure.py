@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thrifty.core import freed_at_once
 from thrifty.pack._frozen import copy_of, storage_address
-from thrifty.pack._state import step_counters
+from thrifty.pack._state import named_tensors, step_counters
 from thrifty.pack.task._task import Task
 from thrifty.pack.verify import KnownRounding
 
@@ -153,7 +153,7 @@ class Structure:
 
     def state_of(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Return all tensors of a model by name, and its numbers as tensors."""
-        out = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        out = named_tensors(model)
         if self.numbers:
             known = numbers_of(model)
             like: dict[str, Any] = {

@@ -21,7 +21,16 @@ import torch
 from thrifty.core import trim_heap
 from thrifty.pack._frozen import address, storage_address
 
-from ._record import CREATIONS, IN_PLACE_SAFE, VIEWS, Call, Program, Ref, out_variant
+from ._record import (
+    ACCUMULATING,
+    CREATIONS,
+    IN_PLACE_SAFE,
+    VIEWS,
+    Call,
+    Program,
+    Ref,
+    out_variant,
+)
 
 
 MIN_EMPTIED_BYTES = 2**20
@@ -122,10 +131,16 @@ class BufferPool:
         self.num_bytes = 0
         """Bytes of all buffers ever allocated, those included that are emptied at the moment."""
 
-    def take(self, num_bytes: int, device: torch.device) -> torch.Tensor:
-        """Return a free buffer of bytes, allocating one if needed."""
+    def take(self, num_bytes: int, device: torch.device, *, lane: int = 0) -> torch.Tensor:
+        """Return a free buffer of bytes, allocating one if needed.
+
+        Args:
+            num_bytes: Its size.
+            device: Where it is.
+            lane: Tapes of other lanes run at the same time, so each lane has its own buffers.
+        """
         self.refill()
-        known = self._free.get((num_bytes, device))
+        known = self._free.get((num_bytes, device, lane))
         if known:
             return known.pop()
         self.num_bytes += num_bytes
@@ -134,9 +149,9 @@ class BufferPool:
             self._large.append(buffer)
         return buffer
 
-    def give_back(self, buffer: torch.Tensor) -> None:
-        """Make a buffer available again."""
-        self._free.setdefault((buffer.numel(), buffer.device), []).append(buffer)
+    def give_back(self, buffer: torch.Tensor, *, lane: int = 0) -> None:
+        """Make a buffer available to its lane again."""
+        self._free.setdefault((buffer.numel(), buffer.device, lane), []).append(buffer)
 
     @contextmanager
     def emptied(self) -> Iterator[None]:
@@ -186,6 +201,7 @@ def bind(
     draws: Sequence[torch.Tensor] = (),
     destinations: Mapping[int, torch.Tensor] | None = None,
     buffer_pool: BufferPool | None = None,
+    lane: int = 0,
 ) -> Tape:
     """Bind a program to its inputs.
 
@@ -195,10 +211,11 @@ def bind(
         draws: Tensors that replace the program's own draws.
         destinations: Tensors that outputs are written to, by position of the output.
         buffer_pool: Memory for buffers (default: a new one).
+        lane: Number of the lane that the tape runs in.
     """
     known = {**dict(enumerate(inputs)), **program.constants}
     known.update({n: t for n, t in zip(program.draws, draws, strict=False) if n is not None})
-    return _Binder(program, known, destinations or {}, buffer_pool or BufferPool()).tape()
+    return _Binder(program, known, destinations or {}, buffer_pool or BufferPool(), lane).tape()
 
 
 class _Binder:
@@ -208,9 +225,11 @@ class _Binder:
         known: Mapping[int, torch.Tensor],
         destinations: Mapping[int, torch.Tensor],
         buffer_pool: BufferPool,
+        lane: int,
     ) -> None:
         self._program = program
         self._buffer_pool = buffer_pool
+        self._lane = lane
         self._device = known[0].device
         self._static: dict[int, torch.Tensor] = dict(known)
         self._constant_values: set[int] = set()
@@ -236,7 +255,7 @@ class _Binder:
         for position, value in enumerate(self._program.outputs):
             outputs.append(None if value is None else self._output(position, value))
         for buffer in [*self._buffers.values(), *self._held]:
-            self._buffer_pool.give_back(buffer)
+            self._buffer_pool.give_back(buffer, lane=self._lane)
         body = "\n    ".join(self._lines) or "pass"
         exec(f"def run():\n    {body}\n", self._names)
         # a function in its own namespace is a cycle: it would keep the program until a collection
@@ -300,6 +319,8 @@ class _Binder:
         variant, out_names = found
         for number in call.outputs:
             target = self._to.get(number)
+            if target is None:
+                target = self._sum_so_far(index, call, number)
             self._static[number] = self._allocate(index, call, number) if target is None else target
         outs = ", ".join(
             f"{name}={self._name(Ref(number))}"
@@ -346,7 +367,8 @@ class _Binder:
         if root is None:
             span = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
             num_bytes = max(span if shape.numel() else 0, 1) * dtype.itemsize
-            buffer = self._buffer_pool.take(-(-num_bytes // 64) * 64, self._device)
+            num_bytes = -(-num_bytes // 64) * 64
+            buffer = self._buffer_pool.take(num_bytes, self._device, lane=self._lane)
         else:
             buffer = self._buffers.pop(root)
         self._buffers[number] = buffer
@@ -371,6 +393,26 @@ class _Binder:
             ):
                 return root
         return None
+
+    def _sum_so_far(self, index: int, call: Call, number: int) -> torch.Tensor | None:
+        """Return what a call adds to if it may add there, or None.
+
+        No later call may need it. It must be this very tensor: PyTorch copies other views of it.
+        """
+        if call.function not in ACCUMULATING:
+            return None
+        ref, *others = call.refs
+        root = self._root.get(ref, ref)
+        if (
+            root not in self._buffers
+            or self._last_use.get(root) != index
+            or any(self._root.get(other, other) == root for other in others)
+            or self._program.meta[ref] != self._program.meta[number]
+            or call.args[0] != Ref(ref)
+        ):
+            return None
+        self._buffers[number] = self._buffers.pop(root)
+        return self._static[ref]
 
     def _dynamic(self, call: Call) -> None:
         """Emit a call that makes new result tensors at each step, kept for that step only."""
@@ -437,7 +479,7 @@ class _Binder:
 
     def _release(self, index: int) -> None:
         for root in [r for r in self._buffers if self._last_use.get(r, -1) <= index]:
-            self._buffer_pool.give_back(self._buffers.pop(root))
+            self._buffer_pool.give_back(self._buffers.pop(root), lane=self._lane)
 
     def _forget(self, index: int, call: Call) -> None:
         """Emit the deletion of local variables that no later call reads, to free their memory."""
@@ -528,8 +570,12 @@ _TRAINING = 5
 
 def written_inputs(program: Program) -> set[int]:
     """Return the inputs that a program writes into."""
-    root = roots(program.calls)
-    return {n for n in _changed(program.calls, root) if n < program.num_inputs}
+    return {n for n in changed_values(program) if n < program.num_inputs}
+
+
+def changed_values(program: Program) -> set[int]:
+    """Return the values that own memory which a program writes into."""
+    return _changed(program.calls, roots(program.calls))
 
 
 def roots(calls: Sequence[Call]) -> dict[int, int]:

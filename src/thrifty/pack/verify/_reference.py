@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from thrifty.pack._frozen import cheap_copy
-from thrifty.pack._state import step_counters
+from thrifty.pack._state import named_tensors, step_counters
 
 from ._compare import SLACK, TF32_EPS, StepTaken, differences, is_saturated, rounds_to_tf32
 
@@ -64,8 +64,7 @@ def own_state(
 
 def own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers of a module by name, each once, without autograd."""
-    own = (*model.named_parameters(), *model.named_buffers())
-    return {name: tensor.detach() for name, tensor in own}
+    return {name: tensor.detach() for name, tensor in named_tensors(model).items()}
 
 
 def moment_tensors(state: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], torch.Tensor]:
