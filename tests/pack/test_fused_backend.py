@@ -345,7 +345,7 @@ def test_widths_may_differ_within_a_block():
 
 
 def padded(backend):
-    return [trial for trial, home in backend._home.items() if home._state.is_narrow(trial)]
+    return [trial for trial in backend._home if trial.is_narrow]
 
 
 def test_a_block_of_one_trial_has_its_width():

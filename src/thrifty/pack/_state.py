@@ -76,19 +76,17 @@ def _modules_in_order(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module
             continue
         seen.add(id(module))
         children = module._modules
-        if not (_walks_as_usual(type(module)) and isinstance(children, dict)):
+        if not (_walks_as_usual(type(module)) and isinstance(children, dict)):  # type: ignore[arg-type]
             return None  # scripted modules have no dicts
         out.append((prefix, module))
-        left.extend(
-            (f"{prefix}{name}.", child)
-            for name, child in reversed(children.items())
-            if child is not None
-        )
+        for name, child in reversed(children.items()):
+            if child is not None:
+                left.append((f"{prefix}{name}.", child))
     return out
 
 
 @cache
-def _walks_as_usual(kind: type[torch.nn.Module]) -> bool:
+def _walks_as_usual(kind: type) -> bool:
     names = ("named_parameters", "named_buffers", "named_modules", "_named_members")
     return all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in names)
 

@@ -213,7 +213,7 @@ class WorkerGroup:
         """
         ranks, training = self._ranks, self._training
         try:
-            infos = self._brought_together(ranks, mine, give, take)
+            infos = self._brought_together(ranks, mine, give=give, take=take)
         except PeerLostError:
             # Until the workers meet again, what each one knows is of those that trained.
             self._ranks, self._training = ranks, training
@@ -225,6 +225,7 @@ class WorkerGroup:
         self,
         ranks: tuple[int, ...],
         mine: WorkerInfo,
+        *,
         give: Callable[[], Any],
         take: Callable[[Any], None],
     ) -> tuple[WorkerInfo, ...]:

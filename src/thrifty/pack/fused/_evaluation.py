@@ -200,7 +200,7 @@ class Evaluation:
             and "metrics" not in vars(trial.task)
             and vars(home).get("_metrics_of_outputs", False)
         )
-        return not by_outputs and self._rows.is_narrow(trial)
+        return not by_outputs and trial.is_narrow
 
     def _is_due(self, trial: FusedTrial) -> bool:
         """Return whether to compare the metrics of a trial with those it has alone."""

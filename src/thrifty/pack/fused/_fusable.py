@@ -322,7 +322,7 @@ def _apart(module: torch.nn.Module) -> list[str]:
 
 
 def _listed(table: Mapping[str, Sequence[str]], module: torch.nn.Module) -> list[str]:
-    return [each for name in _names_of(type(module)) for each in table.get(name, ())]
+    return [each for name in _names_of(type(module)) for each in table.get(name, ())]  # type: ignore[arg-type]  # mypy: a class is not hashable
 
 
 @cache

@@ -11,13 +11,7 @@ from torch.utils import _pytree as pytree
 
 from thrifty.core import derive_seed, step_seed
 from thrifty.pack._backend import EpochPlan, Member, UnverifiedError
-from thrifty.pack._state import (
-    named_tensors,
-    pack_state,
-    seed_everything,
-    seed_step,
-    unpack_state,
-)
+from thrifty.pack._state import named_tensors, pack_state, seed_everything, seed_step, unpack_state
 from thrifty.pack.task._data import Batch
 from thrifty.pack.task._data_contents import Samples
 from thrifty.pack.task._followed_optimizer import Options
@@ -136,6 +130,7 @@ class FusedTrial(TaskTrial):
         refusal_key: Name of its structure when it joined its block, the same in every process.
         held: Names of the tensors that its block holds for all trials; None outside of a block.
         is_apart: Whether it is in a block that holds nothing for all trials.
+        is_narrow: Whether it is padded, because its model is narrower than its block's structure.
     """
 
     feed: Feed
@@ -160,6 +155,7 @@ class FusedTrial(TaskTrial):
         self.refusal_key = ""
         self.held: frozenset[str] | None = None
         self.is_apart = False
+        self.is_narrow = False
         self._check_at: set[int] = set()
         self._looks_around = False
         self._verified_step = -1

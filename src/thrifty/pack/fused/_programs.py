@@ -18,7 +18,7 @@ from thrifty.pack.task._data_contents import Samples
 from ._activations import ActivationStore, KeptTrunk, User
 from ._folding import optimized
 from ._fusable import UnfusableError
-from ._lanes import Lane, Lanes, num_lanes, rows_of_lanes
+from ._lanes import Lane, Lanes, division
 from ._randomness import DropoutMask
 from ._record import Program, Ref
 from ._row_state import RowState
@@ -271,9 +271,8 @@ class Programs(User):
     def is_current(self, bound: Bound) -> bool:
         """Return whether recording a program again on its present inputs gives the same calls."""
         assert bound.recorded is not None
-        whole = Lane(
-            rows=slice(0, bound.variant.size), variant=bound.variant, recorded=bound.recorded
-        )
+        size = bound.variant.size
+        whole = Lane(rows=slice(0, size), thread=0, variant=bound.variant, recorded=bound.recorded)
         parts = {lane.variant: lane for lane in bound.lanes or [whole]}
         return all(
             self._structure.record(variant, **self._inputs(bound, part.rows)).program.same_calls(
@@ -414,20 +413,26 @@ class Programs(User):
         variant, size = bound.variant, bound.variant.size
         if self._device.type != "cpu" or self._options.compile:
             return ()
-        num = num_lanes(
+        found = division(
             program, size=size, common=self._in_common(bound), threads=torch.get_num_threads()
         )
-        if num < 2 or (bound.trunk is not None and size % num):
+        if found.lanes < 2 or (bound.trunk is not None and size % found.lanes):
             return ()
         if any(n is not None and program.meta[n][0][:1] != (size,) for n in program.outputs):
             return ()
         lanes = []
         try:
             with self._buffer_pool.emptied():
-                for rows in rows_of_lanes(size, num):
+                for number, rows in enumerate(found.rows(size)):
                     part = replace(variant, size=rows.stop - rows.start)
-                    found = self._structure.recorded(part, **self._inputs(bound, rows))
-                    lanes.append(Lane(rows=rows, variant=part, recorded=found))
+                    lanes.append(
+                        Lane(
+                            rows=rows,
+                            thread=found.thread(number),
+                            variant=part,
+                            recorded=self._structure.recorded(part, **self._inputs(bound, rows)),
+                        )
+                    )
         except UnfusableError:
             return ()
         alike = all(
@@ -464,8 +469,8 @@ class Programs(User):
             for place, n in enumerate(program.outputs)
         ]
         heads: dict[Variant, Program] = {}
-        tapes = []
-        for number, lane in enumerate(bound.lanes):
+        tapes: list[list[Tape]] = [[] for _ in range(bound.lanes[-1].thread + 1)]
+        for lane in bound.lanes:
             inputs = in_order(*self._places(bound, lane.rows))
             if lane.variant not in heads:
                 head = lane.recorded.program
@@ -478,17 +483,17 @@ class Programs(User):
                 for place, output in enumerate(outputs)
                 if output is not None and place not in own
             }
-            tapes.append(
+            tapes[lane.thread].append(
                 bind(
                     heads[lane.variant],
                     inputs,
                     draws=[d.noise[lane.rows] for d in bound.draws],
                     destinations=own,
                     buffer_pool=self._buffer_pool,
-                    lane=number,
+                    lane=lane.thread,
                 )
             )
-        return Tape(Lanes(tapes, threads=torch.get_num_threads()), outputs)
+        return Tape(Lanes(tapes, cores=torch.get_num_threads()), outputs)
 
     def _captured(self, tape: Tape, untrained: Sequence[torch.Tensor]) -> Tape:
         """Capture a tape as a CUDA graph, or count it where that is not possible.

@@ -15,7 +15,7 @@ from thrifty.pack._state import named_tensors
 from thrifty.pack.task._followed_optimizer import Options
 from thrifty.pack.verify import OwnState, own_tensors
 
-from ._fusable import UnfusableError
+from ._fusable import UnfusableError, number_values
 from ._member import FusedTrial
 from ._structure import Structure
 from .optimizers import GroupedOptimizer, Rows, clip_rows
@@ -283,14 +283,15 @@ class RowState:
                 if size < segment.shape[dim]:
                     self._outside[row].append(view.narrow(dim, size, segment.shape[dim] - size))
                     view = view.narrow(dim, 0, size)
+        trial.is_narrow = bool(self._outside[row])
 
     def refresh_numbers(self, trial: FusedTrial, row: int) -> None:
         """Take over numbers of a trial's module that ``adapt`` may have changed."""
         if self._structure.numbers:
-            own = self._structure.state_of(trial.model)
+            values = number_values(trial.model)
             for other, name in self._apart(self._structure.untrained):
                 if name in self._structure.numbers:
-                    other[row].copy_(own[name])
+                    other[row] = values[name]
 
     # -- moments, as torch's optimizer keeps them ----------------------------------------
 
@@ -311,14 +312,9 @@ class RowState:
 
     def _copied_views(self, trial: FusedTrial, row: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a copy of the trial's part of each trained tensor of a row, by name."""
-        if self.is_narrow(trial):
+        if trial.is_narrow:
             return {name: view.clone() for name, view in self._views(trial, row)}
         return dict(self._views(trial, row.clone()))  # one copy is faster than many
-
-    def is_narrow(self, trial: FusedTrial) -> bool:
-        """Return whether a trial is padded, because its model is narrower than the structure."""
-        shapes = {name: p.shape for name, p in named_tensors(trial.model).items()}
-        return any(shapes[s.name] != s.shape for s in self._structure.layout.segments)
 
     def _moments_in(
         self, views: Mapping[str, Mapping[str, torch.Tensor]], trial: FusedTrial, row: int

@@ -21,16 +21,7 @@ import torch
 from thrifty.core import trim_heap
 from thrifty.pack._frozen import address, storage_address
 
-from ._record import (
-    ACCUMULATING,
-    CREATIONS,
-    IN_PLACE_SAFE,
-    VIEWS,
-    Call,
-    Program,
-    Ref,
-    out_variant,
-)
+from ._record import ACCUMULATING, CREATIONS, IN_PLACE_SAFE, VIEWS, Call, Program, Ref, out_variant
 
 
 MIN_EMPTIED_BYTES = 2**20
@@ -41,7 +32,7 @@ Small buffers would save little, and the system has to clear memory that it give
 MIN_TRIMMED_BYTES = 2**24
 """Total size of freed buffers from which the heap is trimmed, which takes some milliseconds."""
 
-MAX_COPIED_BYTES = 2**22
+MAX_COPIED_BYTES = 2**24
 """Size up to which results are copied into buffers if their function cannot write into them.
 
 Copying them pays, since all calls that use them can then write into buffers.
