@@ -252,3 +252,21 @@ def test_a_checked_step_needs_less_memory(monkeypatch):
         return max(accumulate(num for _, num in sorted(changes)))
 
     assert peak(2**16) < 0.7 * peak(NEVER)
+
+
+def test_buffers_stay_while_a_trial_evaluates_few_samples_alone(monkeypatch):
+    """Eight samples without gradients need little beside a step with 2,048."""
+    seen = []
+    evaluate = FusedTrial.evaluate
+
+    def watching(trial, *args):
+        seen.append(held_bytes(backend._buffer_pool))
+        return evaluate(trial, *args)
+
+    monkeypatch.setattr(FusedTrial, "evaluate", watching)
+    monkeypatch.setattr(_tape, "MIN_EMPTIED_BYTES", 2**16)
+    backend = FusedBackend(Deep(), block=BlockOptions(size=2))
+    found = together(backend, [Trial(config={"lr": 0.05}, seed=k, epochs=2) for k in range(2)])
+    assert not any(each.error for each in found)
+    assert seen
+    assert all(seen)
