@@ -75,9 +75,11 @@ def _modules_in_order(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module
         if id(module) in seen:
             continue
         seen.add(id(module))
-        children = module._modules
-        if not (_walks_as_usual(type(module)) and isinstance(children, dict)):  # type: ignore[arg-type]
-            return None  # scripted modules have no dicts
+        children, kind = module._modules, type(module)
+        if not isinstance(children, dict):
+            return None  # of a scripted module
+        if not _walks_as_usual(kind):  # type: ignore[arg-type]  # mypy: a class is not hashable
+            return None
         out.append((prefix, module))
         for name, child in reversed(children.items()):
             if child is not None:

@@ -322,7 +322,8 @@ def _apart(module: torch.nn.Module) -> list[str]:
 
 
 def _listed(table: Mapping[str, Sequence[str]], module: torch.nn.Module) -> list[str]:
-    return [each for name in _names_of(type(module)) for each in table.get(name, ())]  # type: ignore[arg-type]  # mypy: a class is not hashable
+    names = _names_of(type(module))  # type: ignore[arg-type]  # mypy: a class is not hashable
+    return [each for name in names for each in table.get(name, ())]
 
 
 @cache
