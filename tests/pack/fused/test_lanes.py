@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -199,6 +201,30 @@ def test_an_error_of_a_lane_is_raised_when_all_have_ended():
 
     with pytest.raises(RuntimeError, match="no memory"):
         Lanes([[Tape(fail, [])], [Tape(run, []), Tape(run, [])]], cores=2)()
+    assert ended == [True, True]
+
+
+def test_ctrl_c_waits_for_lanes():
+    """Else a lane would write into states that are being saved, or trained again."""
+    ended = []
+
+    def run():
+        time.sleep(0.3)
+        ended.append(True)
+
+    def interrupt():
+        main.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    main = threading.Event()
+    threading.Thread(target=interrupt).start()
+
+    def first():
+        main.set()
+        run()
+
+    with pytest.raises(KeyboardInterrupt):
+        Lanes([[Tape(first, [])], [Tape(run, [])]], cores=2)()
     assert ended == [True, True]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 
@@ -40,7 +40,7 @@ CACHED_BYTES = 2**21
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lane:
-    """Some trials of a block, and the program that is recorded for so many.
+    """A part of the trials of a block, and the program that trains them.
 
     Attributes:
         rows: The rows of the trials.
@@ -151,13 +151,29 @@ class Lanes:
             _run(self._tapes[0], flushes=None)
             return
         flushes = flushes_denormals()
-        running = [
-            _thread(os.getpid(), number, self._cores).submit(_run, tapes, flushes=flushes)
-            for number, tapes in enumerate(self._tapes)
-        ]
+        running: list[Future[None]] = []
+        try:
+            for number, tapes in enumerate(self._tapes):
+                thread = _thread(os.getpid(), number, self._cores)
+                running.append(thread.submit(_run, tapes, flushes=flushes))
+        finally:
+            # Also after Ctrl-C: nobody may read or change what a lane still writes.
+            _await(running)
         for error in [each.exception() for each in running]:
             if error is not None:
                 raise error
+
+
+def _await(running: Sequence[Future[None]]) -> None:
+    """Wait until all have ended; what interrupts this, such as Ctrl-C, is raised after that."""
+    interruption: BaseException | None = None
+    while not all(each.done() for each in running):
+        try:
+            wait(running)
+        except BaseException as error:  # noqa: BLE001 -- it is raised below
+            interruption = error
+    if interruption is not None:
+        raise interruption
 
 
 def _run(tapes: Sequence[Tape], *, flushes: bool | None) -> None:
