@@ -223,6 +223,20 @@ def test_inputs_are_not_overwritten():
     assert all(map(torch.equal, inputs, before))
 
 
+@pytest.mark.parametrize("function", [torch.sin, torch.relu, F.silu, torch.neg])
+def test_a_sum_within_a_larger_tensor_goes_on_where_it_is(function):
+    """The sum does not lie at the beginning of its buffer; nor does what is computed in place."""
+    folds(lambda x, a, b: function(x.tanh()[1:3] + a @ b) * 2, (4, 6), (2, 5), (5, 6))
+
+    def compute(x, a, b):
+        return function(torch.addmm(x.tanh()[1:3], a, b)) * 2
+
+    inputs = [normal(*shape, seed=n).double() for n, shape in enumerate([(4, 6), (2, 5), (5, 6)])]
+    program, _ = record(lambda: [compute(*inputs)], inputs)
+    (found,) = results(program, inputs)
+    torch.testing.assert_close(found, compute(*inputs))
+
+
 @pytest.mark.parametrize("inner", [0, 1])
 def test_products_over_nothing(inner):
     folds(lambda x, a, b: (x.sin() + a @ b).cos(), (4, 6), (4, inner), (inner, 6))

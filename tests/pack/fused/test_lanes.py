@@ -22,6 +22,7 @@ from thrifty.pack.fused import _lanes, _programs
 from thrifty.pack.fused._activations import ActivationStore
 from thrifty.pack.fused._lanes import UNDIVIDED, Division, Lanes, division
 from thrifty.pack.fused._record import record
+from thrifty.pack.fused._structure import Structure
 from thrifty.pack.fused._tape import Tape
 
 
@@ -213,19 +214,37 @@ def test_ctrl_c_waits_for_lanes():
         ended.append(True)
 
     def interrupt():
-        main.wait()
+        begun.wait()
         os.kill(os.getpid(), signal.SIGINT)
 
-    main = threading.Event()
+    begun = threading.Event()
     threading.Thread(target=interrupt).start()
 
-    def first():
-        main.set()
+    def last():
+        begun.set()
         run()
 
     with pytest.raises(KeyboardInterrupt):
-        Lanes([[Tape(first, [])], [Tape(run, [])]], cores=2)()
+        Lanes([[Tape(run, [])], [Tape(last, [])]], cores=2)()
     assert ended == [True, True]
+
+
+def test_threads_that_take_no_more_work_leave_it_to_the_caller(monkeypatch):
+    """As at the end of the interpreter, in a thread that has not ended yet."""
+    where = []
+
+    def run():
+        where.append(threading.current_thread() is threading.main_thread())
+
+    def submit(self, number, work):
+        if number:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        return submits(self, number, work)
+
+    submits = Lanes._submit
+    monkeypatch.setattr(Lanes, "_submit", submit)
+    Lanes([[Tape(run, [])], [Tape(run, [])]], cores=2)()
+    assert where == [False, True]
 
 
 def test_a_process_that_was_forked_has_lanes_of_its_own():
@@ -285,6 +304,33 @@ def test_trials_of_different_widths(made):
     trials = [Trial(config={"lr": 0.05, "width": width}, seed=width) for width in (8, 6, 7, 8)]
     check(in_double(Wide), trials)
     assert made
+
+
+class SameForAll(Toy):
+    """One metric depends on the data alone, so it is one number for all trials."""
+
+    def metrics(self, model, batch):
+        return {**super().metrics(model, batch), "base": batch[1].var()}
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_metrics_that_are_the_same_for_all_trials(made):
+    check(in_double(SameForAll), [Trial(config={"lr": 0.05}, seed=k) for k in range(4)])
+    assert made
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_programs_whose_lanes_cannot_be_recorded_run_for_all_trials(made, monkeypatch):
+    recorded = Structure.recorded
+
+    def fails(self, variant, **inputs):
+        if variant.size < 3:
+            raise RuntimeError("boom")
+        return recorded(self, variant, **inputs)
+
+    monkeypatch.setattr(Structure, "recorded", fails)
+    check(in_double(Toy), [Trial(config={"lr": 0.05}, seed=k) for k in range(3)])
+    assert not made
 
 
 @pytest.mark.usefixtures("two_cores")

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from threading import Lock
+from typing import Any
 
 import torch
 
@@ -151,29 +154,32 @@ class Lanes:
             _run(self._tapes[0], flushes=None)
             return
         flushes = flushes_denormals()
-        running: list[Future[None]] = []
+        running: list[Future[Any]] = []
         try:
             for number, tapes in enumerate(self._tapes):
-                thread = _thread(os.getpid(), number, self._cores)
-                running.append(thread.submit(_run, tapes, flushes=flushes))
-        finally:
-            # Also after Ctrl-C: nobody may read or change what a lane still writes.
-            _await(running)
+                running.append(self._submit(number, partial(_run, tapes, flushes=flushes)))
+            wait(running)
+        except RuntimeError:  # the interpreter is about to end, and threads take no more work
+            wait(running)
+            for tapes in self._tapes[len(running) :]:
+                _run(tapes, flushes=None)
+        except BaseException:  # such as Ctrl-C
+            self._settle()
+            raise
         for error in [each.exception() for each in running]:
             if error is not None:
                 raise error
 
+    def _submit(self, number: int, work: Callable[[], Any]) -> Future[Any]:
+        return _thread(os.getpid(), number, self._cores).submit(work)
 
-def _await(running: Sequence[Future[None]]) -> None:
-    """Wait until all have ended; what interrupts this, such as Ctrl-C, is raised after that."""
-    interruption: BaseException | None = None
-    while not all(each.done() for each in running):
-        try:
-            wait(running)
-        except BaseException as error:  # noqa: BLE001 -- it is raised below
-            interruption = error
-    if interruption is not None:
-        raise interruption
+    def _settle(self) -> None:
+        """Wait until no lane runs any more: nobody may read or free what a lane still writes."""
+        for number in range(len(self._tapes)):
+            last = self._submit(number, int)
+            while not last.done():
+                with suppress(BaseException):  # the first interruption is raised already
+                    wait([last])
 
 
 def _run(tapes: Sequence[Tape], *, flushes: bool | None) -> None:
@@ -191,12 +197,17 @@ def _thread(process: int, number: int, cores: int) -> ThreadPoolExecutor:  # noq
     setting of the process.
     """
     out = ThreadPoolExecutor(1, thread_name_prefix=f"lane-{number}")
-    before = torch.get_num_threads()
-    try:
-        out.submit(_begin, cores).result()
-    finally:
-        torch.set_num_threads(before)
+    with _BEGINNING:
+        before = torch.get_num_threads()
+        try:
+            out.submit(_begin, cores).result()
+        finally:
+            torch.set_num_threads(before)
     return out
+
+
+_BEGINNING = Lock()
+"""Held while the setting of the process is another one for a moment."""
 
 
 def _begin(cores: int) -> None:

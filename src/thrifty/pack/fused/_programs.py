@@ -165,6 +165,11 @@ class Bound:
         """The rows of the trials whose results come from one tape, for each tape."""
         return [lane.rows for lane in self.lanes] or [slice(0, self.variant.size)]
 
+    @property
+    def trials_of_a_tape(self) -> int:
+        """Number of trials whose results come from one tape, the most of all tapes."""
+        return max(len(range(self.variant.size)[rows]) for rows in self.rows_apart)
+
     def weigh(self, num_rows: Sequence[int]) -> None:
         """Set the weights of the real rows of each trial's batch, if rows have weights."""
         if self.rows is not None:
@@ -321,7 +326,7 @@ class Programs(User):
         """
         return max(
             (
-                bound.trunk.head_elements * size / bound.variant.size * num_rows
+                bound.trunk.head_elements * size / bound.trials_of_a_tape * num_rows
                 for bound in self._bound.values()
                 if bound.trunk is not None and not bound.trunk.activations.is_dropped
             ),
@@ -433,7 +438,7 @@ class Programs(User):
                             recorded=self._structure.recorded(part, **self._inputs(bound, rows)),
                         )
                     )
-        except UnfusableError:
+        except Exception:  # noqa: BLE001 -- the program for all trials has been recorded, and runs
             return ()
         alike = all(
             [d.path for d in lane.recorded.draws] == [d.path for d in recorded.draws]
@@ -461,13 +466,12 @@ class Programs(User):
         """
         wanted = self._destinations(bound.variant, slice(0, bound.variant.size))
         outputs = [
-            None
-            if n is None
-            else wanted[place]
-            if place in wanted
-            else _empty(program, n, self._device)
-            for place, n in enumerate(program.outputs)
+            None if n is None else wanted.get(place) for place, n in enumerate(program.outputs)
         ]
+        for place, number in enumerate(program.outputs):
+            if number is not None and place not in wanted:
+                shape, _, dtype = program.meta[number]  # one number for all trials has no strides
+                outputs[place] = torch.empty(shape, dtype=dtype, device=self._device)
         heads: dict[Variant, Program] = {}
         tapes: list[list[Tape]] = [[] for _ in range(bound.lanes[-1].thread + 1)]
         for lane in bound.lanes:
@@ -475,6 +479,7 @@ class Programs(User):
             if lane.variant not in heads:
                 head = lane.recorded.program
                 if bound.trunk is not None:
+                    bound.trunk = None
                     head = self._without_trunk(bound, head, inputs)
                 heads[lane.variant] = optimized(head, device=self._device)
             own = self._destinations(bound.variant, lane.rows)

@@ -353,15 +353,15 @@ class _Binder:
         return True
 
     def _allocate(self, index: int, call: Call, number: int) -> torch.Tensor:
-        shape, stride, dtype = self._program.meta[number]
         root = self._reusable(index, call, number)
-        if root is None:
-            span = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
-            num_bytes = max(span if shape.numel() else 0, 1) * dtype.itemsize
-            num_bytes = -(-num_bytes // 64) * 64
-            buffer = self._buffer_pool.take(num_bytes, self._device, lane=self._lane)
-        else:
-            buffer = self._buffers.pop(root)
+        if root is not None:
+            self._buffers[number] = self._buffers.pop(root)
+            return self._static[root]  # not always at the beginning of its buffer
+        shape, stride, dtype = self._program.meta[number]
+        span = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
+        num_bytes = max(span if shape.numel() else 0, 1) * dtype.itemsize
+        num_bytes = -(-num_bytes // 64) * 64
+        buffer = self._buffer_pool.take(num_bytes, self._device, lane=self._lane)
         self._buffers[number] = buffer
         return buffer.view(dtype).as_strided(shape, stride)
 
