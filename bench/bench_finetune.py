@@ -217,7 +217,8 @@ def speed(given: Given) -> Part:
     for name, (setting, chunk) in settings(given).items():
         at_once = TRIALS if setting.batch == 1 else 4
         found = _in_turn(setting, at_once=at_once, chunk=chunk, rounds=given.rounds)
-        shares = job("parts", setting, at_once=at_once)
+        # on one core, since the profiler sees one thread
+        shares = job("parts", setting, at_once=at_once, threads=1)
         figures[name] = {"rounds": found, "parts": shares}
         for method, rates in found.items():
             ratios = [own / solo for own, solo in zip(rates, found[SOLO], strict=True)]
