@@ -174,7 +174,7 @@ class Lanes:
         return _thread(os.getpid(), number, self._cores).submit(work)
 
     def _settle(self) -> None:
-        """Wait until no lane runs any more: nobody may read or free what a lane still writes."""
+        """Wait until no lane runs any more, since others may free what it writes."""
         for number in range(len(self._tapes)):
             last = self._submit(number, int)
             while not last.done():
