@@ -122,9 +122,8 @@ def out_variant(function: Any, device_type: str) -> OutVariant | None:
 
 
 IN_PLACE_SAFE = frozenset({
-    aten.abs.default, aten.add.Tensor, aten.addcmul.default, aten.clamp.default,
-    aten.clamp_min.default, aten.cos.default, aten.div.Tensor, aten.exp.default,
-    aten.gelu.default, aten.gelu_backward.default,
+    aten.abs.default, aten.add.Tensor, aten.clamp.default, aten.clamp_min.default, aten.cos.default,
+    aten.div.Tensor, aten.exp.default, aten.gelu.default, aten.gelu_backward.default,
     aten.log.default, aten.mul.Tensor, aten.neg.default, aten.pow.Tensor_Scalar,
     aten.reciprocal.default, aten.relu.default, aten.rsqrt.default, aten.sigmoid.default,
     aten.sigmoid_backward.default, aten.silu.default, aten.silu_backward.default, aten.sin.default,
@@ -133,9 +132,6 @@ IN_PLACE_SAFE = frozenset({
     aten.elu.default,
 })  # fmt: skip
 """Element-wise functions, which may overwrite an argument of the same shape."""
-
-ACCUMULATING = frozenset({aten.addmm.default, aten.baddbmm.default})
-"""Functions that may overwrite their first argument, to which they add."""
 
 VIEWS = frozenset({aten._unsafe_view.default, aten.lift_fresh.default, aten._reshape_alias.default})
 """Functions whose result shares memory with their argument although their schema is silent."""

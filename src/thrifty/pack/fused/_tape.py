@@ -21,7 +21,7 @@ import torch
 from thrifty.core import trim_heap
 from thrifty.pack._frozen import address, storage_address
 
-from ._record import ACCUMULATING, CREATIONS, IN_PLACE_SAFE, VIEWS, Call, Program, Ref, out_variant
+from ._record import CREATIONS, IN_PLACE_SAFE, VIEWS, Call, Program, Ref, out_variant
 
 
 MIN_EMPTIED_BYTES = 2**20
@@ -310,8 +310,6 @@ class _Binder:
         variant, out_names = found
         for number in call.outputs:
             target = self._to.get(number)
-            if target is None:
-                target = self._sum_so_far(index, call, number)
             self._static[number] = self._allocate(index, call, number) if target is None else target
         outs = ", ".join(
             f"{name}={self._name(Ref(number))}"
@@ -356,7 +354,7 @@ class _Binder:
         root = self._reusable(index, call, number)
         if root is not None:
             self._buffers[number] = self._buffers.pop(root)
-            return self._static[root]  # not always at the beginning of its buffer
+            return self._static[root]
         shape, stride, dtype = self._program.meta[number]
         span = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
         num_bytes = max(span if shape.numel() else 0, 1) * dtype.itemsize
@@ -384,26 +382,6 @@ class _Binder:
             ):
                 return root
         return None
-
-    def _sum_so_far(self, index: int, call: Call, number: int) -> torch.Tensor | None:
-        """Return what a call adds to if it may add there, or None.
-
-        No later call may need it. It must be this very tensor: PyTorch copies other views of it.
-        """
-        if call.function not in ACCUMULATING:
-            return None
-        ref, *others = call.refs
-        root = self._root.get(ref, ref)
-        if (
-            root not in self._buffers
-            or self._last_use.get(root) != index
-            or any(self._root.get(other, other) == root for other in others)
-            or self._program.meta[ref] != self._program.meta[number]
-            or call.args[0] != Ref(ref)
-        ):
-            return None
-        self._buffers[number] = self._buffers.pop(root)
-        return self._static[ref]
 
     def _dynamic(self, call: Call) -> None:
         """Emit a call that makes new result tensors at each step, kept for that step only."""
