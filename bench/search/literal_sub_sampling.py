@@ -15,8 +15,8 @@ import numpy as np
 
 from thrifty.search import Algorithm, Decision, History, RandomSampler, Sampler
 from thrifty.search._algorithm import draw
-from thrifty.search._fixed_width_sub_sampling import Rounds, _Replay
 from thrifty.search._halving import rungs_between
+from thrifty.search._sub_sampling import Rounds, _Replay
 from thrifty.search._sub_sampling_rule import Threshold, _worst_total, threshold, total
 from thrifty.space import Space
 

@@ -29,8 +29,7 @@ from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from thrifty.cli._outputs import _write_adapter
 from thrifty.core import TaskError, derive_seed, step_seed
-from thrifty.integrations._fine_tune_adapters import trained_whole
-from thrifty.integrations._fine_tune_losses import accuracy_of_tokens, loss_of_tokens
+from thrifty.integrations._fine_tune_parts import accuracy_of_tokens, loss_of_tokens, trained_whole
 from thrifty.pack import BlockOptions, FusedBackend, HyperParameters, UnfusableError
 from thrifty.pack._state import unpack_state
 from thrifty.pack.fused._dry_run import dry_run

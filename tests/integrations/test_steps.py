@@ -14,7 +14,7 @@ import thrifty as th
 from tests.integrations._drive import assert_a_resumed_trial_is_the_same, train
 from thrifty.core import derive_seed
 from thrifty.integrations import HuggingFaceTrainable, LightningTrainable
-from thrifty.integrations._step_batches import StepBatches
+from thrifty.integrations._trainer_runs import StepBatches
 from thrifty.pack import borrowed_streams
 from thrifty.pack._state import seed_everything
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from thrifty.search import History, Proposal, Stop
-from thrifty.search._certainty import (
+from thrifty.search._halving import halve
+from thrifty.search._scores import (
     MAX_COMPARED,
     not_surely_worse,
     probability_best,
     probability_worse,
     shared_variances,
 )
-from thrifty.search._halving import halve
 
 
 pytestmark = pytest.mark.slow

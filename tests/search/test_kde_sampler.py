@@ -6,7 +6,7 @@ import pytest
 from tests.search._sampling import FLAT, NESTED, SCHEDULES, bowl, filled, mean_best, sample
 from thrifty.core import AlgorithmError
 from thrifty.search import BOHB, History, Hyperband, KDESampler, Proposal, RandomSampler
-from thrifty.search._observations import coordinates_of
+from thrifty.search._scores import coordinates_of
 from thrifty.search.samplers._kde import Density, cdf, impute, normal_scores
 from thrifty.space import Choice, Float, Space
 from thrifty.testing import check_algorithm

@@ -6,7 +6,7 @@ import pytest
 from tests.search._sampling import FLAT, NESTED, SCHEDULES, bowl, filled, mean_best, sample
 from thrifty.core import AlgorithmError, MissingExtraError
 from thrifty.search import History, Hyperband, Proposal, RandomForestSampler, RandomSampler
-from thrifty.search._observations import coordinates_of
+from thrifty.search._scores import coordinates_of
 from thrifty.search.samplers._random_forest import Forest, _neighbours, _random_points
 from thrifty.space import Choice, Float, Int, Space
 from thrifty.testing import check_algorithm

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from thrifty.core import Artifact, ThriftyError, UsageError
-from thrifty.search._certainty import certainty
+from thrifty.search._scores import certainty
 from thrifty.space import TimeUnit, config_to_json
 from thrifty.store import (
     FailureGroup,

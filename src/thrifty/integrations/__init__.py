@@ -13,7 +13,7 @@ from thrifty.core import gc_paused
 
 if TYPE_CHECKING:
     from ._fine_tune import FineTune as FineTune, pack_tokens as pack_tokens
-    from ._fine_tune_adapters import LoRA as LoRA
+    from ._fine_tune_parts import LoRA as LoRA
     from ._huggingface import HuggingFaceTrainable as HuggingFaceTrainable
     from ._lightning import LightningTrainable as LightningTrainable
     from ._lightning_cli import lightning_cli as lightning_cli
@@ -32,7 +32,7 @@ _HOMES = {
     "HuggingFaceTrainable": "_huggingface",
     "LRScheduler": "_lr_scheduler",
     "LightningTrainable": "_lightning",
-    "LoRA": "_fine_tune_adapters",
+    "LoRA": "_fine_tune_parts",
     "LoopTrial": "functions._loop_trial",
     "MLflow": "_trackers",
     "RayFunction": "functions._ray_function",

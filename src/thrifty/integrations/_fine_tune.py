@@ -28,25 +28,23 @@ from ._attention_masks import (
     packed_mask_for,
     says_causal,
 )
-from ._fine_tune_adapters import (
+from ._fine_tune_parts import (
+    IGNORED,
     Kind,
     LoRA,
+    accuracy_of_sequences,
+    accuracy_of_tokens,
     add_idle,
+    check_num_labels,
     described,
+    is_even,
+    loss_of_sequences,
+    loss_of_tokens,
     not_adapted,
     peft_library,
     skeleton_of,
     trained_whole,
     without_idle,
-)
-from ._fine_tune_losses import (
-    IGNORED,
-    accuracy_of_sequences,
-    accuracy_of_tokens,
-    check_num_labels,
-    is_even,
-    loss_of_sequences,
-    loss_of_tokens,
 )
 
 

@@ -16,10 +16,9 @@ from transformers.trainer_utils import has_length
 from thrifty.core import TaskError
 
 from ._adapters import follow, from_plain, options_of, to_plain
-from ._hooks import copied, finished, overridden
 from ._lost_values import FirstBatches, Rehearsal, check_rates, seed_step
 from ._model_copies import Digests, fill_in, leave_out
-from ._step_batches import PassSampler
+from ._trainer_runs import PassSampler, copied, finished, overridden
 from ._unsaved_values import owners_of, values_of
 
 

@@ -22,8 +22,7 @@ from ._adapters import (
     described,
     from_plain,
 )
-from ._lightning_hooks import OneFit
-from ._lightning_parts import Lightning, lightning_of, quiet, where
+from ._lightning_parts import Lightning, OneFit, lightning_of, quiet, where
 from ._lost_values import (
     FEW_BATCHES,
     Examined,
@@ -34,7 +33,7 @@ from ._lost_values import (
     outcome_of,
 )
 from ._model_copies import ModelCopies, fill_in, frozen_digests
-from ._step_batches import StepBatches, reseed
+from ._trainer_runs import StepBatches, reseed
 from ._unsaved_values import owners_of, values_of
 
 

@@ -1,10 +1,13 @@
-"""The parts of Lightning that ``LightningTrainable`` uses, and what it adds to a Trainer."""
+"""The parts of Lightning that ``LightningTrainable`` uses, and what it adds to a Trainer.
+
+``OneFit`` is what a fit of Lightning does once, although thrifty has a fit for each epoch.
+"""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -12,11 +15,22 @@ from typing import Any, NamedTuple
 
 import torch
 
-from thrifty.core import TaskError
+from thrifty.core import StateError, TaskError
+from thrifty.pack.verify import same
 
 from ._adapters import Options, follow, from_plain, options_of, to_plain
 from ._lost_values import Rehearsal, check_rates, seed_step
 from ._model_copies import Digests, fill_in, leave_out
+from ._trainer_runs import (
+    Weights,
+    copied,
+    finished,
+    first_difference,
+    overridden,
+    put_back,
+    sums_of,
+    weights_of,
+)
 from ._unsaved_values import values_of
 
 
@@ -186,3 +200,253 @@ def quiet(lightning: Lightning) -> Iterator[None]:
     finally:
         for each, level in zip(loggers, levels, strict=True):
             each.setLevel(level)
+
+
+# -- one fit for all epochs ---------------------------------------------------------------
+
+_AT_BEGIN = ("on_fit_start", "on_train_start")
+_AT_END = ("on_train_end", "on_fit_end", "teardown")
+_CHECKPOINT = ("on_save_checkpoint", "on_load_checkpoint", "state_dict", "load_state_dict")
+
+_NEEDS_STATISTICS = "_model_contains_batch_norm"
+"""Attribute of ``StochasticWeightAveraging``."""
+
+_CPU = torch.device("cpu")
+
+
+class OneFit:
+    """Lets a fit of one epoch be a part of a longer one.
+
+    - It takes the checkpoint before the hooks at the end of a fit are called.
+    - After the hooks at its beginning, weights, optimizers and schedulers are as in the checkpoint,
+      unless the fit is the first one of its trial.
+    - A checkpoint has to bring back all weights.
+    - It stops after its last epoch, and notes whether the user's code has stopped it.
+
+    Args:
+        lightning: The package.
+        trainer: A Trainer that has not been used.
+        module: Its module.
+        memory: Its checkpoint plug-in.
+        book: Its callback that counts epochs.
+        kept: The state that the last epoch has left; empty for the first fit of a trial.
+        path: A placeholder for the path of a checkpoint.
+    """
+
+    def __init__(
+        self,
+        lightning: Lightning,
+        trainer: Any,
+        module: Any,
+        *,
+        memory: Any,
+        book: Any,
+        kept: Mapping[str, Any],
+        path: str,
+    ) -> None:
+        self._bases = lightning.bases
+        self._trainer, self._module, self._memory, self._book = trainer, module, memory, book
+        self._kept, self._path = kept, path
+        self._max_epochs = trainer.max_epochs
+        self._has_begun = False
+        self._weights: Weights | None = None
+        """The weights before the hooks at the beginning; None if no hook may change them."""
+        self._held: dict[str, Any] | None = None
+        """What is kept before the hooks at the end; None if there are none."""
+        self._sums: dict[str, list[int]] = {}
+        _around(trainer.strategy, "setup", after=self._note_restored)
+        _around(
+            trainer.strategy,
+            "setup_optimizers",
+            before=self._note_versions,
+            after=self._check_versions,
+        )
+        _around(trainer.fit_loop, "on_run_start", before=self._begin, after=self._undo_begin)
+        _around(trainer.fit_loop, "on_advance_end", after=self._stop)
+        _around(trainer.fit_loop, "on_run_end", before=self._save)
+
+    def run(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Fit, and return what is kept of it: a checkpoint, and what belongs to it.
+
+        Args:
+            given: The data, as arguments of ``Trainer.fit``.
+
+        Raises:
+            StateError: The last checkpoint has not brought back all weights, or a hook at the
+                beginning replaces what it has brought back.
+            TaskError: Hooks train, or change for how long training goes on.
+        """
+        self._trainer.fit(self._module, **given, ckpt_path=self._path if self._kept else None)
+        self._trainer.save_checkpoint(self._path)
+        now = {"checkpoint": self._memory.kept, "frozen": self._memory.frozen}
+        kept = now if self._held is None else self._held
+        kept |= {"options": self._book.options}
+        if self._sums:
+            kept["sums"] = self._sums
+        if self._held is not None:
+            left = finished(_weights_in(now), before=_weights_in(kept), hooks=self._of(_AT_END))
+            if left is not None:
+                kept["finished"] = left
+        return kept
+
+    def _note_versions(self, *_: Any) -> None:
+        self._versions = {name: each._version for name, each in weights_of(self._module).items()}
+
+    def _check_versions(self, *_: Any) -> None:
+        """Check that making optimizers has left alone the weights that were restored.
+
+        Raises:
+            StateError: It has written into one of them.
+        """
+        if not self._kept:
+            return
+        for name, each in weights_of(self._module).items():
+            if each._version != self._versions.get(name):
+                raise StateError(
+                    "LightningTrainable: configure_optimizers changes or adds the weight "
+                    f"{name!r}. It is called in each epoch, after the weights were restored; do "
+                    "this in __init__, configure_model or on_fit_start"
+                )
+
+    def _note_restored(self, *_: Any) -> None:
+        """Note the weights that the last checkpoint has brought back.
+
+        Raises:
+            StateError: They are not those that the last epoch has left.
+        """
+        sums = self._kept.get("sums")
+        if sums:
+            name = first_difference(sums, sums_of(weights_of(self._module)))
+            if name is not None:
+                raise StateError(self._not_brought_back(name))
+        if self._kept and self._of(_AT_BEGIN):
+            self._weights = copied(weights_of(self._module))
+
+    def _begin(self) -> None:
+        """Note what hooks may change when training begins.
+
+        Raises:
+            TaskError: They have trained, or have changed for how long it goes on.
+        """
+        if self._has_begun or not self._book.has_begun:
+            raise TaskError(
+                "LightningTrainable: a callback or hook trains before the first step, as "
+                "LearningRateFinder and BatchSizeFinder do, and would do so again in each epoch; "
+                "leave it out, and let the study search for the value"
+            )
+        self._has_begun = True
+        self._check_max_epochs()
+        self._book.follow(self._trainer)
+        self._optimizers = list(self._trainer.optimizers)
+        self._is_stopped = self._trainer.should_stop
+        self._stepped = [copied(each.state_dict(), device=_CPU) for each in self._steppers()]
+
+    def _stop(self) -> None:
+        self._check_max_epochs()
+        self._book.stop(self._trainer)
+
+    def _check_max_epochs(self) -> None:
+        now = self._trainer.fit_loop.max_epochs
+        # Only with `max_epochs`, `StochasticWeightAveraging` adds its epoch for statistics.
+        adds = [each for each in self._trainer.callbacks if vars(each).get(_NEEDS_STATISTICS)]
+        if now != self._max_epochs or adds:
+            raise TaskError(
+                "LightningTrainable: a callback or hook changes trainer.max_epochs, as "
+                "StochasticWeightAveraging does for a module with batch normalization, but the "
+                "study says how many epochs a trial has; leave it out, or average with "
+                "WeightAveraging(use_buffers=True)"
+            )
+
+    def _steppers(self) -> list[Any]:
+        """Return optimizers and schedulers, if hooks may have changed them."""
+        if not self._kept or not self._of(_AT_BEGIN[1:]):
+            return []
+        schedulers = [config.scheduler for config in self._trainer.lr_scheduler_configs]
+        return [*self._trainer.optimizers, *schedulers]
+
+    def _undo_begin(self) -> None:
+        """Undo what hooks at the beginning have changed: one fit calls them once.
+
+        Raises:
+            StateError: They have replaced weights or optimizers.
+        """
+        if self._weights is None:
+            return
+        name = put_back(self._module, self._weights)
+        self._weights = None
+        if name is not None:
+            raise StateError(self._replaced(f"the weight {name!r}"))
+        if any(
+            one is not other
+            for one, other in zip(self._optimizers, self._trainer.optimizers, strict=True)
+        ):
+            raise StateError(self._replaced("an optimizer"))
+        for each, before in zip(self._steppers(), self._stepped, strict=True):
+            now = copied(each.state_dict(), device=_CPU)
+            if same(before, now):
+                continue
+            if len(now.get("param_groups", ())) != len(before.get("param_groups", ())):
+                raise StateError(self._replaced("the parameter groups of an optimizer"))
+            each.load_state_dict(before)
+        self._trainer.should_stop = self._is_stopped
+
+    def _save(self) -> None:
+        """Take the checkpoint before the hooks at the end, if there are any."""
+        if self._of(_CHECKPOINT):
+            self._sums = sums_of(weights_of(self._module))
+        if self._of(_AT_END):
+            self._trainer.save_checkpoint(self._path)
+            self._held = {
+                "checkpoint": copied(self._memory.kept, device=_CPU),
+                "frozen": self._memory.frozen,
+            }
+
+    def _of(self, hooks: Collection[str]) -> list[str]:
+        """Return the hooks that the module and the callbacks have of their own."""
+        # All callbacks have states, and `state_dict` of a callback says nothing of weights.
+        of_callbacks = [name for name in hooks if not name.endswith("state_dict")]
+        callbacks = [each for each in self._trainer.callbacks if each is not self._book]
+        return [
+            *overridden(callbacks, of_callbacks, bases=self._bases),
+            *overridden([self._module], hooks, bases=self._bases),
+        ]
+
+    def _not_brought_back(self, name: str) -> str:
+        return (
+            f"LightningTrainable: the checkpoint of the last epoch does not bring back the weight "
+            f"{name!r} as it was, so the next epoch would begin with other weights than in one "
+            f"Trainer.fit. {' or '.join(self._of(_CHECKPOINT))} saves or loads something else "
+            "than the module has. Leave checkpoint['state_dict'] as it is, or bring back the same "
+            "in on_load_checkpoint; leave out a callback that cannot resume, such as ModelPruning"
+        )
+
+    def _replaced(self, what: str) -> str:
+        return (
+            f"LightningTrainable: {' or '.join(self._of(_AT_BEGIN))} replaces {what}. Each epoch "
+            "is a fit of its own, so this happens again in each epoch, after the weights were "
+            "restored. Do it in __init__, configure_model or configure_optimizers"
+        )
+
+
+def _weights_in(kept: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    return kept["checkpoint"]["state_dict"], kept["frozen"]
+
+
+def _around(
+    owner: Any,
+    name: str,
+    *,
+    before: Callable[..., None] | None = None,
+    after: Callable[..., None] | None = None,
+) -> None:
+    """Call functions before and after a method of an object."""
+    method = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        if before is not None:
+            before(*args)
+        method(*args, **kwargs)
+        if after is not None:
+            after(*args)
+
+    setattr(owner, name, call)

@@ -9,12 +9,11 @@ from ._algorithm import (
     next_decisions,
 )
 from ._auto_algorithm import Auto, CheckedASHA
-from ._fixed_width_sub_sampling import FixedWidthSubSampling, WideBOSS
 from ._freeze_thaw import FreezeThaw
 from ._halving import ASHA, BOHB, Bracket, Hyperband, StoppingASHA, SuccessiveHalving
 from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState
 from ._population import PopulationBasedTraining
-from ._sub_sampling import BOSS, SubSampling
+from ._sub_sampling import BOSS, FixedWidthSubSampling, SubSampling, WideBOSS
 from .samplers import (
     CMAESSampler,
     GPSampler,

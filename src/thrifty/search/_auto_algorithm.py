@@ -19,10 +19,10 @@ from thrifty.space import Space, Timeline
 
 from ._algorithm import Algorithm, GridSearch, RandomSearch, draw
 from ._curve_view import StageForest
-from ._fixed_width_sub_sampling import WideBOSS
 from ._halving import RungAlgorithm, last_promotion, promotions
 from ._history import Decision, History, Proposal
-from ._observations import coordinates_of
+from ._scores import coordinates_of
+from ._sub_sampling import WideBOSS
 from .samplers import GridSampler, KDESampler
 from .samplers._base_sampler import check_counts
 

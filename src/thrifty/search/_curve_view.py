@@ -16,7 +16,7 @@ from thrifty.space._pieces import Hold
 
 from ._curve_model import CannotFit, CurveModel, FloatArray, IntArray, Rows
 from ._history import History, Trial
-from ._observations import ConfigCache, coordinates_of, points_of
+from ._scores import ConfigCache, coordinates_of, points_of
 
 
 class Prefix(NamedTuple):

@@ -20,7 +20,7 @@ from ._curve_model import CannotFit, CurveModel, Rows
 from ._curve_view import NUM_ACTIVE, Candidate, CurveView, StageForest, active_trials
 from ._halving import RungAlgorithm
 from ._history import Decision, History, Proposal, Trial
-from ._observations import coordinates_of
+from ._scores import coordinates_of
 from .samplers import GridSampler
 from .samplers._base_sampler import Picker, check_counts, check_shares, option_error
 

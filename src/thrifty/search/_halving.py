@@ -17,8 +17,8 @@ from thrifty.search.samplers._base_sampler import check_counts, check_halving
 from thrifty.space import Space
 
 from ._algorithm import Algorithm, check_sampler, draw
-from ._certainty import not_surely_worse
 from ._history import Decision, History, Leaderboard, Proposal, Stop
+from ._scores import not_surely_worse
 from .samplers import KDESampler, RandomSampler, Sampler
 
 

@@ -1,11 +1,15 @@
-"""Sub-sampling (SS), a bandit that compares sub-samples of learning curves; BOSS."""
+"""Sub-sampling (SS), a bandit that compares sub-samples of learning curves; BOSS; their variants.
+
+The variants take rounds of fixed widths, alone and in brackets of equal width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import repeat
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, repeat
 from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -16,14 +20,24 @@ from ._algorithm import Algorithm, check_sampler, draw
 from ._halving import (
     Bracket,
     BracketAlgorithm,
+    RungAlgorithm,
+    best,
     brackets_of,
     fill_brackets,
     rungs_between,
+    verdicts_by,
     why_other_rungs,
 )
-from ._history import Decision, History, Proposal
-from ._sub_sampling_rule import Standing, Standings, SubSamplingRule, Threshold, check_threshold
-from .samplers import RandomForestSampler, RandomSampler, Sampler
+from ._history import Decision, History, Leaderboard, Proposal, SortedList, Trial
+from ._sub_sampling_rule import (
+    Standing,
+    Standings,
+    SubSamplingRule,
+    Threshold,
+    check_threshold,
+    difference,
+)
+from .samplers import KDESampler, RandomForestSampler, RandomSampler, Sampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,3 +198,219 @@ class BOSS(BracketAlgorithm):
         if found or history.is_running(group):
             return found
         return rule.at_the_end(history, standing)
+
+
+# -- rounds of fixed widths ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """Rule that decides which trials each round trains.
+
+    No trial is ever out: a round may resume a trial that an earlier round left behind. ``rungs``
+    are the epochs of the rounds. All trials of the group take part in the first round.
+    """
+
+    rungs: tuple[int, ...]
+    eta: int
+
+    def decide(self, history: History, *, group: Hashable = 0) -> list[Decision]:
+        """Return the open decisions of the first unfinished round.
+
+        There are none while the round runs, or after the last round. All earlier rounds are
+        replayed, so a round that was recorded only in part before an interruption is completed.
+        """
+        over = _OVER.setdefault(history, set())
+        if (self, group) in over or history.is_running(group):
+            return []
+        replay = _Replay.of(history, group)
+        if not replay.play(dict.fromkeys(replay.trials, self.rungs[0])):
+            return []
+        for number in count(1):
+            chosen = self._chosen(replay, number)
+            if not chosen:
+                over.add((self, group))
+                return []
+            missing = [k for k in chosen if replay.trials[k].target < chosen[k]]
+            if missing:
+                return [Proposal(target=chosen[k], trial=k, group=group) for k in missing]
+            if not replay.play(chosen):
+                return []
+        raise AssertionError("unreachable")
+
+    def _chosen(self, replay: _Replay, number: int) -> dict[int, int]:
+        """Return the trials of round ``number`` (0 is the first) with their targets."""
+        replay = replay.able(self.rungs[min(number, len(self.rungs) - 1)])
+        if not replay.scores:
+            return {}
+        first = self._leader(replay)
+        if number >= len(self.rungs):
+            # The rounds are over. The leader falls short of the end only after a failure.
+            unfinished = replay.epochs[first] < self.rungs[-1]
+            return {first: self.rungs[-1]} if unfinished else {}
+        return dict.fromkeys(self._best(replay, first, number=number), self.rungs[number])
+
+    def _leader(self, replay: _Replay) -> int:
+        return max(replay.scores, key=replay.standing)
+
+    def _best(self, replay: _Replay, first: int, *, number: int) -> list[int]:
+        """Return the trials that round ``number`` trains, of which ``first`` leads."""
+        top = replay.scores[first]
+        others = [k for k in replay.scores if k != first]
+        places = max(len(replay.trials) // self.eta**number, 1)
+        board = Leaderboard(SortedList((-difference(replay.scores[k], top), k) for k in others))
+        return [first, *(best(board, places - 1) if places > 1 else ())]
+
+
+_OVER: WeakKeyDictionary[History, set[tuple[Rounds, Hashable]]] = WeakKeyDictionary()
+"""Groups whose last round is over.
+
+A history only grows, so these groups need no replay whenever a worker is free.
+"""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Replay:
+    """State of a group after some past round."""
+
+    trials: dict[int, Trial]
+    epochs: dict[int, int]
+    """Epoch that each trial was asked to reach; trials that failed on the way count as observed."""
+    scores: dict[int, tuple[float, ...]]
+    """One score for each epoch, of the trials that had not failed."""
+
+    @classmethod
+    def of(cls, history: History, group: Hashable) -> _Replay:
+        return cls(trials={k: history[k] for k in history.in_group(group)}, epochs={}, scores={})
+
+    def play(self, targets: dict[int, int]) -> bool:
+        """Move trials to their targets; return whether all have reached them or failed."""
+        for k, target in targets.items():
+            trial = self.trials[k]
+            self.epochs[k] = target
+            if trial.reached >= target:
+                self.scores[k] = trial.scores[:target]
+            elif trial.state in ("failed", "stopped"):
+                self.scores.pop(k, None)
+            else:
+                return False
+        return True
+
+    def able(self, target: int) -> _Replay:
+        """Return the group without the trials that a person has stopped before an epoch."""
+        gone = {k for k, t in self.trials.items() if t.state == "stopped" and t.reached < target}
+        return replace(self, scores={k: s for k, s in self.scores.items() if k not in gone})
+
+    def standing(self, k: int) -> tuple[int, float, int]:
+        """Return a sort key: more epochs rank first, then a better score, then an earlier trial."""
+        return len(self.scores[k]), self.scores[k][-1], -k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedWidthSubSampling(RungAlgorithm):
+    """A variant of SS in rounds of fixed widths, as in the authors' product code.
+
+    ``SubSampling`` is SS as published. Here every round trains a fixed number of trials, and
+    neither a threshold nor block means decide (vega, ssa.py; Huang et al., "Improving Model
+    Training with Multi-fidelity Hyperparameter Evaluation", MLSys 2022). One observation is the
+    score of one epoch. No trial is dropped for good.
+
+    A first round trains all trials for ``min_epochs``. Then ``floor(log(max_epochs / min_epochs,
+    eta))`` rounds follow, each once the one before is complete; the last one ends at
+    ``max_epochs``. After the last round, if the leader has not reached ``max_epochs``, it is
+    trained to there; if it fails, the next trial is.
+
+    Round ``r`` trains ``num_trials // eta**r`` trials (at least one) to its rung. They are the
+    leader, which is the best of the trials trained longest, and the next best by difference at the
+    last epoch that both have reached. This costs as much as successive halving and keeps as many
+    workers busy, but a trial left behind comes back when the others disappoint.
+
+    Args:
+        max_epochs: most epochs that a trial is trained.
+        num_trials: number of trials.
+        eta: ratio between the epochs of successive rounds.
+        min_epochs: epochs of the first round.
+        sampler: source of the configurations.
+
+    Raises:
+        AlgorithmError: an option is out of range.
+
+    >>> FixedWidthSubSampling(max_epochs=27, num_trials=27).rungs()
+    (1, 3, 9, 27)
+    """
+
+    def why_not_longer(self, before: int) -> str:
+        """Return why a longer training would be another one: its rounds depend on each other."""
+        return Algorithm.why_not_longer(self, before)
+
+    def ask(
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
+    ) -> Sequence[Decision]:
+        """Return all trials that are not in the history yet, or the next round if one is due."""
+        rounds = Rounds(rungs=self.rungs(), eta=self.eta)
+        starts = repeat((0, rounds.rungs[0]), max(self.num_trials - len(history), 0))
+        fresh = draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
+        return fresh or rounds.decide(history)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RoundsOfBrackets:
+    """Rule for brackets that runs rounds of sub-sampling."""
+
+    eta: int
+
+    def decide(self, history: History, *, group: int, rungs: tuple[int, ...]) -> Sequence[Decision]:
+        """Return the next round of a bracket if the one before is complete."""
+        return Rounds(rungs=rungs, eta=self.eta).decide(history, group=group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideBOSS(BracketAlgorithm):
+    """A variant of BOSS: brackets of equal width, in rounds of fixed widths, and kernel densities.
+
+    ``BOSS`` is the algorithm of the paper. Here all brackets are as wide as Hyperband's first, the
+    rule within a bracket is that of ``FixedWidthSubSampling``, and the model is a ``KDESampler``.
+    On tables of curves that do not cross, this takes fewer epochs or less time than the paper's
+    brackets, which get narrower and start longer (``bench/results/search_*``).
+
+    Brackets come one after the other, so that the sampler has learnt from the earlier ones; it is
+    fitted once per bracket. Workers that would have to wait for a round to end start the next
+    bracket. With a sampler that does not learn, all brackets are proposed at once. ``Trial.group``
+    is the bracket.
+
+    Args:
+        max_epochs: most epochs that a trial is trained.
+        eta: ratio between the epochs of successive rounds.
+        num_trials: number of trials; brackets repeat until all are drawn (default: as many brackets
+            as Hyperband has).
+        sampler: the model (``RandomForestSampler()`` is the one in the authors' code).
+
+    Raises:
+        AlgorithmError: an option is out of range.
+
+    >>> [(bracket.num_trials, bracket.epochs) for bracket in WideBOSS(max_epochs=9).brackets()]
+    [(9, (1, 3, 9)), (9, (1, 3, 9)), (9, (1, 3, 9))]
+    """
+
+    sampler: Sampler = field(default_factory=KDESampler)
+
+    def brackets(self) -> tuple[Bracket, ...]:
+        """Return the brackets, all equally wide; with ``num_trials``, as many as it needs."""
+        return brackets_of(
+            self.max_epochs, eta=self.eta, num_trials=self.num_trials, ladder="widest"
+        )
+
+    def ask(
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
+    ) -> Sequence[Decision]:
+        """Return the next rounds of complete brackets, or new trials of the next bracket."""
+        brackets = self.brackets()
+        return fill_brackets(
+            brackets,
+            verdicts_by(_RoundsOfBrackets(eta=self.eta), brackets, history),
+            sampler=self.sampler,
+            history=history,
+            space=space,
+            num=None,
+            rng=rng,
+        )

@@ -18,7 +18,7 @@ import torch
 
 from thrifty.core import Artifact, ThriftyError, plain_text
 from thrifty.search import Trial
-from thrifty.search._certainty import certainty
+from thrifty.search._scores import certainty
 from thrifty.space import TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store import failure_groups, nondominated

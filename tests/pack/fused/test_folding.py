@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
 from tests.pack._toys import normal
-from thrifty.pack.fused._folding import folded, optimized
+from thrifty.pack.fused._narrowing import folded, optimized
 from thrifty.pack.fused._record import record
 
 from .test_narrowing import LAYERS, PICKS, Picking, recorded, results

@@ -16,9 +16,9 @@ from thrifty.pack._frozen import FrozenTensor, cheap_copy, digest_of, is_shared
 from thrifty.pack.task._data_contents import Samples
 
 from ._activations import ActivationStore, KeptTrunk, User
-from ._folding import optimized
 from ._fusable import UnfusableError
 from ._lanes import Lane, Lanes, division
+from ._narrowing import optimized
 from ._randomness import DropoutMask
 from ._record import Program, Ref
 from ._row_state import RowState

@@ -15,8 +15,8 @@ from thrifty.pack._state import loose_streams, seed_step, torch_streams
 from thrifty.pack.task._data import WholeBatch
 from thrifty.pack.task._task import Task
 
-from ._folding import optimized
 from ._fusable import UnfusableError, dropout_rates
+from ._narrowing import optimized
 from ._packed import corner
 from ._randomness import Randomness, fill
 from ._structure import Recorded, Structure, Variant, in_order, named, upcast

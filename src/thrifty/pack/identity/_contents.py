@@ -40,8 +40,7 @@ import torch
 from thrifty.core import TaskError
 
 from ._arrays import hooks_of
-from ._operators import functions_of, is_operator
-from ._own import import_name, is_own, is_own_module, module_name
+from ._own import functions_of, import_name, is_operator, is_own, is_own_module, module_name
 from ._place import MISSING, vars_of
 
 

@@ -34,9 +34,9 @@ from ._own import (
     positional_of,
 )
 from ._place import MISSING, MOVES, Key, Place, Texts, slots_of, vars_of
-from ._planted import planted_in, registered
 from ._reach import Reach, reach
 from ._syntax import code_digest, extension_digest, mentions
+from ._unnamed import planted_in, registered
 from ._values import HOOK, Values
 
 

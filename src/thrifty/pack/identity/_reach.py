@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from ._arrays import hooks_of
-from ._by_name import imported_module, modules_by_name
 from ._contents import (
     CONTAINERS,
     NEUTRAL,
@@ -32,19 +31,22 @@ from ._contents import (
     names_called_by,
     short,
 )
-from ._operators import functions_in, libraries_in, operators_in
 from ._own import (
     field_parts_of,
+    functions_in,
     import_name,
     is_installed,
     is_own,
     is_own_module,
+    libraries_in,
     members_of,
     module_name,
+    operators_in,
     subclasses_of,
 )
 from ._place import MISSING, Place, PlaceKind, slots_of, vars_of
 from ._syntax import Import, Mentions, mentions
+from ._unnamed import imported_module, modules_by_name
 from ._values import not_vouched_for
 
 

@@ -53,8 +53,15 @@ from ._contents import (
     unreadable,
     why_no_content,
 )
-from ._operators import functions_of, is_operator, name_of
-from ._own import field_parts_of, is_installed, is_own, members_of
+from ._own import (
+    field_parts_of,
+    functions_of,
+    is_installed,
+    is_operator,
+    is_own,
+    members_of,
+    name_of,
+)
 from ._place import MISSING, slots_of, vars_of
 from ._syntax import assigned_to_self, code_digest, content, extension_digest
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thrifty.search._history import History
-from thrifty.search._observations import Observations, coordinates_of, observe, points_of
+from thrifty.search._scores import Observations, coordinates_of, observe, points_of
 from thrifty.space import Coordinates, Space
 
 from ._base_sampler import Picker, Sampler, check_counts, check_shares, option_error

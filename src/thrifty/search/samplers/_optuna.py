@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from thrifty.core import AlgorithmError
 from thrifty.search._history import History
-from thrifty.search._observations import Observations, coordinates_of, observe
+from thrifty.search._scores import Observations, coordinates_of, observe
 from thrifty.space import Config, Coordinates, Space
 
 from ._base_sampler import Source, SuggestingSampler, check_counts, load

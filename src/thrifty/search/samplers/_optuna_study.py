@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from thrifty.search._history import History, Trial
-from thrifty.search._observations import ConfigCache, Observations
+from thrifty.search._scores import ConfigCache, Observations
 from thrifty.space import Choice, Config, Coordinate, Coordinates, Float
 
 from ._base_sampler import load

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from thrifty.core import require
 from thrifty.search._history import History
-from thrifty.search._observations import Observations, coordinates_of, observe, points_of
+from thrifty.search._scores import Observations, coordinates_of, observe, points_of
 from thrifty.space import Space
 
 from ._base_sampler import Picker, Sampler, check_counts, check_shares

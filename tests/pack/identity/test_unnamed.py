@@ -17,7 +17,7 @@ from tests.pack.identity._projects import project
 from thrifty.core import TaskError
 from thrifty.pack import task_identity
 from thrifty.pack.identity import content_digest, reach
-from thrifty.pack.identity._planted import planted_in, registered
+from thrifty.pack.identity._unnamed import planted_in, registered
 
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ import pytest
 
 from tests.search._sampling import FLAT, NESTED, filled
 from thrifty.search import History, Proposal, Trial
-from thrifty.search._observations import coordinates_of, observe, points_of
+from thrifty.search._scores import coordinates_of, observe, points_of
 from thrifty.space import Choice, Float, Space
 
 
@@ -135,7 +135,7 @@ def test_a_space_without_coordinates():
 
 
 def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr("thrifty.search._observations._MAX_REMEMBERED", 3)
+    monkeypatch.setattr("thrifty.search._scores._MAX_REMEMBERED", 3)
     space = Space(x=Choice([0, 1]), y=Float(0.0, 1.0))
     history = filled(space, num=10)
     expected = [coordinates_of(space).to_unit(trial.config) for trial in history]
