@@ -176,8 +176,13 @@ _NAME = "default"
 """The name that peft gives an adapter."""
 
 
-def described(adapter: LoRA) -> dict[str, Any]:
-    """Return the fields of adapters; databases of before do not know those for idle ones."""
+def described(adapter: LoRA) -> LoRA | dict[str, Any]:
+    """Return the fields of adapters, or those of the user's own class whole, with its code.
+
+    Databases of before do not know the fields for idle ones.
+    """
+    if type(adapter) is not LoRA:
+        return adapter
     fields = asdict(adapter)
     return {name: v for name, v in fields.items() if v or not name.startswith("all_")}
 

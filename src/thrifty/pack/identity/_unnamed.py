@@ -251,24 +251,35 @@ _INSIDE: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 # -- tables ------------------------------------------------------------------------------
 
 
+Tables = Mapping[str, Mapping[Any, Any]]
+"""Tables of a module by their names."""
+
+
 def registered() -> dict[str, list[Any]]:
-    """Find the user's own hooks and handlers that PyTorch calls for all modules or objects.
+    """Find the user's own code in tables of packages, which call it without naming it.
+
+    These are hooks and handlers that PyTorch calls for all modules or objects, and what a
+    configuration of transformers names: functions of attention, activations, models.
 
     Returns:
         The entries by the name of their table, in the order in which they are called.
     """
     out: dict[str, list[Any]] = {}
-    for module, is_table in _TABLES.items():
-        inside = vars(sys.modules[module]) if module in sys.modules else {}
-        tables = {k: v for k, v in inside.items() if is_table(k) and isinstance(v, dict)}
+    for module, tables_in in _TABLES.items():
+        tables = tables_in(vars(sys.modules[module])) if module in sys.modules else {}
         for name, table in tables.items():
-            entries = [_entry(k, v, tables) for k, v in list(table.items()) if _is_users(v)]
-            if entries:
+            # dict's own, because tables of transformers make an object of what is read
+            items = [*dict.items(table)] if isinstance(table, dict) else []
+            if entries := [_entry(k, v, tables) for k, v in items if _is_users_entry(v)]:
                 out[f"{module}.{name}"] = entries
     return out
 
 
-def _entry(key: Any, value: Any, tables: Mapping[str, Any]) -> Any:
+def _is_users_entry(value: Any) -> bool:
+    return any(map(_is_users, value)) if is_a(value, tuple) else _is_users(value)
+
+
+def _entry(key: Any, value: Any, tables: Tables) -> Any:
     """Return what identifies a handler in a table.
 
     For a hook, the key only counts the hooks made in this process, so it is left out. Other tables
@@ -279,13 +290,47 @@ def _entry(key: Any, value: Any, tables: Mapping[str, Any]) -> Any:
     return (value, [name for name, table in tables.items() if table.get(key) is True])
 
 
-_TABLES: dict[str, Callable[[str], bool]] = {
-    "torch.nn.modules.module": lambda name: name.startswith("_global_"),
-    "torch.optim.optimizer": lambda name: name.startswith("_global_"),
-    "torch.distributions.kl": lambda name: name == "_KL_REGISTRY",
-    "torch.utils.data._utils.collate": lambda name: name == "default_collate_fn_map",
+def _named(*names: str) -> Callable[[Mapping[str, Any]], Tables]:
+    return lambda space: {name: space[name] for name in names if name in space}
+
+
+def _global_hooks(space: Mapping[str, Any]) -> Tables:
+    return {k: v for k, v in space.items() if k.startswith("_global_") and isinstance(v, dict)}
+
+
+def _of_interface(name: str) -> Callable[[Mapping[str, Any]], Tables]:
+    """Return the tables of an object of transformers that has one for all, and one of its own."""
+
+    def tables_in(space: Mapping[str, Any]) -> Tables:
+        each = space.get(name)
+        tables = {
+            "_global_mapping": getattr(type(each), "_global_mapping", None),
+            "_local_mapping": getattr(each, "_local_mapping", None),
+        }
+        return {f"{name}.{key}": v for key, v in tables.items() if isinstance(v, dict)}
+
+    return tables_in
+
+
+def _added_classes(space: Mapping[str, Any]) -> Tables:
+    """Return what ``AutoConfig.register`` and ``AutoModel.register`` have added."""
+    added = {k: getattr(v, "_extra_content", None) for k, v in space.items() if k.isupper()}
+    return {f"{name}._extra_content": v for name, v in added.items() if isinstance(v, dict)}
+
+
+_TABLES: dict[str, Callable[[Mapping[str, Any]], Tables]] = {
+    "torch.nn.modules.module": _global_hooks,
+    "torch.optim.optimizer": _global_hooks,
+    "torch.distributions.kl": _named("_KL_REGISTRY"),
+    "torch.utils.data._utils.collate": _named("default_collate_fn_map"),
+    "transformers.modeling_utils": _of_interface("ALL_ATTENTION_FUNCTIONS"),
+    "transformers.masking_utils": _of_interface("ALL_MASK_ATTENTION_FUNCTIONS"),
+    "transformers.activations": _named("ACT2CLS", "ACT2FN"),
+    "transformers.modeling_rope_utils": _named("ROPE_INIT_FUNCTIONS"),
+    "transformers.models.auto.configuration_auto": _added_classes,
+    "transformers.models.auto.modeling_auto": _added_classes,
 }
-"""Modules and tables in which PyTorch's ``register_...`` functions store global functions."""
+"""Modules with tables in which ``register`` and the like store code, and the tables in each."""
 
 
 # -- modules found by name ----------------------------------------------------------------
