@@ -1160,3 +1160,43 @@ def test_exporting_over_another_base_is_said(tmp_path, capsys):
     LlamaForCausalLM(SMALL).save_pretrained(folder)
     _write_adapter(study, None, tmp_path / "other")
     assert "files of the base model have changed" in capsys.readouterr().err
+
+
+class OfClass(th.FineTune):
+    batch_size = 20
+    num_labels = 3
+    kind = "classification"
+    version = "data of May"
+
+    def optimizer(self, hp):
+        return th.SGD(lr="lr")
+
+
+def test_a_subclass_may_set_options_as_attributes_and_those_that_are_given_come_first():
+    task = OfClass(SMALL, adapter=LORA, data=sentences)
+    assert (task.batch_size, task.num_labels, task.kind) == (20, 3, "classification")
+    assert task.version == "data of May"
+    assert task.optimizer.__func__ is OfClass.optimizer
+    assert task.eval_batch_size == 64
+    other = OfClass(SMALL, adapter=LORA, data=sentences, batch_size=4, version="data of June")
+    assert (other.batch_size, other.num_labels, other.version) == (4, 3, "data of June")
+    assert task.identity() != other.identity()
+
+
+def test_what_a_subclass_sets_without_effect_or_twice_is_refused():
+    with pytest.raises(TaskError, match="OfClass defines an optimizer, and one is given"):
+        OfClass(SMALL, adapter=LORA, data=sentences, optimizer=th.SGD(lr="lr"))
+
+    class Packed(th.FineTune):
+        packed = True
+
+    with pytest.raises(TaskError, match=r"Packed\.packed is set in the class, which has no effect"):
+        Packed(SMALL, adapter=LORA, data=sentences)
+
+
+def test_a_number_of_labels_that_a_subclass_sets_is_checked():
+    class TooFew(OfClass):
+        num_labels = 1
+
+    with pytest.raises(TaskError, match="num_labels"):
+        TooFew(SMALL, adapter=LORA, data=sentences)

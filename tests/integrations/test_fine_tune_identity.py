@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import transformers.models.llama.modeling_llama as modeling
 from transformers.activations import ACT2FN
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -65,6 +66,14 @@ class Mine(torch.nn.Module):
 
 ACT2FN["mine"] = WRITTEN
 """
+PATCH = """
+import transformers.models.llama.modeling_llama as modeling
+
+def rotate(x):
+    return x * CHANGED
+
+modeling.rotate_half = rotate
+"""
 MODEL = """
 import transformers
 
@@ -96,6 +105,7 @@ CASES = {
         ACTIVATION.replace("WRITTEN", "(Mine, {})"),
         "task(transformers.LlamaConfig(**SIZES, hidden_act='mine'))",
     ),
+    "a replaced function of transformers": (PATCH, "task()"),
     "a model by its configuration": (MODEL, "task(helpers.MineConfig(**SIZES))"),
 }
 
@@ -109,12 +119,13 @@ def identity(tmp_path, monkeypatch):
             CONFIG_MAPPING._extra_content,
             MODEL_FOR_CAUSAL_LM_MAPPING._extra_content,
         ]
-        before = [[*dict.items(table)] for table in tables]
+        before, rotate_half = [[*dict.items(table)] for table in tables], modeling.rotate_half
         try:
             mine = TASK.replace("MADE", made)
             module = project(tmp_path, monkeypatch, mine=mine, helpers=helpers)
             return task_identity(module.made())
         finally:
+            modeling.rotate_half = rotate_half
             for table, items in zip(tables, before, strict=True):
                 table.clear()
                 for key, value in items:
@@ -134,3 +145,32 @@ def test_an_edit_of_code_that_a_base_runs_makes_another_task(name, identity):
 def test_code_in_tables_of_packages_does_not_count_if_it_is_a_package_s(identity):
     found = identity("", "task()").training
     assert [name for name in found if name.startswith("registered")] == []
+
+
+def test_versions_of_the_libraries_count(identity):
+    found = identity("", "task()").training
+    assert {"package peft", "package torch", "package transformers"} <= found.keys()
+
+
+ATTENTIONS = """
+import transformers
+
+def llama(name, sizes):
+    config = transformers.LlamaConfig(**sizes)
+    config._attn_implementation = name
+    return config
+
+def llava(name, sizes):
+    config = transformers.LlavaConfig(text_config=transformers.LlamaConfig(**sizes))
+    config.text_config._attn_implementation = name
+    return config
+"""
+
+
+@pytest.mark.parametrize("kind", ["llama", "llava"])
+def test_the_implementation_of_attention_counts(kind, identity):
+    names = ("sdpa", "eager", "eager")
+    sdpa, eager, again = [
+        identity(ATTENTIONS, f"task(helpers.{kind}({name!r}, SIZES))") for name in names
+    ]
+    assert sdpa != eager == again

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 import thrifty as th
 from tests.integrations._drive import assert_a_resumed_trial_is_the_same, train
-from thrifty.core import derive_seed
+from thrifty.core import TaskError, derive_seed
 from thrifty.integrations import HuggingFaceTrainable, LightningTrainable
 from thrifty.integrations._trainer_runs import StepBatches
 from thrifty.pack import borrowed_streams
@@ -484,3 +484,28 @@ def test_hugging_face_identity_follows_the_steps_and_is_as_before_without_them()
 
     assert of(3)["steps_per_epoch"] == 3
     assert "steps_per_epoch" not in of(None)
+
+
+def test_steps_that_a_subclass_sets_without_effect_are_refused_and_its_version_counts():
+    class Mine(HuggingFaceTrainable):
+        version = "data of May"
+
+    class OfClass(HuggingFaceTrainable):
+        steps_per_epoch = 3
+
+    class Logged(LightningTrainable):
+        monitor = ("loss",)
+
+    def make(hp):
+        raise AssertionError("no model is made here")
+
+    assert Mine(make, train_dataset=[]).version == "data of May"
+    assert Mine(make, train_dataset=[], version="data of June").version == "data of June"
+    message = (
+        r"OfClass\.steps_per_epoch is set in the class, which has no effect; give it to Hugging"
+    )
+    with pytest.raises(TaskError, match=message):
+        OfClass(make, train_dataset=[])
+    assert OfClass(make, train_dataset=[], steps_per_epoch=2)._num_steps == 2
+    with pytest.raises(TaskError, match=r"Logged\.monitor is set in the class"):
+        Logged(make)

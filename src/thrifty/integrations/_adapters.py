@@ -19,7 +19,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from thrifty.core import DivergedError, TaskError, derive_seed
-from thrifty.pack import HyperParameters, Trainable, borrowed_streams
+from thrifty.pack import HyperParameters, Task, Trainable, borrowed_streams
 from thrifty.pack._state import seed_everything, state_versions, with_versions
 from thrifty.pack.task._task import are_same_values, count_text_as_read, unread, values_of
 
@@ -66,7 +66,8 @@ class KeptTrainable(Trainable):
     """
 
     def __init__(self, *, version: str) -> None:
-        self.version = version
+        if version:  # else that of a subclass counts
+            self.version = version
         self._kept: dict[str, Any] = {}
 
     def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
@@ -131,6 +132,36 @@ def check_loss(loss: float, *, epoch: int, clipping: str) -> None:
         raise DivergedError(
             f"the training loss of epoch {epoch + 1} is {loss}; a smaller learning rate, a warm-up "
             f"or {clipping} may help"
+        )
+
+
+def set_by_class(task: Task | Trainable, of: type, given: Mapping[str, Any]) -> set[str]:
+    """Return the options at their defaults that a subclass of the user's sets as attributes.
+
+    Args:
+        task: The task.
+        of: The class of thrifty whose ``__init__`` has the options.
+        given: Their values.
+    """
+    options = inspect.signature(of).parameters
+    kinds = type(task).__mro__[: type(task).__mro__.index(of)]
+    return {
+        name
+        for name, value in given.items()
+        if value is options[name].default and any(name in vars(kind) for kind in kinds)
+    }
+
+
+def check_class(task: Task | Trainable, of: type, given: Mapping[str, Any]) -> None:
+    """Check that no subclass sets options as attributes, which would have no effect.
+
+    Raises:
+        TaskError: One does.
+    """
+    for name in sorted(set_by_class(task, of, given)):
+        raise TaskError(
+            f"{type(task).__name__}.{name} is set in the class, which has no effect; give it to "
+            f"{of.__name__}: super().__init__(..., {name}=...)"
         )
 
 

@@ -17,6 +17,7 @@ from thrifty.core import TaskError, require
 from thrifty.pack import HyperParameters, Task, TaskIdentity
 from thrifty.pack.task._data import Batch
 
+from ._adapters import check_class, set_by_class
 from ._attention_masks import (
     check_padding,
     check_paddings,
@@ -72,7 +73,8 @@ class FineTune(Task):
         data: ``ArrayData`` or another kind of data, or a function of the hyper-parameters that
             returns it. Batches are ``(ids, labels)``, or ``(ids, mask, labels)`` where the mask is
             0 at padding. ``kind="causal"`` also takes ``(ids,)``.
-        optimizer: As ``Task.optimizer``, such as ``th.AdamW(lr="lr")``.
+        optimizer: As ``Task.optimizer``, such as ``th.AdamW(lr="lr")``. A subclass may define it
+            instead. It may also set ``kind``, ``batch_size`` and what follows that.
         kind: ``"causal"``: predict the next token; ids and labels have the same shape, padding is
             on the right, and labels of -100 do not count. ``"classification"``: one label for each
             sequence. A causal model such as Llama judges a sequence by its last token that is not
@@ -116,6 +118,10 @@ class FineTune(Task):
     512
     """
 
+    kind: Kind
+    num_labels: int
+    base_seed: int
+
     _metrics_of_outputs = True
     """``metrics`` below depends on the model's outputs alone, so padded trials may share it."""
 
@@ -130,7 +136,7 @@ class FineTune(Task):
         *,
         adapter: LoRA,
         data: Any,
-        optimizer: Any,
+        optimizer: Any = None,
         kind: Kind = "causal",
         packed: bool = False,
         batch_size: int | str = 8,
@@ -141,6 +147,9 @@ class FineTune(Task):
         version: str = "",
     ) -> None:
         peft_library(), _transformers()
+        check_class(self, FineTune, {"packed": packed})
+        if set_by_class(self, FineTune, {"kind": kind}):
+            kind = self.kind
         if kind not in ("causal", "classification"):
             raise TaskError(f'FineTune: kind must be "causal" or "classification", got {kind!r}')
         if isinstance(model, torch.nn.Module):
@@ -149,8 +158,6 @@ class FineTune(Task):
                 "one; give a folder that save_pretrained has written, or a function that returns "
                 "a new copy, such as lambda hp: copy.deepcopy(model)"
             )
-        if kind == "classification" and type(self).loss is FineTune.loss:
-            check_num_labels(num_labels)
         if not isinstance(adapter, LoRA):
             what = type(adapter).__name__
             raise TaskError(f"FineTune: adapter must be a thrifty.LoRA(...), got {what}")
@@ -167,11 +174,46 @@ class FineTune(Task):
             )
         self._base, self._adapter, self._data, self.kind = model, adapter, data, kind
         self._is_packed = packed
+        self._set_optimizer(optimizer)
+        self._set_options(
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_labels=num_labels,
+            base_seed=base_seed,
+            steps_per_epoch=steps_per_epoch,
+            version=version,
+        )
+        if kind == "classification" and type(self).loss is FineTune.loss:
+            check_num_labels(self.num_labels)
+
+    def _set_optimizer(self, optimizer: Any) -> None:
+        if optimizer is None:
+            return
+        if set_by_class(self, FineTune, {"optimizer": None}):
+            raise TaskError(
+                f"{type(self).__name__} defines an optimizer, and one is given; leave one of them "
+                "out"
+            )
         self.optimizer = optimizer
-        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
-        self.num_labels, self.base_seed = num_labels, base_seed
-        self.steps_per_epoch = steps_per_epoch
-        self.version = version
+
+    def _set_options(self, **given: Any) -> None:
+        """Set options, but leave those that are not given and that a subclass sets.
+
+        An assignment for each one, because identities find attributes by those.
+        """
+        of_class = set_by_class(self, FineTune, given)
+        if "batch_size" not in of_class:
+            self.batch_size = given["batch_size"]
+        if "eval_batch_size" not in of_class:
+            self.eval_batch_size = given["eval_batch_size"]
+        if "num_labels" not in of_class:
+            self.num_labels = given["num_labels"]
+        if "base_seed" not in of_class:
+            self.base_seed = given["base_seed"]
+        if "steps_per_epoch" not in of_class:
+            self.steps_per_epoch = given["steps_per_epoch"]
+        if "version" not in of_class:
+            self.version = given["version"]
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
         """Return the base (its files by content), the adapters, the data and the options."""
@@ -179,7 +221,7 @@ class FineTune(Task):
         if isinstance(base, str | Path):
             base = _digests(Path(base))
         elif isinstance(base, _transformers().PretrainedConfig):
-            base = base.to_dict()
+            base = base.to_dict() | _implementations(base)
         return {
             "base": base,
             "adapter": described(self._adapter),
@@ -190,6 +232,8 @@ class FineTune(Task):
             "num_labels": self.num_labels,
             "base_seed": self.base_seed,
             "steps_per_epoch": self.steps_per_epoch,
+            # their versions and what the user has changed in them
+            "libraries": (_transformers().PreTrainedModel, peft_library().PeftModel),
             # databases of before know no packed sequences, and have to find their trials again
             **({"packed": True} if self._is_packed else {}),
         }
@@ -434,6 +478,21 @@ class FineTune(Task):
 def _is_described(base: Any) -> bool:
     """Return whether a base is a folder or a configuration, not a function."""
     return isinstance(base, str | Path | _transformers().PretrainedConfig)
+
+
+def _implementations(config: Any) -> dict[str, Any]:
+    """Return which functions for attention and experts a configuration names.
+
+    ``to_dict`` leaves them out. Their results differ by rounding, and where one of them leaves out
+    what another one does, such as a soft cap.
+    """
+    out: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if name.endswith("_implementation_internal") and value is not None:
+            out[name] = value
+        elif isinstance(value, _transformers().PretrainedConfig):
+            out |= {f"{name}.{key}": inner for key, inner in _implementations(value).items()}
+    return out
 
 
 def _transformers() -> Any:

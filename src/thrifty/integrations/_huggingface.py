@@ -18,7 +18,15 @@ from thrifty.core import MissingExtraError, TaskError, derive_seed
 from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
 from thrifty.pack._state import seed_everything
 
-from ._adapters import HpMemo, KeptTrainable, check_loss, check_max_steps, check_steps, described
+from ._adapters import (
+    HpMemo,
+    KeptTrainable,
+    check_class,
+    check_loss,
+    check_max_steps,
+    check_steps,
+    described,
+)
 from ._lost_values import Examined, LostValues, Mending, Rehearsal, outcome_of
 from ._model_copies import ModelCopies, frozen_digests
 from ._unsaved_values import values_of
@@ -139,6 +147,14 @@ class HuggingFaceTrainable(KeptTrainable):
         trainer: Mapping[str, Any] | None = None,
         version: str = "",
     ) -> None:
+        options = {
+            "args": args,
+            "steps_per_epoch": steps_per_epoch,
+            "compute_metrics": compute_metrics,
+            "trainer_class": trainer_class,
+            "trainer": trainer,
+        }
+        check_class(self, HuggingFaceTrainable, options)
         super().__init__(version=version)
         check_steps(type(self).__name__, steps_per_epoch)
         self._num_steps = steps_per_epoch

@@ -16,6 +16,7 @@ from thrifty.pack._state import seed_everything
 from ._adapters import (
     HpMemo,
     KeptTrainable,
+    check_class,
     check_loss,
     check_max_steps,
     check_steps,
@@ -141,6 +142,13 @@ class LightningTrainable(KeptTrainable):
         trainer: Mapping[str, Any] | None = None,
         version: str = "",
     ) -> None:
+        options = {
+            "monitor": monitor,
+            "max_epochs": max_epochs,
+            "steps_per_epoch": steps_per_epoch,
+            "trainer": trainer,
+        }
+        check_class(self, LightningTrainable, options)
         ours = _OURS if steps_per_epoch is None else {**_OURS, **_OURS_WITH_STEPS}
         for name in trainer or {}:
             if name in ours:
