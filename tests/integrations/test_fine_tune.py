@@ -788,7 +788,7 @@ def test_a_folder_without_a_model(tmp_path):
 
 def test_a_batch_of_four_parts():
     task = llama()
-    with pytest.raises(th.TaskError, match="a batch has 4 parts"):
+    with pytest.raises(th.TaskError, match="a batch is a tuple of 4 parts"):
         task.loss(None, (1, 2, 3, 4))
 
 
@@ -1200,3 +1200,100 @@ def test_a_number_of_labels_that_a_subclass_sets_is_checked():
 
     with pytest.raises(TaskError, match="num_labels"):
         TooFew(SMALL, adapter=LORA, data=sentences)
+
+
+# -- batches that are taken for something else ---------------------------------------------------
+
+
+def test_labels_that_count_at_padding_are_refused():
+    ids, mask = tokens(4, 0), torch.ones(4, 8, dtype=torch.long)
+    mask[1, 6:] = 0
+    labels = ids.clone()
+    given = th.ArrayData(train=(ids, mask, labels), valid=(ids, mask, labels))
+    message = r"row 1 has labels that count at its padding.*labels\[mask == 0\] = -100"
+    task = llama(data=given)
+    with pytest.raises(TaskError, match=message):
+        task.data(HyperParameters({}))
+    model = task.model(HyperParameters({"rank": 2, "alpha": 4}))
+    with pytest.raises(TaskError, match=message):
+        task.loss(model, (ids, mask, labels))
+    labels[mask == 0] = -100
+    task.data(HyperParameters({}))
+    assert task.loss(model, (ids, mask, labels)).isfinite()
+
+
+def test_a_mask_in_the_place_of_labels_and_labels_that_are_shifted_already_are_refused(tmp_path):
+    mask = torch.ones(4, 8, dtype=torch.long)
+    pairs = th.ArrayData(train=(tokens(4, 0), mask), valid=(tokens(4, 0), mask))
+    with pytest.raises(TaskError, match=r"is 0 and 1 only.*give \(ids, mask, labels\)"):
+        llama(data=pairs).data(HyperParameters({}))
+    bits = th.ArrayData(train=(mask, mask), valid=(mask, mask))
+    assert llama(data=bits).data(HyperParameters({})) is bits
+    tokens(8, 0).flatten().to(torch.uint16).numpy().tofile(tmp_path / "tokens.bin")
+    file = th.TokenFile(tmp_path / "tokens.bin", block_size=8, num_valid=2)
+    with pytest.raises(TaskError, match="labels of a TokenFile are shifted by one token"):
+        llama(data=file).data(HyperParameters({}))
+
+
+class OfDicts(th.FineTune):
+    """A loss of the user's own over batches that are dicts, as transformers' models take them."""
+
+    def loss(self, model, batch):
+        return model(**batch).loss
+
+    def metrics(self, model, batch):
+        return {"loss": model(**batch).loss}
+
+
+class OfPairs(th.FineTune):
+    """A loss of the user's own over pairs of answers."""
+
+    def loss(self, model, batch):
+        better, worse, *_ = batch
+        return F.softplus(model(worse).logits.mean() - model(better).logits.mean())
+
+    def metrics(self, model, batch):
+        return {"loss": self.loss(model, batch)}
+
+
+class Named(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        row = tokens(8, 3)[index]
+        return {"input_ids": row, "labels": row}
+
+
+FOUR = tuple(tokens(8, seed) for seed in range(4))
+OWN_BATCHES = {
+    "dicts": (OfDicts, th.DatasetPair(train=Named(), valid=Named())),
+    "pairs": (OfPairs, th.ArrayData(train=FOUR, valid=FOUR)),
+}
+
+
+@pytest.mark.parametrize("name", OWN_BATCHES)
+def test_a_loss_of_ones_own_may_have_batches_of_any_kind(name, tmp_path):
+    kind, data = OWN_BATCHES[name]
+    options = {"adapter": LORA, "data": data, "optimizer": th.AdamW(lr="lr"), "batch_size": 4}
+    study = th.Study(
+        kind(SMALL, **options),
+        th.Space(lr=th.Choice([0.01, 0.02]), rank=2, alpha=4),
+        algorithm=th.GridSearch(max_epochs=1),
+        metric="loss",
+        mode="min",
+        name=name,
+        storage=f"sqlite:///{tmp_path}/own.db",
+    )
+    study.run(progress=False)
+    assert [trial.state for trial in study.trials] == ["done"] * 2
+
+
+def test_batches_of_another_kind_without_a_loss_of_ones_own_are_refused():
+    task = llama()
+    model = task.model(HyperParameters({"rank": 2, "alpha": 4}))
+    message = "a batch is a dict with 'input_ids', 'labels'; give .*write loss and metrics"
+    with pytest.raises(TaskError, match=message):
+        task.loss(model, {"input_ids": tokens(2, 0), "labels": tokens(2, 0)})
+    with pytest.raises(TaskError, match="a batch is a Tensor; give"):
+        task.metrics(model, tokens(2, 0))

@@ -211,6 +211,13 @@ def test_batches_are_never_parts_of_the_data():
                 tensor.zero_()
 
 
+@pytest.mark.parametrize("rows", [["some", "texts"], [[1, 2], [3]]])
+def test_arrays_that_are_no_numbers_of_one_shape_are_refused_with_what_to_do(rows):
+    message = r"ArrayData\(train=.*takes arrays of numbers.*a DatasetPair with a collate_fn"
+    with pytest.raises(TaskError, match=message):
+        ArrayData(train=(rows,), valid=(torch.ones(2),))
+
+
 @pytest.mark.parametrize(
     "dataset",
     [

@@ -788,6 +788,10 @@ UNFUSABLE = {
         lambda: Forward(lambda self, x: self.inner(x + torch.rand(6, device=x.device))),
         r"draws random numbers \(aten::rand\)",
     ),
+    "torch stream, of a trial's shape": (
+        lambda: Forward(lambda self, x: torch.randn_like(self.inner(x))),
+        "randn_like: it draws random numbers, and in a fused step only dropout may",
+    ),
     "sparse": (
         lambda: Forward(
             lambda self, x: torch.sparse.mm(

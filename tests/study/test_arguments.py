@@ -230,3 +230,16 @@ def test_no_argument_that_exists_has_advice(function, advice):
             assert name in th.__all__
         own, argument = re.match(r"(\w+)=|", text).group(0, 1)
         assert not own or argument in has
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("gpu", r"Local\(devices=\['gpu'\]\): PyTorch knows no such device; give 'cpu'"),
+        ("cuda", "say which GPU, such as 'cuda:0'"),
+        ("cuda:99", r"this PyTorch sees .* GPUs?; leave devices out"),
+    ],
+)
+def test_devices_that_are_not_there_are_refused_when_a_run_begins(device, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        make_study(tmp_path).run(progress=False, executor=Local(devices=(device,)))

@@ -76,6 +76,11 @@ def test_a_task_without_the_named_hyper_parameter(tmp_path):
     refuses(tmp_path, TaskError, "optimizer follows hyper-parameter 'lr'", space=Space(width=3))
 
 
+def test_a_tuple_where_the_optimizer_needs_a_number(tmp_path):
+    message = r"'lr'.*value is the tuple \(0.1, 0.2\); .*write thrifty.Choice\(\[0.1, 0.2\]\)"
+    refuses(tmp_path, TaskError, message, space=Space(lr=(0.1, 0.2)))
+
+
 def test_a_batch_size_that_is_not_in_the_space(tmp_path):
     class Task(LineTask):
         batch_size = "size"

@@ -22,6 +22,7 @@ from thrifty.core import TaskError
 from thrifty.pack._backend import out_of_memory
 from thrifty.pack._state import borrowed_streams
 from thrifty.pack.task._data import ArrayData
+from thrifty.pack.task._data_contents import TokenFile
 
 
 Form = Literal["left", "all", "plain"]
@@ -162,22 +163,35 @@ def packed_mask_for(
     return _attention(seen, model), positions
 
 
-def check_padding(mask: torch.Tensor) -> None:
-    """Check that the padding of causal rows is on the right, if the values of a mask can be read.
+def check_padding(mask: torch.Tensor, labels: torch.Tensor | None, *, ignored: int) -> None:
+    """Check the padding of causal rows, if the values of a mask can be read.
 
     Args:
         mask: 0 at padding, ``[B, T]``.
+        labels: The labels, ``[B, T]``; None if they are unknown.
+        ignored: The label of tokens that do not count.
 
     Raises:
-        TaskError: A row has padding before a token.
+        TaskError: A row has padding before a token, or padding has a label that counts.
     """
     modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     # while a program is recorded, no value may be read; the dry run has checked some rows before
     if modes or type(mask) is not torch.Tensor or mask.is_meta or mask.dim() != 2:
         return
-    wrong = ((mask[:, 1:] != 0) & (mask[:, :-1] == 0)).any(1)
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
+    early = ((mask[:, 1:] != 0) & (mask[:, :-1] == 0)).any(1)
+    counts = torch.zeros_like(early)
+    if labels is not None and labels.shape == mask.shape:
+        counts = ((mask == 0) & (labels != ignored))[:, 1:].any(1)  # no token predicts the first
+    if not bool((early | counts).any()):
+        return
+    if bool(counts.any()):
+        row = int(counts.nonzero()[0])
+        raise TaskError(
+            f'FineTune(kind="causal"): row {row} has labels that count at its padding (where its '
+            f"mask is 0); set them to {ignored}: labels[mask == 0] = {ignored}"
+        )
+    if bool(early.any()):
+        row = int(early.nonzero()[0])
         raise TaskError(
             f'FineTune(kind="causal"): row {row} has padding before tokens (its mask is 0, and 1 '
             "later on), which these tokens would see; put padding on the right, as "
@@ -185,19 +199,37 @@ def check_padding(mask: torch.Tensor) -> None:
         )
 
 
-def check_paddings(data: Any) -> None:
-    """Check that the padding of causal rows is on the right, where all data are in memory.
+def check_tokens(data: Any, *, ignored: int) -> None:
+    """Check the rows of a causal model: padding and labels, where all data are in memory.
 
     Args:
         data: The data of a task.
+        ignored: The label of tokens that do not count.
 
     Raises:
-        TaskError: A row has padding before a token.
+        TaskError: A row has padding before a token, or padding has a label that counts, or a mask
+            is in the place of labels, or labels are shifted already.
     """
-    if isinstance(data, ArrayData):
-        for part in (data.train, data.valid):
-            if len(part) == 3:
-                check_padding(part[1])
+    if isinstance(data, TokenFile):
+        raise TaskError(
+            'FineTune(kind="causal"): the labels of a TokenFile are shifted by one token, and '
+            "FineTune shifts them, too; give the tokens alone, such as "
+            "th.ArrayData(train=(blocks,), valid=(blocks,))"
+        )
+    if not isinstance(data, ArrayData):
+        return
+    for part in (data.train, data.valid):
+        if len(part) == 3:
+            check_padding(part[1], part[2], ignored=ignored)
+        if len(part) == 2 and _is_mask(part[1]) and not _is_mask(part[0]):
+            raise TaskError(
+                'FineTune(kind="causal"): the second array of the data is 0 and 1 only, as a mask '
+                "is, and FineTune takes it for labels; give (ids, mask, labels)"
+            )
+
+
+def _is_mask(values: torch.Tensor) -> bool:
+    return bool(((values == 0) | (values == 1)).all())
 
 
 class _Probe:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from thrifty.core import TaskError, require
 from thrifty.pack import HyperParameters, Task, TaskIdentity
@@ -20,7 +21,7 @@ from thrifty.pack.task._data import Batch
 from ._adapters import check_class, set_by_class
 from ._attention_masks import (
     check_padding,
-    check_paddings,
+    check_tokens,
     held,
     hold,
     let_go,
@@ -187,14 +188,13 @@ class FineTune(Task):
             check_num_labels(self.num_labels)
 
     def _set_optimizer(self, optimizer: Any) -> None:
-        if optimizer is None:
-            return
-        if set_by_class(self, FineTune, {"optimizer": None}):
+        if not set_by_class(self, FineTune, {"optimizer": None}):
+            self.optimizer = optimizer
+        elif optimizer is not None:
             raise TaskError(
                 f"{type(self).__name__} defines an optimizer, and one is given; leave one of them "
                 "out"
             )
-        self.optimizer = optimizer
 
     def _set_options(self, **given: Any) -> None:
         """Set options, but leave those that are not given and that a subclass sets.
@@ -273,11 +273,12 @@ class FineTune(Task):
         """Return the data.
 
         Raises:
-            TaskError: Tokens have padding before them, but look to the left.
+            TaskError: Tokens have padding before them, but look to the left; padding has labels
+                that count; labels are a mask, or shifted already.
         """
         data = self._data(hp) if callable(self._data) else self._data
         if self.kind == "causal" and not self._is_packed:
-            check_paddings(data)
+            check_tokens(data, ignored=IGNORED)
         return data
 
     def model(self, hp: HyperParameters) -> torch.nn.Module:
@@ -407,10 +408,17 @@ class FineTune(Task):
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Return the cross-entropy, over tokens or over sequences."""
         ids, mask, labels = self._parts(batch)
-        return self._loss(self._logits(model, ids, mask), labels)
+        return self._loss(self._logits(model, ids, mask, labels=labels), labels)
 
     def loss_weight(self, batch: Batch) -> float:
-        """Return the number of tokens (or sequences) of a part of a batch that count."""
+        """Return the number of tokens (or sequences) of a part of a batch that count.
+
+        For batches that a loss of your own understands and this class does not, such as dicts or
+        pairs of answers, it is the number of rows.
+        """
+        if not _is_usual(batch) and type(self).loss is not FineTune.loss:
+            tensors = (t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor))
+            return float(len(next(tensors)))
         _, _, labels = self._parts(batch)
         if self.kind == "classification":
             return float(len(labels))
@@ -419,13 +427,18 @@ class FineTune(Task):
     def metrics(self, model: torch.nn.Module, batch: Batch) -> Mapping[str, Any]:
         """Return ``loss``, and ``accuracy`` of tokens or sequences."""
         ids, mask, labels = self._parts(batch)
-        logits = self._logits(model, ids, mask)
+        logits = self._logits(model, ids, mask, labels=labels)
         loss = self._loss(logits, labels)
         accuracy = accuracy_of_tokens if self.kind == "causal" else accuracy_of_sequences
         return {"loss": loss, "accuracy": accuracy(logits, labels)}
 
     def _parts(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Return tokens, mask (or numbers of sequences) and labels of a batch."""
+        if not _is_usual(batch):
+            raise TaskError(
+                f"FineTune: a batch is {_described(batch)}; give (ids, labels), or (ids, mask, "
+                "labels), or subclass thrifty.FineTune and write loss and metrics for such batches"
+            )
         parts = tuple(batch)
         if self._is_packed:
             if len(parts) != 3:
@@ -442,18 +455,19 @@ class FineTune(Task):
             return parts[0], None, parts[0]
         if len(parts) == 2:
             return parts[0], None, parts[1]
-        if len(parts) == 3:
-            return parts
-        raise TaskError(
-            f"FineTune: a batch has {len(parts)} parts; give (ids, labels), or (ids, mask, labels)"
-        )
+        return parts
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         loss = loss_of_tokens if self.kind == "causal" else loss_of_sequences
         return loss(logits, labels)
 
     def _logits(
-        self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor | None
+        self,
+        model: torch.nn.Module,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        *,
+        labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
         masks = held(model, kind=self.kind, is_packed=self._is_packed)
         if self._is_packed:
@@ -465,7 +479,7 @@ class FineTune(Task):
             return packed
         if self.kind == "causal":
             if mask is not None:
-                check_padding(mask)
+                check_padding(mask, labels, ignored=IGNORED)
             # tokens look to the left only, so padding on the right changes nothing
             logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
             return logits
@@ -473,6 +487,23 @@ class FineTune(Task):
             mask = mask_for(model, mask, masks)
         found: torch.Tensor = model(input_ids=ids, attention_mask=mask).logits
         return found
+
+
+def _is_usual(batch: Any) -> bool:
+    """Return whether a batch is one to three tensors."""
+    return (
+        isinstance(batch, tuple | list)
+        and 1 <= len(batch) <= 3
+        and all(isinstance(each, torch.Tensor) for each in batch)
+    )
+
+
+def _described(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return f"a {type(batch).__name__} with {', '.join(map(repr, batch))}"
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {len(batch)} parts"
+    return f"a {type(batch).__name__}"
 
 
 def _is_described(base: Any) -> bool:

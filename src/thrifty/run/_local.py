@@ -297,7 +297,7 @@ class Local(ExecutorConfig):
         UsageError: An option is invalid: fewer than one worker, thread or trial per pack, an
             unknown ``pack``, a ``memory_margin`` outside (0, 1], an ``epoch_timeout`` that is not
             a positive number, ``devices`` that are not a list of names, or a negative
-            ``activation_memory`` or ``activation_disk``.
+            ``activation_memory`` or ``activation_disk``. When a run begins: a device is not there.
     """
 
     workers: int | None = None
@@ -336,6 +336,8 @@ class Local(ExecutorConfig):
     ) -> Executor:
         """Return the executor for a task."""
         devices = self.local_devices
+        for name in devices:
+            _check_device(name)
         workers = self.num_workers
         threads = self.threads or self.default_threads
         specs = [
@@ -379,6 +381,31 @@ class Local(ExecutorConfig):
     def local_devices(self) -> tuple[str, ...]:
         """Devices that workers train on: those given, or all GPUs, or the CPU."""
         return self.devices or _default_devices()
+
+
+def _check_device(name: str) -> None:
+    """Check that workers can train on a device.
+
+    Raises:
+        UsageError: PyTorch does not know it, or it is a GPU that is not there.
+    """
+    where = f"Local(devices=[{name!r}])"
+    try:
+        place = torch.device(name)
+    except RuntimeError:
+        raise UsageError(
+            f"{where}: PyTorch knows no such device; give 'cpu', or a GPU such as 'cuda:0'"
+        ) from None
+    if place.type != "cuda":
+        return
+    if place.index is None:
+        raise UsageError(f"{where}: say which GPU, such as 'cuda:0'; left out, all are used")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if place.index >= count:
+        raise UsageError(
+            f"{where}: this PyTorch sees {count or 'no'} GPU{'' if count == 1 else 's'}; "
+            "leave devices out, or give ('cpu',) (`thrifty doctor` says what it sees)"
+        )
 
 
 def num_cores() -> int:

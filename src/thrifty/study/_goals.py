@@ -171,7 +171,7 @@ class Goals:
                 what = "metric" if name in self.metrics else "constrained metric"
                 raise TaskError(
                     f"the study's {what} {name!r} is not among the task's metrics "
-                    f"({', '.join(sorted(known))}); name one of these"
+                    f"({', '.join(sorted(known))}); name one of these, or return it for each batch"
                 )
 
     def objectives(self, metrics: Mapping[str, float]) -> tuple[float, ...]:

@@ -318,6 +318,8 @@ def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         raise
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
+        if "called random operation" in reason:
+            reason = "it draws random numbers, and in a fused step only dropout may"
         raise UnfusableError(f"{name}: {reason}") from error
 
 

@@ -506,7 +506,13 @@ def _no_samples(data: Any, *, name: str) -> TaskError:
 def _tensors(arrays: Sequence[Any], *, name: str) -> tuple[torch.Tensor, ...]:
     if not isinstance(arrays, list | tuple) or not arrays:
         raise TaskError(f"ArrayData({name}=...) takes a tuple of arrays, such as (x, y)")
-    tensors = tuple(torch.as_tensor(array) for array in arrays)
+    try:
+        tensors = tuple(torch.as_tensor(array) for array in arrays)
+    except (TypeError, ValueError) as error:
+        raise TaskError(
+            f"ArrayData({name}=...) takes arrays of numbers ({error}); make numbers of texts and "
+            "rows of one length, or return a DatasetPair with a collate_fn"
+        ) from None
     lengths = {len(t) if t.dim() else 0 for t in tensors}
     if len(lengths) > 1 or 0 in lengths:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)

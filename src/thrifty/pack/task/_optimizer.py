@@ -573,6 +573,12 @@ def _lookup(value: Any, values: Mapping[str, Any], *, where: str, may_be_text: b
             f"the task's optimizer follows hyper-parameter {value!r} ({where}={value!r}), whose "
             f"value is the text {found!r}; give it numbers in the space"
         )
+    if where in _NUMBERS and where != "betas" and isinstance(found, tuple | list):
+        raise TaskError(
+            f"the task's optimizer follows hyper-parameter {value!r} ({where}={value!r}), whose "
+            f"value is the {type(found).__name__} {found!r}; if these are the values to try, write "
+            f"thrifty.Choice({[*found]!r}) in the space"
+        )
     return found
 
 
