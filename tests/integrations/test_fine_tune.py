@@ -533,7 +533,9 @@ def test_sequences_that_cannot_be_packed(sequences, options, said):
 
 def test_packed_sequences_need_their_numbers_and_positions():
     task = llama(packed=True)
-    with pytest.raises(th.TaskError, match="a batch has 2 parts; give \\(ids, numbers, labels"):
+    with pytest.raises(
+        th.TaskError, match="a batch is a tuple of 2 parts; give \\(ids, numbers, labels"
+    ):
         task.loss(None, (1, 2))
     with pytest.raises(th.TaskError, match="only tokens that predict the next one"):
         llama(packed=True, kind="classification")

@@ -184,12 +184,6 @@ def check_padding(mask: torch.Tensor, labels: torch.Tensor | None, *, ignored: i
         counts = ((mask == 0) & (labels != ignored))[:, 1:].any(1)  # no token predicts the first
     if not bool((early | counts).any()):
         return
-    if bool(counts.any()):
-        row = int(counts.nonzero()[0])
-        raise TaskError(
-            f'FineTune(kind="causal"): row {row} has labels that count at its padding (where its '
-            f"mask is 0); set them to {ignored}: labels[mask == 0] = {ignored}"
-        )
     if bool(early.any()):
         row = int(early.nonzero()[0])
         raise TaskError(
@@ -197,6 +191,11 @@ def check_padding(mask: torch.Tensor, labels: torch.Tensor | None, *, ignored: i
             "later on), which these tokens would see; put padding on the right, as "
             'tokenizer.padding_side = "right" does'
         )
+    row = int(counts.nonzero()[0])
+    raise TaskError(
+        f'FineTune(kind="causal"): row {row} has labels that count at its padding (where its '
+        f"mask is 0); set them to {ignored}: labels[mask == 0] = {ignored}"
+    )
 
 
 def check_tokens(data: Any, *, ignored: int) -> None:

@@ -434,23 +434,23 @@ class FineTune(Task):
 
     def _parts(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Return tokens, mask (or numbers of sequences) and labels of a batch."""
+        if self._is_packed:
+            if not _is_usual(batch, least=3):
+                raise TaskError(
+                    f"FineTune(packed=True): a batch is {_described(batch)}; give (ids, numbers, "
+                    "labels), as pack_tokens returns them"
+                )
+            ids, numbers, labels = batch
+            # a first token is predicted by no token of its own sequence
+            inner = (numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] != 0)
+            first = torch.zeros_like(inner[:, :1])
+            return ids, numbers, labels.masked_fill(~torch.cat([first, inner], 1), IGNORED)
         if not _is_usual(batch):
             raise TaskError(
                 f"FineTune: a batch is {_described(batch)}; give (ids, labels), or (ids, mask, "
                 "labels), or subclass thrifty.FineTune and write loss and metrics for such batches"
             )
         parts = tuple(batch)
-        if self._is_packed:
-            if len(parts) != 3:
-                raise TaskError(
-                    f"FineTune(packed=True): a batch has {len(parts)} parts; give (ids, numbers, "
-                    "labels), as pack_tokens returns them"
-                )
-            ids, numbers, labels = parts
-            # a first token is predicted by no token of its own sequence
-            inner = (numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] != 0)
-            first = torch.zeros_like(inner[:, :1])
-            return ids, numbers, labels.masked_fill(~torch.cat([first, inner], 1), IGNORED)
         if len(parts) == 1:
             return parts[0], None, parts[0]
         if len(parts) == 2:
@@ -489,11 +489,11 @@ class FineTune(Task):
         return found
 
 
-def _is_usual(batch: Any) -> bool:
-    """Return whether a batch is one to three tensors."""
+def _is_usual(batch: Any, *, least: int = 1) -> bool:
+    """Return whether a batch is some tensors, three at most."""
     return (
         isinstance(batch, tuple | list)
-        and 1 <= len(batch) <= 3
+        and least <= len(batch) <= 3
         and all(isinstance(each, torch.Tensor) for each in batch)
     )
 
