@@ -14,7 +14,7 @@ demo: .venv/ready-demo
 test: .venv/ready-test
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-# The whole suite with many more random cases, twice the time.
+# The whole suite with many more random cases, more than twice the time.
 thorough: export THRIFTY_THOROUGH := 1
 thorough: test
 
