@@ -1180,8 +1180,9 @@ def test_a_subclass_may_set_options_as_attributes_and_those_that_are_given_come_
     assert task.version == "data of May"
     assert task.optimizer.__func__ is OfClass.optimizer
     assert task.eval_batch_size == 64
-    other = OfClass(SMALL, adapter=LORA, data=sentences, batch_size=4, version="data of June")
-    assert (other.batch_size, other.num_labels, other.version) == (4, 3, "data of June")
+    # 8 is the default of FineTune, but not what the class says
+    other = OfClass(SMALL, adapter=LORA, data=sentences, batch_size=8, version="data of June")
+    assert (other.batch_size, other.num_labels, other.version) == (8, 3, "data of June")
     assert task.identity() != other.identity()
 
 
@@ -1299,3 +1300,126 @@ def test_batches_of_another_kind_without_a_loss_of_ones_own_are_refused():
         task.loss(model, {"input_ids": tokens(2, 0), "labels": tokens(2, 0)})
     with pytest.raises(TaskError, match="a batch is a Tensor; give"):
         task.metrics(model, tokens(2, 0))
+
+
+class OneNumber(th.FineTune):
+    """A loss of the user's own over one number for each sequence."""
+
+    def loss(self, model, batch):
+        ids, wanted = batch
+        return (model(ids).logits.mean((1, 2)) - wanted).square().mean()
+
+    def metrics(self, model, batch):
+        return {"loss": self.loss(model, batch)}
+
+
+class InRows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, index):
+        return tokens(7, 3)[index]
+
+
+OWN_LISTS = th.DatasetPair(train=InRows(), valid=InRows(), collate_fn=list)
+NUMBERS = (tokens(7, 0), torch.arange(7.0))
+
+
+class OfLists(OneNumber):
+    def loss(self, model, batch):
+        return super().loss(model, (torch.stack(list(batch)), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [(OneNumber, th.ArrayData(train=NUMBERS, valid=NUMBERS)), (OfLists, OWN_LISTS)],
+)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_means_over_batches_of_ones_own_do_not_depend_on_their_size(
+    kind, data, accumulate, tmp_path
+):
+    def value(size):
+        task = kind(
+            SMALL,
+            adapter=th.LoRA(r=2, targets=("q_proj",)),
+            data=data,
+            optimizer=th.SGD(lr="lr"),
+            batch_size=4,
+            eval_batch_size=size,
+        )
+        task.accumulate = accumulate if data is not OWN_LISTS else 1
+        study = th.Study(
+            task,
+            th.Space(lr=th.Choice([0.01])),
+            algorithm=th.GridSearch(max_epochs=1),
+            metric="loss",
+            mode="min",
+            name="own",
+            storage=f"sqlite:///{tmp_path}/{size}.db",
+        )
+        study.run(progress=False)
+        return study.best_trial.value
+
+    assert value(3) == pytest.approx(value(64), rel=1e-5)
+
+
+def test_labels_that_are_no_classes_are_refused_with_their_row():
+    labels = torch.tensor([0, 1, -100, 1])
+    data = th.ArrayData(train=(tokens(4, 0), labels), valid=(tokens(4, 0), labels))
+    task = classifier(data=data)
+    message = r"the label of row 2 is -100, and num_labels=3 means 0 to 2; leave such rows out"
+    with pytest.raises(TaskError, match=message):
+        task.data(HyperParameters({}))
+    model = task.model(HyperParameters({}))
+    with pytest.raises(TaskError, match=message):
+        task.loss(model, (tokens(4, 0), labels))
+    with pytest.raises(TaskError, match="row 1 is 5"):
+        task.metrics(model, (tokens(2, 0), torch.tensor([0, 5])))
+
+
+def test_tokens_and_labels_may_be_32_bit_numbers():
+    task = llama()
+    model = task.model(HyperParameters({"rank": 2, "alpha": 4}))
+    ids = tokens(2, 0)
+    assert torch.equal(task.loss(model, (ids.int(),)), task.loss(model, (ids,)))
+
+
+def test_a_base_whose_files_change_while_a_study_runs_is_refused(tmp_path):
+    folder = tmp_path / "base"
+    for seed, name in ((0, "base"), (1, "other")):
+        torch.manual_seed(seed)
+        LlamaForCausalLM(SMALL).save_pretrained(tmp_path / name)
+    other = (tmp_path / "other" / "model.safetensors").read_bytes()
+    earlier = (folder / "model.safetensors").read_bytes()
+
+    def study(name):
+        return th.Study(
+            th.FineTune(
+                folder,
+                adapter=th.LoRA(r=2, targets=("q_proj",)),
+                data=sentences,
+                optimizer=th.AdamW(lr="lr"),
+            ),
+            th.Space(lr=th.Choice([0.01, 0.02, 0.04])),
+            algorithm=th.GridSearch(max_epochs=2),
+            metric="loss",
+            mode="min",
+            name=name,
+            storage=f"sqlite:///{tmp_path}/{name.partition('-')[0]}.db",
+        )
+
+    class Swap:
+        def on_event(self, event):
+            (folder / "model.safetensors").write_bytes(other)
+
+    first = study("swapped")
+    first.run(progress=False, observers=[Swap()], executor=th.Local(pack="solo"))
+    states = {trial.state for trial in first.trials}
+    assert "failed" in states
+    errors = [trial.error for trial in first.trials if trial.state == "failed"]
+    assert all("have changed since the study began (model.safetensors)" in each for each in errors)
+    (folder / "model.safetensors").write_bytes(earlier)
+    again, alone_ = study("swapped-again"), study("alone")
+    again.run(progress=False)
+    alone_.run(progress=False)
+    assert [t.value for t in again.trials] == pytest.approx([t.value for t in alone_.trials])

@@ -24,6 +24,8 @@ from thrifty.pack._state import borrowed_streams
 from thrifty.pack.task._data import ArrayData
 from thrifty.pack.task._data_contents import TokenFile
 
+from ._fine_tune_parts import can_be_read
+
 
 Form = Literal["left", "all", "plain"]
 """Tokens see those to the left of them, or all; or the model makes its masks from the plain one."""
@@ -174,10 +176,8 @@ def check_padding(mask: torch.Tensor, labels: torch.Tensor | None, *, ignored: i
     Raises:
         TaskError: A row has padding before a token, or padding has a label that counts.
     """
-    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    # while a program is recorded, no value may be read; the dry run has checked some rows before
-    if modes or type(mask) is not torch.Tensor or mask.is_meta or mask.dim() != 2:
-        return
+    if not can_be_read(mask) or mask.dim() != 2:
+        return  # the dry run has checked some rows before
     early = ((mask[:, 1:] != 0) & (mask[:, :-1] == 0)).any(1)
     counts = torch.zeros_like(early)
     if labels is not None and labels.shape == mask.shape:

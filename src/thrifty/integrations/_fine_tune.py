@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from thrifty.core import TaskError, require
 from thrifty.pack import HyperParameters, Task, TaskIdentity
@@ -37,6 +37,8 @@ from ._fine_tune_parts import (
     accuracy_of_sequences,
     accuracy_of_tokens,
     add_idle,
+    check_classes,
+    check_classes_of,
     check_num_labels,
     described,
     is_even,
@@ -76,22 +78,23 @@ class FineTune(Task):
             0 at padding. ``kind="causal"`` also takes ``(ids,)``.
         optimizer: As ``Task.optimizer``, such as ``th.AdamW(lr="lr")``. A subclass may define it
             instead. It may also set ``kind``, ``batch_size`` and what follows that.
-        kind: ``"causal"``: predict the next token; ids and labels have the same shape, padding is
-            on the right, and labels of -100 do not count. ``"classification"``: one label for each
-            sequence. A causal model such as Llama judges a sequence by its last token that is not
-            ``pad_token_id``, so its configuration has to name one.
+        kind: ``"causal"`` (default): predict the next token; ids and labels have the same shape,
+            padding is on the right, and labels of -100 do not count. ``"classification"``: one
+            label for each sequence. A causal model such as Llama judges a sequence by its last
+            token that is not ``pad_token_id``, so its configuration has to name one.
         packed: Whether a row has several sequences, one after the other (``kind="causal"`` only).
             Batches then are ``(ids, numbers, labels)``: ``numbers`` says to which sequence of the
             row a token belongs (1, 2, ...; 0 at padding). ``pack_tokens`` makes them. A sequence
             gets the results that it gets in a row of its own: tokens see no other sequence, and
             positions begin again with each. The loss is the mean over all tokens of the batch.
             Models that do not keep sequences apart are refused, and rows longer than a window.
-        batch_size: As ``Task.batch_size``.
-        eval_batch_size: As ``Task.eval_batch_size``. Metrics are means over all tokens (or
-            sequences) of the validation data that count, so it changes only speed and memory.
-        num_labels: Number of classes, for ``kind="classification"``.
+        batch_size: As ``Task.batch_size`` (default: 8).
+        eval_batch_size: As ``Task.eval_batch_size`` (default: 64). Metrics are means over all
+            tokens (or sequences) of the validation data that count, so it changes only speed and
+            memory.
+        num_labels: Number of classes, for ``kind="classification"`` (default: 2).
         base_seed: Seed of the base's random weights, where it is a configuration, and of a new
-            classification head. All trials have the same ones.
+            classification head (default: 0). All trials have the same ones.
         steps_per_epoch: As ``Task.steps_per_epoch``.
         version: As ``Task.version``.
 
@@ -119,9 +122,13 @@ class FineTune(Task):
     512
     """
 
-    kind: Kind
-    num_labels: int
-    base_seed: int
+    kind: Kind = "causal"
+    batch_size: int | str = 8
+    eval_batch_size: int = _EVAL_BATCH_SIZE
+    num_labels: int = 2
+    base_seed: int = 0
+    _identified: dict[str, str] | None = None
+    """Digests of the base's files in the identity that was taken last."""
 
     _metrics_of_outputs = True
     """``metrics`` below depends on the model's outputs alone, so padded trials may share it."""
@@ -138,19 +145,18 @@ class FineTune(Task):
         adapter: LoRA,
         data: Any,
         optimizer: Any = None,
-        kind: Kind = "causal",
+        kind: Kind | None = None,
         packed: bool = False,
-        batch_size: int | str = 8,
-        eval_batch_size: int = _EVAL_BATCH_SIZE,
-        num_labels: int = 2,
-        base_seed: int = 0,
+        batch_size: int | str | None = None,
+        eval_batch_size: int | None = None,
+        num_labels: int | None = None,
+        base_seed: int | None = None,
         steps_per_epoch: int | None = None,
-        version: str = "",
+        version: str | None = None,
     ) -> None:
         peft_library(), _transformers()
         check_class(self, FineTune, {"packed": packed})
-        if set_by_class(self, FineTune, {"kind": kind}):
-            kind = self.kind
+        kind = self.kind if kind is None else kind
         if kind not in ("causal", "classification"):
             raise TaskError(f'FineTune: kind must be "causal" or "classification", got {kind!r}')
         if isinstance(model, torch.nn.Module):
@@ -197,29 +203,28 @@ class FineTune(Task):
             )
 
     def _set_options(self, **given: Any) -> None:
-        """Set options, but leave those that are not given and that a subclass sets.
+        """Set the options that are given; the others are those of the class, perhaps a subclass.
 
-        An assignment for each one, because identities find attributes by those.
+        There is an assignment for each one, because identities find attributes by those.
         """
-        of_class = set_by_class(self, FineTune, given)
-        if "batch_size" not in of_class:
+        if given["batch_size"] is not None:
             self.batch_size = given["batch_size"]
-        if "eval_batch_size" not in of_class:
+        if given["eval_batch_size"] is not None:
             self.eval_batch_size = given["eval_batch_size"]
-        if "num_labels" not in of_class:
+        if given["num_labels"] is not None:
             self.num_labels = given["num_labels"]
-        if "base_seed" not in of_class:
+        if given["base_seed"] is not None:
             self.base_seed = given["base_seed"]
-        if "steps_per_epoch" not in of_class:
+        if given["steps_per_epoch"] is not None:
             self.steps_per_epoch = given["steps_per_epoch"]
-        if "version" not in of_class:
+        if given["version"] is not None:
             self.version = given["version"]
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
         """Return the base (its files by content), the adapters, the data and the options."""
         base: Any = self._base
         if isinstance(base, str | Path):
-            base = _digests(Path(base))
+            base = self._identified = _digests(Path(base))
         elif isinstance(base, _transformers().PretrainedConfig):
             base = base.to_dict() | _implementations(base)
         return {
@@ -237,6 +242,23 @@ class FineTune(Task):
             # databases of before know no packed sequences, and have to find their trials again
             **({"packed": True} if self._is_packed else {}),
         }
+
+    def _check_inputs(self) -> None:
+        """Check that the files of the base are those of the identity.
+
+        Raises:
+            TaskError: They are not.
+        """
+        if self._identified is None or not isinstance(self._base, str | Path):
+            return
+        now = _digests(Path(self._base))
+        if names := [
+            n for n in {**self._identified, **now} if self._identified.get(n) != now.get(n)
+        ]:
+            raise TaskError(
+                f"FineTune: the files of the base in {str(self._base)!r} have changed since the "
+                f"study began ({', '.join(names)}); put the earlier ones back, or start a new study"
+            )
 
     def _content(self) -> TaskIdentity:
         """Return the identity by content, with what only evaluation depends on.
@@ -274,11 +296,13 @@ class FineTune(Task):
 
         Raises:
             TaskError: Tokens have padding before them, but look to the left; padding has labels
-                that count; labels are a mask, or shifted already.
+                that count; labels are a mask, shifted already, or no classes.
         """
         data = self._data(hp) if callable(self._data) else self._data
         if self.kind == "causal" and not self._is_packed:
             check_tokens(data, ignored=IGNORED)
+        if self.kind == "classification" and type(self).loss is FineTune.loss:
+            check_classes_of(data, num_labels=self.num_labels)
         return data
 
     def model(self, hp: HyperParameters) -> torch.nn.Module:
@@ -410,15 +434,14 @@ class FineTune(Task):
         ids, mask, labels = self._parts(batch)
         return self._loss(self._logits(model, ids, mask, labels=labels), labels)
 
-    def loss_weight(self, batch: Batch) -> float:
+    def loss_weight(self, batch: Batch) -> float | None:
         """Return the number of tokens (or sequences) of a part of a batch that count.
 
-        For batches that a loss of your own understands and this class does not, such as dicts or
-        pairs of answers, it is the number of rows.
+        None, which stands for the number of rows, for batches that a loss of your own understands
+        and this class does not: dicts, pairs of answers, one number for each sequence.
         """
-        if not _is_usual(batch) and type(self).loss is not FineTune.loss:
-            tensors = (t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor))
-            return float(len(next(tensors)))
+        if type(self).loss is not FineTune.loss and not (_is_usual(batch) and _has_tokens(batch)):
+            return None
         _, _, labels = self._parts(batch)
         if self.kind == "classification":
             return float(len(labels))
@@ -458,6 +481,8 @@ class FineTune(Task):
         return parts
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if self.kind == "classification":
+            check_classes(labels, num_labels=self.num_labels)
         loss = loss_of_tokens if self.kind == "causal" else loss_of_sequences
         return loss(logits, labels)
 
@@ -496,6 +521,11 @@ def _is_usual(batch: Any, *, least: int = 1) -> bool:
         and least <= len(batch) <= 3
         and all(isinstance(each, torch.Tensor) for each in batch)
     )
+
+
+def _has_tokens(batch: Sequence[torch.Tensor]) -> bool:
+    """Return whether a batch has rows of tokens, each with a label."""
+    return batch[0].dim() == 2 and batch[-1].shape == batch[0].shape
 
 
 def _described(batch: Any) -> str:
@@ -600,9 +630,23 @@ def pack_tokens(
 
 def _digests(folder: Path) -> dict[str, str]:
     """Return the digests of the files of a model by name."""
-    out = {}
-    for file in sorted(folder.iterdir()):
-        if file.is_file() and not file.name.startswith("."):
-            with file.open("rb") as read:
-                out[file.name] = hashlib.file_digest(read, "blake2b").hexdigest()
-    return out
+    files = (file for file in sorted(folder.iterdir()) if not file.name.startswith("."))
+    return {file.name: _digest(file) for file in files if file.is_file()}
+
+
+def _digest(file: Path) -> str:
+    stat = file.stat()
+    key = (str(file.resolve()), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    found = _DIGESTS.get(key)
+    if found is None:
+        with file.open("rb") as read:
+            found = hashlib.file_digest(read, "blake2b").hexdigest()
+        if time.time() - stat.st_mtime > _SETTLED_S:
+            _DIGESTS[key] = found
+    return found
+
+
+_DIGESTS: dict[tuple[Any, ...], str] = {}
+"""Digests of files by path, inode, size and time, so that each trial may ask for them."""
+_SETTLED_S = 2.0
+"""A file that was written so recently may be written again without another time."""

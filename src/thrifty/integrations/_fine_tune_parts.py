@@ -333,7 +333,7 @@ def in_single(logits: torch.Tensor) -> torch.Tensor:
 
 def loss_of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the mean cross-entropy of the tokens that count."""
-    wanted = labels[:, 1:].reshape(-1)
+    wanted = labels[:, 1:].reshape(-1).long()
     return F.cross_entropy(
         in_single(logits)[:, :-1].reshape(-1, logits.shape[-1]), wanted, ignore_index=IGNORED
     )
@@ -367,6 +367,41 @@ def check_num_labels(num_labels: Any) -> None:
             'FineTune(kind="classification"): num_labels must be a whole number of at least 2, got '
             f"{num_labels!r}; for regression, {_OWN_LOSS}"
         )
+
+
+def check_classes_of(data: Any, *, num_labels: int) -> None:
+    """Check the labels of sequences, where all data are in memory.
+
+    Raises:
+        TaskError: A label is no class.
+    """
+    if isinstance(data, ArrayData):
+        for part in (data.train, data.valid):
+            check_classes(part[-1], num_labels=num_labels)
+
+
+def check_classes(labels: torch.Tensor, *, num_labels: int) -> None:
+    """Check that labels are classes, if their values can be read.
+
+    Raises:
+        TaskError: One is not.
+    """
+    if not can_be_read(labels) or labels.dtype != torch.int64 or labels.dim() != 1:
+        return  # another check refuses what is no row of whole numbers
+    wrong = (labels < 0) | (labels >= num_labels)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise TaskError(
+            f'FineTune(kind="classification"): the label of row {row} is {int(labels[row])}, and '
+            f"num_labels={num_labels} means 0 to {num_labels - 1}; leave such rows out, or give "
+            "num_labels"
+        )
+
+
+def can_be_read(values: torch.Tensor) -> bool:
+    """Return whether values may be read: not while a program is recorded."""
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return not modes and type(values) is torch.Tensor and not values.is_meta
 
 
 def accuracy_of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

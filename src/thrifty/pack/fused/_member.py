@@ -308,7 +308,7 @@ class FusedTrial(TaskTrial):
         _check_momentum(table)
         self.plan, self.plan_values = plan, plan.values
         self.next_epoch = plan.epoch + 1
-        self.is_trained = True
+        self.note_trained()
         self.feed = feed
         self.rates = dropout_rates(self.model)
         self.begin_steps(self.num_steps(plan.values), tick=tick)

@@ -225,13 +225,20 @@ class Task(_Identified, ABC):
         """
         raise NotImplementedError
 
-    def loss_weight(self, batch: Batch) -> float:
-        """Return how much a part of a batch counts, such as its number of tokens.
+    def loss_weight(self, batch: Batch) -> float | None:
+        """Return how much a part of a batch counts, such as its tokens; None: its number of rows.
 
         Define it if ``accumulate`` splits batches and ``loss`` is a mean over something else than
         rows.
         """
         raise NotImplementedError
+
+    def _check_inputs(self) -> None:
+        """Check that files which the identity names are as they were; a new trial begins.
+
+        Raises:
+            TaskError: They are not.
+        """
 
     def meta_model(self, hp: HyperParameters) -> torch.nn.Module | None:
         """Return the model on PyTorch's meta device, for a forecast of its memory.

@@ -99,6 +99,7 @@ class TaskTrial:
         self.device = device
         self.is_trained = False
         """Whether the trial has begun an epoch."""
+        self._is_loaded = False
         self.step_options = options_of(task)
         self._stream: TrialStream | None = None
         self._files: dict[str, str] = {}
@@ -180,6 +181,7 @@ class TaskTrial:
             StateError: A frozen parameter is not what it was when the state was saved, and the base
                 cannot be read.
         """
+        self._is_loaded = True
         held = unpack_state(state)
         restored = self._load_model(held["model"], held.get("frozen", {}), base=state.base)
         if restored:
@@ -188,6 +190,17 @@ class TaskTrial:
         self.optimizers.load(held["optimizer"])
         self._update.load(held)
         self._load_data_state(held)
+
+    def note_trained(self) -> None:
+        """Note that an epoch begins.
+
+        Raises:
+            TaskError: It is the first one of a new trial, and files have changed that the task's
+                identity names. A trial that goes on has what it needs of them in its checkpoint.
+        """
+        if not self.is_trained and not self._is_loaded:
+            self._owner._check_inputs()
+        self.is_trained = True
 
     def _load_model(
         self, held: Mapping[str, Any], digests: Mapping[str, str], *, base: Base | None
@@ -413,7 +426,7 @@ class TaskTrial:
             TaskError: A hyper-parameter that changes is read only once and not followed.
         """
         self.plan = plan
-        self.is_trained = True
+        self.note_trained()
         self.adapt(plan.values, epoch=plan.epoch)
         self.optimizers.follow(plan.values)
         self.optimizers.check(plan.moving)

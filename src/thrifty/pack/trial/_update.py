@@ -188,7 +188,8 @@ class Update:
     def _weight(self, part: Batch, num_rows: int) -> float:
         if not self.options.weighs:
             return float(num_rows)
-        weight = float(self._task.loss_weight(part))
+        found = self._task.loss_weight(part)
+        weight = float(num_rows if found is None else found)
         if not 0 <= weight < float("inf"):
             raise TaskError(
                 f"{self._name}.loss_weight returned {weight!r}; it must be a number, 0 or more, "
@@ -399,7 +400,8 @@ def weight_of(task: Any, batch: Any, *, num: int) -> float:
         batch: The batch.
         num: Its number of samples, which is the weight unless the task counts something else.
     """
-    return float(task.loss_weight(batch)) if has_weights(task) else num
+    found = task.loss_weight(batch) if has_weights(task) else None
+    return num if found is None else float(found)
 
 
 class MetricSums:
