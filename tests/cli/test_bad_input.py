@@ -39,6 +39,8 @@ task = Odd()
 
 FILES = {
     "study.py": STUDY,
+    "trains.py": STUDY.replace("t.db", "n.db") + "study.run(progress=False)\n",
+    "chain.py": TASK + STUDY.replace("t.db", "n.db").rstrip() + ".run(progress=False)\n",
     "two.py": STUDY + STUDY.replace("study =", "other =").replace('"line"', '"second"'),
     "empty.py": "",
     "syntax.py": "def f(:\n",
@@ -97,6 +99,12 @@ BAD: list[tuple[list[str], str]] = [
     (["plan", "nothere.py"], "does not exist"),
     (["plan", "task.py"], "does not define a study"),
     (["plan", "study.py", "--name", "other"], "does not define study 'other'"),
+    # files that train at their top level
+    (["plan", "trains.py"], "trains.py calls study.run() while `thrifty plan` loads it; put the c"),
+    (["cost", "trains.py", "--config", '{"lr": 0.1}'], "while `thrifty cost` loads it"),
+    (["try", "trains.py", "--config", '{"lr": 0.1}'], "while `thrifty try` loads it"),
+    (["rent", "trains.py"], "while `thrifty rent` loads it"),
+    (["rent", "chain.py", *TIMED], "while `thrifty rent` loads it"),
     # numbers
     (["run", "study.py", "--workers", "0"], "Invalid value for '--workers': 0 is not"),
     (["run", "study.py", "--workers", "-1"], "not in the range x>=1"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -198,8 +200,23 @@ def check_horizons(algorithm: Algorithm, space: Space) -> None:
         )
 
 
+_refusal: ContextVar[str] = ContextVar("_refusal", default="")
+
+
+@contextmanager
+def refused_runs(message: str) -> Iterator[None]:
+    """Let ``Study.run`` raise a UsageError with this message, as while a command loads a file."""
+    before = _refusal.set(message)
+    try:
+        yield
+    finally:
+        _refusal.reset(before)
+
+
 def check_run(executor: object, stop: object, observers: object) -> None:
-    """Raise UsageError for arguments of ``Study.run`` of the wrong kind."""
+    """Raise UsageError for arguments of ``Study.run`` of the wrong kind, and for refused runs."""
+    if message := _refusal.get():
+        raise UsageError(message)
     if executor is not None and not isinstance(executor, ExecutorConfig):
         raise UsageError(f"executor is {executor!r}; give one such as thrifty.Local(workers=2)")
     if stop is not None and not isinstance(stop, StopWhen):
@@ -242,12 +259,31 @@ def check_arguments(task: object, space: object, *, algorithm: object) -> None:
     ):
         if isinstance(value, type):
             raise UsageError(
-                f"{name} is the class {value.__name__}; give an instance: {value.__name__}()"
+                f"{name} is the class {value.__name__}; give an instance: {_call_of(value)}"
             )
         knows_space = name == "space" and value is None and isinstance(task, SelfDescribing)
         if not isinstance(value, kind) and not knows_space:
             got = "None" if value is None else f"of type {type(value).__name__}"
             raise UsageError(f"{name} is {got}; give {wanted}")
+
+
+def _call_of(kind: type) -> str:
+    """Return how an instance of a class is made, with its required arguments.
+
+    >>> from thrifty.search import GridSearch
+    >>> _call_of(GridSearch)
+    'GridSearch(max_epochs=...)'
+    """
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except (TypeError, ValueError):  # some classes of extension modules have none
+        parameters = ()
+    words = [
+        f"{each.name}=..." if each.kind is each.KEYWORD_ONLY else each.name
+        for each in parameters
+        if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+    ]
+    return f"{kind.__name__}({', '.join(words)})"
 
 
 def check_study(
