@@ -229,7 +229,7 @@ def _add_advice(error: click.ClickException) -> None:
     if found := _NO_NUMBER.search(message):
         kind = "whole number" if found[1] == "integer" else "number"
         message = f"{message[: found.start()]}is not a {kind}."
-    elif (found := _NOT_ONE_OF.search(message)) and hasattr(parameter, "type"):
+    elif (found := _NOT_ONE_OF.search(message)) and parameter is not None:
         options = [str(each) for each in getattr(parameter.type, "choices", ())]
         if near := difflib.get_close_matches(found[1], options, n=1, cutoff=_CLOSE):
             message += f" Did you mean {near[0]!r}?"

@@ -194,7 +194,7 @@ def _takes_one_list(kind: type[_D]) -> type[_D]:
             raise SpaceError(f"{name}({given}): give a list: {name}([{given}])")
         init(self, *options, **named)
 
-    kind.__init__ = checked  # type: ignore[method-assign]
+    kind.__init__ = checked  # type: ignore[assignment]
     return kind
 
 

@@ -275,12 +275,12 @@ def _call_of(kind: type) -> str:
     'GridSearch(max_epochs=...)'
     """
     try:
-        parameters = inspect.signature(kind).parameters.values()
+        signature = inspect.signature(kind)
     except (TypeError, ValueError):  # some classes of extension modules have none
-        parameters = ()
+        return f"{kind.__name__}(...)"
     words = [
         f"{each.name}=..." if each.kind is each.KEYWORD_ONLY else each.name
-        for each in parameters
+        for each in signature.parameters.values()
         if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
     ]
     return f"{kind.__name__}({', '.join(words)})"
