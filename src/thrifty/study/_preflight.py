@@ -205,7 +205,10 @@ _refusal: ContextVar[str] = ContextVar("_refusal", default="")
 
 @contextmanager
 def refused_runs(message: str) -> Iterator[None]:
-    """Let ``Study.run`` raise a UsageError with this message, as while a command loads a file."""
+    """Let ``Study.run`` raise a UsageError with this message instead of training.
+
+    Commands load a user's file with it if they are not there to train.
+    """
     before = _refusal.set(message)
     try:
         yield
@@ -213,10 +216,13 @@ def refused_runs(message: str) -> Iterator[None]:
         _refusal.reset(before)
 
 
+def refusal() -> str:
+    """Return why no study may train now; empty if one may."""
+    return _refusal.get()
+
+
 def check_run(executor: object, stop: object, observers: object) -> None:
-    """Raise UsageError for arguments of ``Study.run`` of the wrong kind, and for refused runs."""
-    if message := _refusal.get():
-        raise UsageError(message)
+    """Raise UsageError for arguments of ``Study.run`` of the wrong kind."""
     if executor is not None and not isinstance(executor, ExecutorConfig):
         raise UsageError(f"executor is {executor!r}; give one such as thrifty.Local(workers=2)")
     if stop is not None and not isinstance(stop, StopWhen):
