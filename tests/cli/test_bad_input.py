@@ -39,6 +39,8 @@ task = Odd()
 
 FILES = {
     "study.py": STUDY,
+    "trains.py": STUDY.replace("t.db", "n.db") + "study.run(progress=False)\n",
+    "chain.py": TASK + STUDY.replace("t.db", "n.db").rstrip() + ".run(progress=False)\n",
     "two.py": STUDY + STUDY.replace("study =", "other =").replace('"line"', '"second"'),
     "empty.py": "",
     "syntax.py": "def f(:\n",
@@ -97,13 +99,19 @@ BAD: list[tuple[list[str], str]] = [
     (["plan", "nothere.py"], "does not exist"),
     (["plan", "task.py"], "does not define a study"),
     (["plan", "study.py", "--name", "other"], "does not define study 'other'"),
+    # files that train at their top level
+    (["plan", "trains.py"], "trains.py calls study.run() while `thrifty plan` loads it; put the c"),
+    (["cost", "trains.py", "--config", '{"lr": 0.1}'], "while `thrifty cost` loads it"),
+    (["try", "trains.py", "--config", '{"lr": 0.1}'], "while `thrifty try` loads it"),
+    (["rent", "trains.py"], "while `thrifty rent` loads it"),
+    (["rent", "chain.py", *TIMED], "while `thrifty rent` loads it"),
     # numbers
     (["run", "study.py", "--workers", "0"], "Invalid value for '--workers': 0 is not"),
     (["run", "study.py", "--workers", "-1"], "not in the range x>=1"),
-    (["run", "study.py", "--workers", "two"], "not a valid integer"),
-    (["run", "study.py", "--workers", "1.5"], "not a valid integer"),
+    (["run", "study.py", "--workers", "two"], "is not a whole number"),
+    (["run", "study.py", "--workers", "1.5"], "is not a whole number"),
     (["run", "study.py", "--threads", "0"], "Invalid value for '--threads': 0 is not"),
-    (["run", "study.py", "--threads", "x"], "not a valid integer"),
+    (["run", "study.py", "--threads", "x"], "is not a whole number"),
     (["run", "study.py", "--epoch-timeout", "0"], "'--epoch-timeout': 0.0 is not a finite"),
     (["run", "study.py", "--epoch-timeout", "nan"], "a finite number above 0"),
     (["run", "study.py", "--epoch-timeout", "inf"], "a finite number above 0"),
@@ -111,14 +119,15 @@ BAD: list[tuple[list[str], str]] = [
     (["run", "study.py", "--stop-seconds", "-1"], "a finite number above 0"),
     (["run", "study.py", "--stop-seconds", "nan"], "a finite number above 0"),
     (["run", "study.py", "--target", "nan"], "a finite number"),
-    (["run", "study.py", "--target", "high"], "not a valid float"),
+    (["run", "study.py", "--target", "high"], "is not a number"),
     (["resume", "line", *DB, "--workers", "0"], "not in the range x>=1"),
     (["plot", "line", "curves", *DB, "--dpi", "0"], "not in the range"),
     (["cost", *config('{"lr": 0.1}'), "--epochs", "0"], "not in the range"),
     (["cost", *config('{"lr": 0.1}'), "--epochs", "5000"], "no more than max_epochs"),
     (["try", *config('{"lr": 0.1}'), "--epochs", "-2"], "not in the range"),
     (["dashboard", "--port", "99999"], "not in the range"),
-    (["dashboard", "--port", "x"], "not a valid integer"),
+    (["dashboard", "study.py"], "'study.py' is a Python file, not a database address; give the st"),
+    (["dashboard", "--port", "x"], "is not a whole number"),
     # configurations
     (["cost", "study.py"], "name a configuration"),
     (["cost", *config("{")], "is not JSON"),
@@ -155,7 +164,8 @@ BAD: list[tuple[list[str], str]] = [
     (["status", *NO_DB], "there is no database"),
     (["status", *DB, "--name", "nope"], "no study 'nope'"),
     (["status", *DB, "--name", ""], "no study ''"),
-    (["best", *DB], "Missing argument 'NAME'"),
+    (["best", *DB], "Missing argument 'NAME'. The database has: line."),
+    (["best", *NO_DB], "Missing argument 'NAME'."),
     (["best", "", *DB], "no study ''"),
     (["best", "nope", *DB], "no study 'nope'; it has: line"),
     (["best", "line", *NO_DB], "there is no database"),
@@ -168,7 +178,7 @@ BAD: list[tuple[list[str], str]] = [
     (["restore", "nope", "--as", " ", *DB], "give the study a name"),
     (["gc", *NO_DB], "there is no database"),
     (["gc", *DB, "--older-than", "-1"], "not in the range"),
-    (["gc", *DB, "--older-than", "old"], "not a valid float"),
+    (["gc", *DB, "--older-than", "old"], "is not a number"),
     (["gc", *DB, "--older-than", "nan"], "give a number of days"),
     (["gc", *DB, "--checkpoints", "nowhere://x"], "cannot be kept at"),
     (["explain", "nope", *DB], "no study 'nope'"),
@@ -178,13 +188,14 @@ BAD: list[tuple[list[str], str]] = [
     (["importance", "line", *DB, "--level", "none"], "not one of"),
     (["plot", "nope", "curves", *DB], "no study 'nope'"),
     (["plot", "line", "nokind", *DB], "not one of"),
+    (["plot", "line", "histroy", *DB], "Did you mean 'history'?"),
     (["resume", "nope", *DB], "no study 'nope'"),
     (["resume", "line", *NO_DB], "there is no database"),
     (["export", "nope", *DB, "--out", "x.csv"], "no study 'nope'"),
     (["stop", "line", *DB], "is done; only a study that has work left can stop"),
     (["stop", "line", *DB, "--trial", "0"], "only trials of a study that has work left"),
     (["stop", "line", *DB, "--trial", "9"], "no trial 9"),
-    (["stop", "line", *DB, "--trial", "x"], "is not a valid integer"),
+    (["stop", "line", *DB, "--trial", "x"], "is not a whole number"),
     (["stop", "nope", *DB], "no study 'nope'"),
     (["note", "line", *DB], "Missing argument"),
     (["note", "line", " ", *DB], "a note needs a text"),
@@ -199,7 +210,7 @@ BAD: list[tuple[list[str], str]] = [
     (["logs", "nope", *DB, "--trial", "0"], "no study 'nope'"),
     (["extend", "line", *DB], "Missing option"),
     (["extend", "line", *DB, "--epochs", "0"], "0 is not in the range x>=1"),
-    (["extend", "line", *DB, "--epochs", "4"], "trains 4 epochs already"),
+    (["extend", "line", *DB, "--epochs", "4"], "4 epochs already, and got --epochs 4"),
     (["extend", "nope", *DB, "--epochs", "9"], "no study 'nope'"),
     (["branch", "line", *DB], "Missing option"),
     (["enqueue", "line", *DB], "Missing option"),
@@ -209,10 +220,16 @@ BAD: list[tuple[list[str], str]] = [
     (["enqueue", "nope", *DB, "--config", "{}"], "no study 'nope'"),
     (["branch", "nope", *DB, "--trial", "0", "--after", "2"], "no study 'nope'"),
     (["branch", "line", *DB, "--trial", "9", "--after", "2"], "has no trial 9"),
-    (["branch", "line", *DB, "--trial", "0", "--after", "4"], "can branch after 1 to 3"),
-    (["branch", "line", *DB, "--trial", "0", "--after", "2"], "nothing changes"),
+    (
+        ["branch", "line", *DB, "--trial", "0", "--after", "4"],
+        "--after 4: a trial of 4 epochs can b",
+    ),
+    (
+        ["branch", "line", *DB, "--trial", "0", "--after", "2"],
+        "give --scale NAME=NUMBER or --change ",
+    ),
     (["branch", "line", *DB, *HALF, "--scale", "lr"], "write NAME=VALUE"),
-    (["branch", "line", *DB, *HALF, "--scale", "lr=x"], "factor must be a number"),
+    (["branch", "line", *DB, *HALF, "--scale", "lr=x"], "--scale of 'lr' must be a number, got"),
     (["branch", "line", *DB, *HALF, "--scale", "lr=1", "--scale", "lr=2"], "has lr twice"),
     (["branch", "line", *DB, *HALF, "--scale", "lr=2", "--change", "lr=2"], "in scale and in"),
     (["branch", "line", *DB, *HALF, "--change", "rate=2"], "has no 'rate'"),
@@ -232,7 +249,7 @@ BAD: list[tuple[list[str], str]] = [
     (["export", "line", *DB, "--optuna", "t.db"], "t.db exists"),
     (["export", "line", *DB, "--adapter", "out"], "has no adapter"),
     (["export", "line", *DB, "--adapter", "out", "--trial", "99"], "no trial 99"),
-    (["export", "line", *DB, "--trial", "x"], "not a valid integer"),
+    (["export", "line", *DB, "--trial", "x"], "is not a whole number"),
     # rent
     (["rent", "nothere.py"], "does not exist"),
     (["rent", "task.py", *TIMED, "--steps", "0"], "not in the range"),
@@ -285,8 +302,12 @@ def folder(tmp_path_factory):
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return all files, besides the database of a study that fails when it trains."""
+    """Return all files, besides the database of a study that fails when it trains.
+
+    SQLite's own files beside a database may come and go when it is read.
+    """
     files = (path for path in folder.iterdir() if path.is_file() and "m.db" not in path.name)
+    files = (path for path in files if not path.name.endswith(("-shm", "-wal")))
     return {path.name: path.read_bytes() for path in files}
 
 
@@ -318,6 +339,19 @@ def test_only_a_close_command_is_suggested(capsys):
     assert "Did you mean" not in capsys.readouterr().err
     thrifty("stauts")
     assert "Did you mean 'status'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["nope"], ["run"], ["run", "empty.py"], ["best", "line", *NO_DB]]
+)
+def test_every_error_begins_alike(folder, monkeypatch, capsys, words):
+    monkeypatch.chdir(folder)
+    thrifty(*words)
+    said = capsys.readouterr().err
+    assert "error: " in [line[:7] for line in said.splitlines()]
+    assert "Error: " not in said
+    assert said.endswith("\n")
+    assert not said.endswith("\n\n")
 
 
 def test_there_are_a_hundred():

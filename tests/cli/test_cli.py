@@ -66,6 +66,23 @@ def test_plan_run_status_best(folder, monkeypatch, capsys):
     assert "best of 2 trials" in capsys.readouterr().out
 
 
+def test_only_commands_that_train_load_a_file_that_trains(folder, monkeypatch, capsys):
+    thrifty("run", "line_study.py", "--quiet", "--stop-epochs", "2", monkeypatch=monkeypatch)
+    Path("line_study.py").write_text(f"{STUDY}study.run(progress=False)\n")
+    for words in (("importance", "line"), ("extend", "line", "--epochs", "9")):
+        thrifty(*words, *STORAGE, monkeypatch=monkeypatch, fails=True)
+        said = capsys.readouterr().err
+        assert f"line_study.py calls study.run() while `thrifty {words[0]}` loads it; put " in said
+        assert 'put the call under `if __name__ == "__main__":`' in said
+        assert "Traceback" not in said
+    thrifty("resume", "line", *STORAGE, "--quiet", monkeypatch=monkeypatch)
+    assert "best of 2 trials" in capsys.readouterr().out
+    # Now nothing is left to train, so that its run only reads.
+    thrifty("plan", "line_study.py", monkeypatch=monkeypatch)
+    assert "8 trial-epochs" in capsys.readouterr().out
+    thrifty("run", "line_study.py", "--quiet", monkeypatch=monkeypatch)
+
+
 def test_a_study_with_two_names_in_its_file_is_one(folder, monkeypatch, capsys):
     Path("two.py").write_text(f"{STUDY}\nfor each in (study,):\n    each\n")
     for options in ((), ("--name", "line")):

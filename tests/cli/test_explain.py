@@ -49,7 +49,7 @@ def explain(url, monkeypatch, capsys):
 def test_studies_of_one_plan(explain):
     assert explain("a", "same") == (
         "studies 'a' and 'same' have one search plan: what their trials have in common is trained "
-        "once, no epochs so far\n"
+        "once; so far they have no epochs in common\n"
     )
 
 
@@ -57,10 +57,10 @@ def test_how_many_epochs_studies_of_one_plan_have_in_common(tmp_path, monkeypatc
     short = Space(lr=Choice([Constant(0.1), Step(0.1, [2])]), width=0)
     for name, space in (("one", SPACE), ("two", short), ("three", Space(lr=0.7, width=0))):
         make_study(tmp_path, space=space, name=name).run(executor=SOLO, progress=False)
-    for other, common in (("two", "10 epochs so far"), ("three", "no epochs so far")):
+    for other, common in (("two", "10 epochs"), ("three", "no epochs")):
         url = f"sqlite:///{tmp_path}/t.db"
         thrifty("explain", "one", other, "--storage", url, monkeypatch=monkeypatch)
-        assert capsys.readouterr().out.endswith(f"is trained once, {common}\n")
+        assert capsys.readouterr().out.endswith(f"once; so far they have {common} in common\n")
 
 
 def test_studies_with_other_metrics(explain):

@@ -191,3 +191,11 @@ def test_the_widest_integers_are_drawn():
     domain = Int(-(2**53), 2**53)
     assert domain.levels(2) == (-(2**53), 2**53)
     assert domain.low <= domain.sample(rng()) <= domain.high
+
+
+def test_options_that_are_no_list_have_advice():
+    with pytest.raises(
+        SpaceError, match=r"^Choice\(0.1, 0.2\): give a list: Choice\(\[0.1, 0.2\]\)$"
+    ):
+        Choice(0.1, 0.2)
+    assert Choice(options=[0.1, 0.2]) == Choice([0.1, 0.2])

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import math
+import pickle
 import re
 
 import numpy as np
@@ -193,7 +194,8 @@ def test_the_advice_names_what_there_is(tmp_path):
         ({"direction": "minimize"}, r"Study\(\) has no argument 'direction'; write mode=\"min\""),
         ({"sampler": None}, "write algorithm=th.RandomSearch"),
         ({"workers": 2}, r"write study.run\(executor=th.Local\(workers=...\)\) instead"),
-        ({"nonsense": 2}, "unexpected keyword argument 'nonsense'"),
+        ({"nonsense": 2}, r"Study\(\) has no argument 'nonsense'; it has: task, space, "),
+        ({"sed": 2}, r"Study\(\) has no argument 'sed'; did you mean seed\? It has: task, "),
     ],
 )
 def test_an_argument_of_another_library_has_advice(tmp_path, options, advice):
@@ -206,12 +208,69 @@ def test_an_argument_of_another_library_has_advice(tmp_path, options, advice):
     [
         ({"workers": 2}, r"Study.run\(\) has no argument 'workers'; write executor=th.Local"),
         ({"timeout": 60}, r"write stop=th.StopWhen\(seconds=...\) instead"),
-        ({"nonsense": 2}, "unexpected keyword argument 'nonsense'"),
+        ({"nonsense": 2}, "'nonsense'; it has: executor, stop, progress, observers$"),
+        ({"observer": []}, r"'observer'; did you mean observers\? It has: executor, stop, "),
     ],
 )
 def test_an_argument_of_a_run_of_another_library_has_advice(tmp_path, options, advice):
     with pytest.raises(TypeError, match=advice):
         make_study(tmp_path).run(**options)
+
+
+class Mine(th.RandomSearch):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "advice"),
+    [
+        (
+            th.ASHA,
+            {"max_epoch": 9},
+            r"ASHA\(\) .* 'max_epoch'; did you mean max_epochs\? It has: m",
+        ),
+        (th.Hyperband, {"nonsense": 9}, r"Hyperband\(\) .* 'nonsense'; it has: max_epochs, "),
+        (
+            th.BOHB,
+            {"max_epoch": 9},
+            r"BOHB\(\) .* did you mean max_epochs\? It has: max_epochs, eta",
+        ),
+        (Mine, {"n_trials": 9}, r"Mine\(\) has no argument 'n_trials'; did you mean num_trials\?"),
+        (Odd, {"max_epoch": 9}, r"Odd\(\) .* did you mean max_epochs\? It has: max_epochs$"),
+        (
+            th.optimize,
+            {"trials": 9},
+            r"optimize\(\) .* did you mean n_trials\? It has: objective, ",
+        ),
+    ],
+)
+def test_a_misspelt_argument_has_advice(make, options, advice):
+    with pytest.raises(TypeError, match=advice):
+        make(**options)
+
+
+def test_advice_changes_no_algorithm():
+    made = th.ASHA(max_epochs=9, num_trials=3)
+    assert copy.deepcopy(made) == pickle.loads(pickle.dumps(made)) == made
+    assert [*inspect.signature(th.ASHA).parameters][:2] == ["max_epochs", "num_trials"]
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'num_trials'"):
+        th.ASHA(max_epochs=9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        (th.GridSearch, r"GridSearch\(max_epochs=...\)"),
+        (th.ASHA, r"ASHA\(max_epochs=..., num_trials=...\)"),
+        (Odd, r"Odd\(max_epochs\)"),
+    ],
+)
+def test_a_class_has_advice_that_makes_an_instance(tmp_path, kind, call):
+    name = kind.__name__
+    with pytest.raises(
+        UsageError, match=f"algorithm is the class {name}; give an instance: {call}$"
+    ):
+        make_study(tmp_path, algorithm=kind)
 
 
 @pytest.mark.parametrize(

@@ -74,12 +74,12 @@ def test_a_metric_that_is_not_finite_is_said_at_once_and_once(tmp_path, caplog):
 
     class Look:
         def on_event(self, event):
-            seen.append(len(said(caplog, "mse is not finite after epoch 2")))
+            seen.append(len(said(caplog, "mse is nan after epoch 2")))
 
     study = study_of(tmp_path, task=NotFinite(), num=2)
     study.run(progress=False, executor=SOLO, observers=[Look()])
-    (line,) = said(caplog, "not finite")
-    assert line == "trial 1 failed: mse is not finite after epoch 2"
+    (line,) = said(caplog, "mse is nan")
+    assert line == "trial 1 failed: mse is nan after epoch 2"
     assert 1 in seen, "before the run has ended"
     caplog.clear()
     assert study_of(tmp_path, task=NotFinite(), num=2).trials

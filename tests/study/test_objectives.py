@@ -93,7 +93,7 @@ def test_any_objective_that_is_not_finite_fails_the_trial(tmp_path):
 
     study = run(tmp_path, task=Endless(), **TWO)
     assert {t.state for t in study.trials} == {"failed"}
-    with pytest.raises(ThriftyError, match="size is not finite after epoch 1"):
+    with pytest.raises(ThriftyError, match="size is inf after epoch 1"):
         assert study.best_trials
 
 

@@ -146,7 +146,7 @@ def test_a_diverged_seed_is_counted_in_the_error(tmp_path):
     study = seeded(tmp_path, task=DivergesHalf())
     trained(study)
     errors = {trial.error for trial in study.trials}
-    assert "mse is not finite after epoch 4 (1 of 3 seeds)" in errors
+    assert "mse is nan after epoch 4 (1 of 3 seeds)" in errors
 
 
 def test_the_database_has_the_means(tmp_path):

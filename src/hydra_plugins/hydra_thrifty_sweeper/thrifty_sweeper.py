@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.errors import CompactHydraException
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -69,13 +70,18 @@ class ThriftySweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> dict[str, Any]:
         """Run all jobs, and write ``optimization_results.yaml`` into the folder of the sweep."""
-        with import_module("thrifty.core").gc_paused():
+        core = import_module("thrifty.core")
+        with core.gc_paused():
             module = import_module("hydra_plugins.hydra_thrifty_sweeper._sweep")
-        sweep = module.Sweep(
-            context=self.hydra_context,
-            function=self._task_function,
-            config=self.config,
-            validate=self.validate_batch_is_legal,
-            **self._options,
-        )
-        return dict(sweep.run(arguments))
+        try:
+            sweep = module.Sweep(
+                context=self.hydra_context,
+                function=self._task_function,
+                config=self.config,
+                validate=self.validate_batch_is_legal,
+                **self._options,
+            )
+            return dict(sweep.run(arguments))
+        except core.ThriftyError as error:
+            # Hydra shows an error of this class in one line, and of others the whole stack.
+            raise CompactHydraException(f"thrifty: {error}") from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import io
+import re
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -22,7 +24,7 @@ from thrifty.core import (
     plain_text,
 )
 
-from ._options import reserved_output, say
+from ._options import reserved_output, say, study_names
 
 
 class _Command(NamedTuple):
@@ -189,9 +191,10 @@ def _run(output: IO[str] | None) -> int:
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
     except click.ClickException as error:
+        _add_advice(error)
         # the message may quote what a file or a database holds
         error.message = plain_text(error.message, lines=True)  # type: ignore[misc]
-        error.show()
+        _show(error)
         # click's own classes differ between its versions
         usage = UsageError(error.format_message())
         return _failed(usage, str(usage), code=error.exit_code, output=output)
@@ -202,6 +205,43 @@ def _run(output: IO[str] | None) -> int:
         say(error_traceback(error), err=True)
         return _failed(error, error_text(error), code=1, output=output)
     return code if isinstance(code, int) else 0
+
+
+def _show(error: click.ClickException) -> None:
+    """Print an error of click's as it would, but begin its last line as our own errors begin."""
+    text = io.StringIO()
+    error.show(file=text)
+    say(
+        re.sub(r"^Error: ", "error: ", text.getvalue(), count=1, flags=re.MULTILINE),
+        err=True,
+        nl=False,
+    )
+
+
+_NO_NUMBER = re.compile(r"is not a valid (integer|float)( range)?\.?$")
+_NOT_ONE_OF = re.compile(r"^'(.*)' is not one of ", re.DOTALL)
+
+
+def _add_advice(error: click.ClickException) -> None:
+    """Say in a message of click's what to do about it, in the words of the user."""
+    parameter = getattr(error, "param", None)
+    message = error.message or ""
+    if found := _NO_NUMBER.search(message):
+        kind = "whole number" if found[1] == "integer" else "number"
+        message = f"{message[: found.start()]}is not a {kind}."
+    elif (found := _NOT_ONE_OF.search(message)) and parameter is not None:
+        options = [str(each) for each in getattr(parameter.type, "choices", ())]
+        if near := difflib.get_close_matches(found[1], options, n=1, cutoff=_CLOSE):
+            message += f" Did you mean {near[0]!r}?"
+    elif isinstance(error, click.MissingParameter) and _is_study(parameter) and error.ctx:
+        names = study_names(error.ctx)
+        message = f"The database has: {', '.join(names)}." if names else message
+    error.message = message  # type: ignore[misc]
+
+
+def _is_study(parameter: click.Parameter | None) -> bool:
+    """Return whether a parameter is the name of a stored study."""
+    return isinstance(parameter, click.Argument) and parameter.name == "name"
 
 
 def _failed(error: Exception, message: str, *, code: int, output: IO[str] | None) -> int:

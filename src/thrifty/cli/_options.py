@@ -102,8 +102,7 @@ def complete_study(
 
     Without a readable database there are no suggestions.
     """
-    url = ctx.params.get("storage") or os.environ.get("THRIFTY_STORAGE") or _DEFAULT
-    names = _study_names(url)
+    names = study_names(ctx)
     # Omit names with special characters, which the shell would interpret.
     return [
         CompletionItem(name)
@@ -141,6 +140,11 @@ def _files(begun: str) -> list[CompletionItem]:
             elif path.suffix in (".db", ".sqlite", ".sqlite3"):
                 found.append(CompletionItem(f"{_SQLITE}{shown}"))
     return found
+
+
+def study_names(ctx: click.Context) -> list[str]:
+    """Return the studies of the database that the command line names, newest first."""
+    return _study_names(ctx.params.get("storage") or os.environ.get("THRIFTY_STORAGE") or _DEFAULT)
 
 
 def _study_names(url: str) -> list[str]:

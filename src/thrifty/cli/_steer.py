@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -218,12 +219,18 @@ def branch_command(  # noqa: PLR0913 (one argument for each option)
     there. The next run of the study trains it. With --json and without --yes, nothing is enqueued.
     """
     study = load_stored_study(name, storage=storage, trust_file=trust_file)
-    branch = study.branch(
-        trial,
-        after=after,
-        scale=_once(scale, "--scale"),
-        change=read_config(_once(change, "--change")),
-    )
+    with _as_typed({
+        "after=": "--after ",
+        "scale of ": "--scale of ",
+        "scale={...}": "--scale NAME=NUMBER",
+        "change={...}": "--change NAME=VALUE",
+    }):
+        branch = study.branch(
+            trial,
+            after=after,
+            scale=_once(scale, "--scale"),
+            change=read_config(_once(change, "--change")),
+        )
     if not as_json:
         say(branch)
         if not yes:
@@ -303,7 +310,8 @@ def extend_command(
     With --json and without --yes, nothing is written.
     """
     study = load_stored_study(name, storage=storage, trust_file=trust_file)
-    found = study.extension(max_epochs=epochs)
+    with _as_typed({"max_epochs=": "--epochs "}):
+        found = study.extension(max_epochs=epochs)
     if not as_json:
         say(found)
         if not yes:
@@ -322,6 +330,18 @@ def extend_command(
         return
     command = shlex.join(["thrifty", "resume", name, "--storage", storage])
     say(f"extended; train it with: {plain_text(command)}\n{mend}")
+
+
+@contextmanager
+def _as_typed(words: Mapping[str, str]) -> Iterator[None]:
+    """Let an error name the options that the user has typed, not the arguments of a method."""
+    try:
+        yield
+    except UsageError as error:
+        text = str(error)
+        for argument, option in words.items():
+            text = text.replace(argument, option)
+        raise type(error)(text) from None
 
 
 def _once(pairs: tuple[tuple[str, Any], ...], option: str) -> dict[str, Any]:

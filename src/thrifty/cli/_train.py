@@ -13,6 +13,7 @@ import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +31,7 @@ from thrifty.store._address import shell_command
 from thrifty.store._reports import listed, trials_text
 from thrifty.store._steering_requests import ask, is_run, last_queued
 from thrifty.study import StopWhen, Study, StudyEnded, TrialEvent, TrialResult
+from thrifty.study._preflight import refused_runs
 
 from ._options import (
     cell,
@@ -47,14 +49,19 @@ _DEMO = Path(__file__).resolve().with_name("_demo.py")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def load_study(path: Path, *, name: str | None = None) -> Study:
+def load_study(path: Path, *, name: str | None = None, may_train: bool = False) -> Study:
     """Load the study that a Python file defines at its top level; ``name`` selects one of several.
+
+    Args:
+        path: The file.
+        name: Name of the study.
+        may_train: Whether the file may run a study at its top level.
 
     Raises:
         UsageError: The file cannot be loaded, it defines no study of this name, or it defines
             several and no name is given.
     """
-    found = studies_of(path)
+    found = studies_of(path, may_train=may_train)
     named = found if name is None else [study for study in found if study.name == name]
     if name is not None and not named:
         named = [each for study in found for each in _some_of(study, name)]
@@ -80,19 +87,34 @@ def _no_study(path: Path, name: str | None, *, found: Sequence[Study]) -> str:
     return f"{path} does not define {which}; write `study = thrifty.Study(...)` at its top level"
 
 
-def studies_of(path: Path) -> list[Study]:
+def studies_of(path: Path, *, may_train: bool = False) -> list[Study]:
     """Return all studies that a Python file defines at its top level.
 
     A study with several names there, such as the variable of a loop, is one study.
 
+    Args:
+        path: The file.
+        may_train: Whether the file may run a study at its top level.
+
     Raises:
         UsageError: The file cannot be loaded.
     """
-    values = vars(_module(path)).values()
+    with nullcontext() if may_train else refused_runs(_trains(path)):
+        values = vars(_module(path)).values()
     studies = list({id(value): value for value in values if isinstance(value, Study)}.values())
     for study in studies:
         study.file = path
     return studies
+
+
+def _trains(path: Path) -> str:
+    """Return the message for a file that trains while a command loads it that does not train it."""
+    context = click.get_current_context(silent=True)
+    command = "thrifty" if context is None else f"thrifty {context.info_name}"
+    return (
+        f"{path} calls study.run() while `{command}` loads it; put the call under "
+        '`if __name__ == "__main__":`'
+    )
 
 
 def _some_of(study: Study, name: str) -> Iterator[Study]:
@@ -114,9 +136,11 @@ def _module(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except ThriftyError:
-        raise
     except BaseException as error:
+        # As Python's own import does; `thrifty rent` looks there for tasks.
+        sys.modules.pop(path.stem, None)
+        if isinstance(error, ThriftyError):
+            raise
         if is_from_user(error):
             raise
         raise UsageError(
@@ -136,13 +160,16 @@ def _where(error: BaseException, path: Path) -> str:
     return f"line {lines[-1]}: " if lines else ""
 
 
-def load_stored_study(name: str, *, storage: str, trust_file: bool = False) -> Study:
+def load_stored_study(
+    name: str, *, storage: str, trust_file: bool = False, may_train: bool = False
+) -> Study:
     """Load a study of a database from the file that defined it. The file is named before it is run.
 
     Args:
         name: Name of the study.
         storage: Address of the database, which names the file.
         trust_file: Whether to run a file that belongs to another user or is writable by everybody.
+        may_train: Whether the file may run a study at its top level.
 
     Raises:
         StudyNotFoundError: The database or the study does not exist.
@@ -161,7 +188,7 @@ def load_stored_study(name: str, *, storage: str, trust_file: bool = False) -> S
         say(f"loading {plain_text(path)}, which the database names for study {name!r}", err=True)
         if not trust_file:
             _check_owner(path)
-    study = load_study(path, name=name)
+    study = load_study(path, name=name, may_train=may_train)
     # The file may give the same database by a path relative to another folder.
     study.storage = replace(study.storage, url=storage)
     return study.as_stored()
@@ -392,7 +419,7 @@ def run_command(*, file: Path, name: str | None, **training: Any) -> None:
 
     The exit code is 2 if all trials have failed, or if none keeps the constraints.
     """
-    train(load_study(file, name=name), **training)
+    train(load_study(file, name=name, may_train=True), **training)
 
 
 @click.command("resume")
@@ -417,7 +444,7 @@ def resume_command(*, name: str, storage: str, trust_file: bool, **training: Any
             else:
                 say("asked the process that has paused the study to go on")
             return
-    study = load_stored_study(name, storage=storage, trust_file=trust_file)
+    study = load_stored_study(name, storage=storage, trust_file=trust_file, may_train=True)
     if last in ("stop", "pause"):
         with Store.open(storage, create=False) as store:
             ask(store, name, "resume")

@@ -34,12 +34,14 @@ Messages say what is wrong, where, and how to fix it.
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import logging
 import signal
 import threading
 import traceback
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from importlib import import_module
 from numbers import Integral
@@ -367,30 +369,58 @@ def is_from_user(error: BaseException) -> bool:
     return not quiet and not getattr(handler, "raises_stop_now", False)
 
 
-def with_advice(advice: Mapping[str, str]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Let a function say what to write instead of an argument of another library.
+def with_advice(
+    advice: Mapping[str, str] | None = None,
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Let a function say what to write instead of an argument that it does not have.
 
     Args:
-        advice: What to write, by the name of an argument that the function does not have.
+        advice: What to write, by the name of an argument of another library. For any other name,
+            the function suggests a similar one of its own, and lists them.
 
     >>> @with_advice({"direction": 'mode="min"'})
-    ... def search(*, mode): ...
+    ... def search(*, mode, seed=0): ...
     >>> search(direction="minimize")
     Traceback (most recent call last):
     TypeError: search() has no argument 'direction'; write mode="min" instead
+    >>> search(mood="min")
+    Traceback (most recent call last):
+    TypeError: search() has no argument 'mood'; did you mean mode? It has: mode, seed
     """
+    known = advice or {}
 
     def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        names = _argument_names(function)
+        is_method = function.__qualname__.endswith(".__init__")
+
         @wraps(function)
         def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             for name in kwargs:
-                if name in advice:
-                    called = function.__qualname__.removesuffix(".__init__")
+                if name not in names and (name in known or "" not in names):
+                    # A class may have inherited its __init__.
+                    called = type(args[0]).__name__ if is_method else function.__qualname__
                     raise TypeError(
-                        f"{called}() has no argument {name!r}; write {advice[name]} instead"
+                        f"{called}() has no argument {name!r}; {_instead(name, known, names=names)}"
                     )
             return function(*args, **kwargs)
 
         return checked
 
     return decorated
+
+
+def _argument_names(function: Callable[..., Any]) -> Sequence[str]:
+    """Return the arguments that can be given by name; one is empty if any name is accepted."""
+    parameters = inspect.signature(function).parameters.values()
+    named = [p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    return [*(name for name in named if name != "self"), *([""] if takes_any else [])]
+
+
+def _instead(name: str, advice: Mapping[str, str], *, names: Sequence[str]) -> str:
+    """Return what to write instead of an argument that a function does not have."""
+    if name in advice:
+        return f"write {advice[name]} instead"
+    near = difflib.get_close_matches(name, names, n=1)
+    listed = ", ".join(names) or "none"
+    return f"did you mean {near[0]}? It has: {listed}" if near else f"it has: {listed}"

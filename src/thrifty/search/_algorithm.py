@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from thrifty.core import with_advice
 from thrifty.space import Amount, EpochSize, Space
 from thrifty.space._domain import amounts_in
 
@@ -40,6 +41,15 @@ class Algorithm(ABC):
 
     So it is if what it has decided does not depend on ``num_trials``, as with a rung's size.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let the class say which options there are if one that it does not have is given.
+
+        A dataclass with slots is created twice; the second time, it has its ``__init__``.
+        """
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = with_advice()(cls.__init__)  # type: ignore[method-assign]
 
     def why_not_longer(self, before: int) -> str:
         """Return why past decisions do not hold for this ``max_epochs``; empty if they do.

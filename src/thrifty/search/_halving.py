@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from thrifty.core import with_advice
 from thrifty.search.samplers._base_sampler import check_counts, check_halving
 from thrifty.space import Space
 
@@ -518,6 +519,7 @@ class Hyperband(BracketAlgorithm):
         )
 
 
+@with_advice()
 def BOHB(  # noqa: N802
     *,
     max_epochs: int,

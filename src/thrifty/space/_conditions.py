@@ -293,13 +293,16 @@ def branched(
     whole = isinstance(epoch, int) and not isinstance(epoch, bool)
     if not whole or not 0 < epoch < horizon:
         raise UsageError(
-            f"epoch={epoch!r}: a trial of {horizon} epochs can branch after 1 to {horizon - 1}"
+            f"after={epoch!r}: a trial of {horizon} epochs can branch after 1 to {horizon - 1}"
         )
     for name in (*scale, *change):
         if name not in config:
             raise UsageError(f"the trial has no {name!r}; it has: {', '.join(config)}")
     if both := sorted(scale.keys() & change.keys()):
         raise UsageError(f"{both[0]!r} is in scale and in change; give one of them")
+    for name, factor in scale.items():
+        if not _is_number(factor):
+            raise ScheduleError(f"scale of {name!r} must be a number, got {factor!r}")
     parts: dict[str, Any] = {name: {"factor": factor} for name, factor in scale.items()}
     parts |= {name: {"after": freeze(value)} for name, value in change.items()}
     changes = {name: Branched(config[name], at=epoch, **part) for name, part in parts.items()}

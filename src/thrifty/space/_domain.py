@@ -7,7 +7,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from functools import wraps
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from thrifty.core import SpaceError
 
 from ._units import Amount, EpochSize
 
+
+_D = TypeVar("_D", bound="Domain")
 
 MAX_INT = 2**53
 """Largest bound: every integer up to here is exact in floating point."""
@@ -179,6 +182,23 @@ class Int(Domain):
         )
 
 
+def _takes_one_list(kind: type[_D]) -> type[_D]:
+    """Let a class say that its options are one list if they are given one by one."""
+    init = kind.__init__
+
+    @wraps(init)
+    def checked(self: _D, *options: Any, **named: Any) -> None:
+        if len(options) > 1:
+            given = ", ".join(map(repr, options))
+            name = kind.__name__
+            raise SpaceError(f"{name}({given}): give a list: {name}([{given}])")
+        init(self, *options, **named)
+
+    kind.__init__ = checked  # type: ignore[assignment]
+    return kind
+
+
+@_takes_one_list
 @dataclass(frozen=True, slots=True)
 class Choice(Domain):
     """One of the given options: numbers, strings, schedules, or further domains.

@@ -182,6 +182,11 @@ def _unreadable(url: object) -> str:
     """Return why an address cannot be parsed, and what to write; quote it if it has no secrets."""
     if isinstance(url, Path) or (isinstance(url, str) and _FILE.fullmatch(url)):
         path = str(url)
+        if path.endswith(".py"):
+            return (
+                f"{path!r} is a Python file, not a database address; give the storage of its "
+                "study, such as sqlite:///thrifty.db"
+            )
         return f"{path!r} is not a database address; did you mean sqlite:///{path}?"
     return (
         "that is not a database address; write sqlite:///thrifty.db or "

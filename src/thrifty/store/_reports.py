@@ -266,10 +266,10 @@ def compare(one: StudyInfo, two: StudyInfo, *, num_common: int = 0) -> Compariso
     both = f"studies {one.name!r} and {two.name!r}"
     if one.plan == two.plan:
         unit = stored_unit(one.spec)
-        so_far = f"{unit.text(num_common)} so far" if num_common else f"no {unit.name} so far"
+        num = unit.text(num_common) if num_common else f"no {unit.name}"
         why = (
-            f"{both} have one search plan: what their trials have in common is trained once, "
-            f"{so_far}"
+            f"{both} have one search plan: what their trials have in common is trained once; "
+            f"so far they have {num} in common"
         )
         return Comparison(names=names, shares="everything", why=why)
     old = [info.name for info in (one, two) if is_legacy(info.spec)]

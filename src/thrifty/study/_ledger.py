@@ -486,9 +486,9 @@ class Ledger:
         curve = mean_curve(curves)
         metrics = curve[-1]
         if bad := goals.not_finite(metrics):
-            verb = "is" if len(bad) == 1 else "are"
+            values = ", ".join(f"{name} is {metrics[name]}" for name in bad)
             which = _which_replicas([bool(goals.not_finite(each[-1])) for each in curves])
-            message = f"{', '.join(bad)} {verb} not finite after epoch {epoch}{which}"
+            message = f"{values} after epoch {epoch}{which}"
             self._fail(number, epoch, ("diverged", message, ""))
             self.failure_log.note_diverged(number)
             return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -198,6 +200,27 @@ def check_horizons(algorithm: Algorithm, space: Space) -> None:
         )
 
 
+_refusal: ContextVar[str] = ContextVar("_refusal", default="")
+
+
+@contextmanager
+def refused_runs(message: str) -> Iterator[None]:
+    """Let ``Study.run`` raise a UsageError with this message instead of training.
+
+    Commands load a user's file with it if they are not there to train.
+    """
+    before = _refusal.set(message)
+    try:
+        yield
+    finally:
+        _refusal.reset(before)
+
+
+def refusal() -> str:
+    """Return why no study may train now; empty if one may."""
+    return _refusal.get()
+
+
 def check_run(executor: object, stop: object, observers: object) -> None:
     """Raise UsageError for arguments of ``Study.run`` of the wrong kind."""
     if executor is not None and not isinstance(executor, ExecutorConfig):
@@ -242,12 +265,31 @@ def check_arguments(task: object, space: object, *, algorithm: object) -> None:
     ):
         if isinstance(value, type):
             raise UsageError(
-                f"{name} is the class {value.__name__}; give an instance: {value.__name__}()"
+                f"{name} is the class {value.__name__}; give an instance: {_call_of(value)}"
             )
         knows_space = name == "space" and value is None and isinstance(task, SelfDescribing)
         if not isinstance(value, kind) and not knows_space:
             got = "None" if value is None else f"of type {type(value).__name__}"
             raise UsageError(f"{name} is {got}; give {wanted}")
+
+
+def _call_of(kind: type) -> str:
+    """Return how an instance of a class is made, with its required arguments.
+
+    >>> from thrifty.search import GridSearch
+    >>> _call_of(GridSearch)
+    'GridSearch(max_epochs=...)'
+    """
+    try:
+        signature = inspect.signature(kind)
+    except (TypeError, ValueError):  # some classes of extension modules have none
+        return f"{kind.__name__}(...)"
+    words = [
+        f"{each.name}=..." if each.kind is each.KEYWORD_ONLY else each.name
+        for each in signature.parameters.values()
+        if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+    ]
+    return f"{kind.__name__}({', '.join(words)})"
 
 
 def check_study(

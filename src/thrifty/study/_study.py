@@ -58,6 +58,7 @@ from ._preflight import (
     checked_seed,
     checked_seeds,
     prior_trials,
+    refusal,
 )
 from ._reader import KnownEpoch, Reader, Trials, is_in_memory, known_epochs, overview
 from ._repository import Source, Storage, StudyRepository
@@ -669,6 +670,8 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
             StoreWriteError: The disk is full, or the location is read-only.
         """
         check_run(executor, stop, observers)
+        if self._may_only_read():
+            return self
         check_trains(self.task, executor)
         self._check_mode()
         if stop is not None:
@@ -900,6 +903,18 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
             if info is not None and not repository.not_enqueued(store, info, self._enqueued):
                 return self._reader.finished(repository, store, info)
         return None
+
+    def _may_only_read(self) -> bool:
+        """Return whether nothing may train now, as while a command loads the study's file.
+
+        Raises:
+            UsageError: So it is, and the study has something left to train.
+        """
+        why = refusal()
+        # A run of a study that is done only reads it, which is no harm.
+        if why and self._finished(self._repository()) is None:
+            raise UsageError(why)
+        return bool(why)
 
     def _sources(self) -> list[Source]:
         return [

@@ -174,9 +174,11 @@ class FollowedOptimizer:
         else:
             spec = self._source(hp)
             if not isinstance(spec, Optimizer):
+                kind = type(spec)  # torch and thrifty have classes of the same names
+                got = "None" if spec is None else f"an object of {kind.__module__}.{kind.__name__}"
                 raise TaskError(
-                    f"the task's optimizer(hp) returned a {type(spec).__name__}; it must return a "
-                    "specification such as thrifty.SGD(lr=hp.lr)"
+                    f"the task's optimizer(hp) returned {got}; it must return a specification "
+                    "such as thrifty.SGD(lr=hp.lr)"
                 )
             self._names |= hp.names_read
         self._names |= spec.names()
