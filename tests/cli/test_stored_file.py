@@ -207,3 +207,17 @@ def test_without_a_file_the_command_says_what_to_do(tmp_path, monkeypatch):
     )
     result = CliRunner().invoke(_app, ["resume", "s", "--storage", "sqlite:///t.db"])
     assert "is unknown: a session made it" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "program", [["-m", "thrifty.cli"], ["-c", "import thrifty.cli as c\nc.main()"]]
+)
+def test_a_file_that_trains_when_it_is_loaded_is_the_file_of_its_study(program, tmp_path):
+    url = f"sqlite:///{tmp_path}/t.db"
+    file = tmp_path / "trains.py"
+    text = STUDY.format(mark=str(tmp_path / "mark"), url=url)
+    file.write_text(f"{text}\nstudy.run(progress=False)\n")
+    words = [sys.executable, *program, "run", str(file), "--quiet"]
+    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    with Store.open(url) as store:
+        assert store.studies.get("s").spec["file"] == str(file)

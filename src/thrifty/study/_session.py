@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Literal, Self
 
 from rich.console import Console, RenderableType
@@ -265,17 +266,27 @@ def say_where_from(
 def defining_file(study: object, *, task: object) -> str | None:
     """Return the file that commands load to find a study by its name; None if there is no file.
 
-    That is the program, or the module of the task, whichever has the study at its top level. For a
-    study that a function has made, it is the module of the task, or the program if the class of the
-    task is one of thrifty, such as ``FineTune``.
+    That is the program, or the module of the task, whichever has the study at its top level, or
+    another module that has it there, as while a command loads a file that trains. For a study that
+    a function has made, it is the module of the task, or the program if the class of the task is
+    one of thrifty, such as ``FineTune``.
     """
     home = task.module if isinstance(task, SelfDescribing) else type(task).__module__
     program, module = sys.modules.get("__main__"), sys.modules.get(home)
-    for each in (program, module):
-        if each is not None and any(value is study for value in list(vars(each).values())):
+    for each in (program, module, *list(sys.modules.values())):
+        space = getattr(each, "__dict__", {})
+        if "__file__" in space and any(value is study for value in list(space.values())):
             return getattr(each, "__file__", None)
     is_ours = home.partition(".")[0] == __package__.partition(".")[0]
-    return getattr(program if is_ours else module, "__file__", None)
+    if not is_ours:
+        return getattr(module, "__file__", None)
+    return None if _is_command(program) else getattr(program, "__file__", None)
+
+
+def _is_command(program: ModuleType | None) -> bool:
+    """Return whether the program is thrifty's own command, which defines no study."""
+    main = getattr(program, "main", None)
+    return getattr(main, "__module__", "").partition(".")[0] == __package__.partition(".")[0]
 
 
 def say(name: str, text: str, *, progress: bool) -> None:
