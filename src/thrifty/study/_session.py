@@ -266,10 +266,10 @@ def say_where_from(
 def defining_file(study: object, *, task: object) -> str | None:
     """Return the file that commands load to find a study by its name; None if there is no file.
 
-    That is the program, or the module of the task, whichever has the study at its top level, or
-    another module that has it there, as while a command loads a file that trains. For a study that
-    a function has made, it is the module of the task, or the program if the class of the task is
-    one of thrifty, such as ``FineTune``.
+    That is the program, the module of the task, or another module (a command loads files as
+    modules), whichever has the study at its top level. For a study that a function has made, it is
+    the module of the task, or the program if the class of the task is one of thrifty, such as
+    ``FineTune``.
     """
     home = task.module if isinstance(task, SelfDescribing) else type(task).__module__
     program, module = sys.modules.get("__main__"), sys.modules.get(home)
