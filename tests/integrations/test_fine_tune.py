@@ -1321,6 +1321,17 @@ class InRows(torch.utils.data.Dataset):
         return tokens(7, 3)[index]
 
 
+def test_what_data_mean_is_up_to_a_loss_of_ones_own():
+    yes_or_no = (tokens(4, 0), torch.tensor([0.0, 1.0, 1.0, 0.0]))
+    padded = torch.ones(4, 8, dtype=torch.long)
+    padded[:, 6:] = 0
+    for arrays in (yes_or_no, (tokens(4, 0), padded, tokens(4, 1))):
+        data = th.ArrayData(train=arrays, valid=arrays)
+        for kind in ("causal", "classification"):
+            task = OneNumber(SMALL, adapter=LORA, data=data, optimizer=None, kind=kind)
+            assert task.data(HyperParameters({})) is data
+
+
 OWN_LISTS = th.DatasetPair(train=InRows(), valid=InRows(), collate_fn=list)
 NUMBERS = (tokens(7, 0), torch.arange(7.0))
 

@@ -233,7 +233,7 @@ class Task(_Identified, ABC):
         """
         raise NotImplementedError
 
-    def _check_inputs(self) -> None:
+    def __thrifty_unchanged__(self) -> None:
         """Check that files which the identity names are as they were; a new trial begins.
 
         Raises:

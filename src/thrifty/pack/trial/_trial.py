@@ -199,7 +199,7 @@ class TaskTrial:
                 identity names. A trial that goes on has what it needs of them in its checkpoint.
         """
         if not self.is_trained and not self._is_loaded:
-            self._owner._check_inputs()
+            self._owner.__thrifty_unchanged__()
         self.is_trained = True
 
     def _load_model(
