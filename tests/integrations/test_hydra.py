@@ -170,8 +170,10 @@ def test_a_failed_job_is_a_failed_trial(folder):
 def test_bad_options_are_said(folder, arguments, message):
     text, _ = sweep(folder, *arguments, fails=True)
     assert message in text
-    assert "Traceback" not in text
-    assert "File " not in text
+    # Hydra takes a tracer for a debugger, and shows it whole stacks: so do runs of coverage.
+    if sys.gettrace() is None:
+        assert "Traceback" not in text
+        assert "File " not in text
 
 
 def test_there_must_be_something_to_search(folder):
