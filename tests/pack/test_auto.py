@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.pack._toys import Dropping, Images, Toy
 from tests.pack.test_fused_backend import UNFUSABLE, task_with
 from thrifty.core import DivergedError
 from thrifty.pack import AutoBackend, FusedBackend, Optimizer, Trainable
+from thrifty.pack.backends._fusion_policy import MUCH_MORE, PRICE_STEPS
 from thrifty.perf import PackCurve
 from thrifty.space import MultiStep
 from thrifty.testing import FaultyTask
@@ -116,6 +118,19 @@ def test_known_measurements_are_told_but_not_made_again(measure):
     assert "parameters" in told[0].structure
     slow = {told[0].key: curves({4: 9.0})}
     assert fused_slots(AutoBackend(Toy(), device=here(), known=slow)) == []
+
+
+def test_a_measurement_waits_until_it_has_paid_or_much_is_known_to_come(measure):
+    measuring = measure({1: 0.5, 4: 1.0})
+    backend = AutoBackend(Toy(), device=here(), patient=True)
+    enough = math.ceil(MUCH_MORE * PRICE_STEPS / 3)  # an epoch has three steps
+    backend.epochs_to_come = enough - 1
+    assert fused_slots(backend) == []
+    assert not measuring.calls
+    backend = AutoBackend(Toy(), device=here(), patient=True)
+    backend.epochs_to_come = enough
+    assert fused_slots(backend) == [0, 1, 2]
+    assert len(measuring.calls) == 1
 
 
 def test_measurements_of_another_structure_are_not_taken(measure):

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tests.study.helpers import WIDE, make_study, records
-from thrifty.core import Calibrated, EpochDone, PackShrunk, Refused, StageFailed
+from thrifty.core import Calibrated, EpochDone, PackShrunk, Refused, StageFailed, StageStarted
 from thrifty.pack import SGD, ArrayData, AutoBackend, FusedBackend, StateCheck, Task
+from thrifty.pack.backends._fusion_policy import FusionPolicy
 from thrifty.pack.fused._checking import StepCheck
 from thrifty.pack.verify import CheckBudget, Difference
 from thrifty.perf import PackCurve
@@ -243,6 +244,25 @@ def test_a_second_study_does_not_measure_again(tmp_path, calibrate):
     assert len(calibrate) == num_measured
     assert seen.of(EpochDone)
     assert seen.of(Calibrated)
+
+
+def test_a_study_that_is_long_packs_from_its_first_epoch(tmp_path, calibrate, monkeypatch):
+    monkeypatch.setattr("thrifty.pack.backends._fusion_policy.PRICE_STEPS", 1)
+    monkeypatch.setattr(FusionPolicy, "_has_paid", lambda *_: False)
+    seen = Seen()
+    space = Space(lr=Choice([0.01 * n for n in range(1, 9)]))
+    run(tmp_path, space=space, algorithm=GridSearch(max_epochs=6), observers=[seen])
+    kinds = [type(event) for event in seen.events]
+    before = kinds[: kinds.index(EpochDone)]
+    assert before.index(Calibrated) < before.index(StageStarted)
+    assert before.count(StageStarted) == 4
+
+
+def test_a_study_that_is_short_never_measures(tmp_path, calibrate, monkeypatch):
+    monkeypatch.setattr("thrifty.pack.backends._fusion_policy.PRICE_STEPS", 100)
+    monkeypatch.setattr(FusionPolicy, "_has_paid", lambda *_: False)
+    run(tmp_path)
+    assert not calibrate
 
 
 class StopAfter:

@@ -16,11 +16,20 @@ from thrifty.store._plan_files import MAX_BASE_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """A chain of stages for one worker; ``seed`` is the seed that all trials of the plan share."""
+    """A chain of stages for one worker.
+
+    Attributes:
+        number: Its number in the run.
+        chain: The stages.
+        seed: The seed that all trials of the plan share.
+        epochs_to_come: The epochs that the plan still needs, divided by the number of workers. More
+            may be asked for later.
+    """
 
     number: int
     chain: Chain
     seed: int
+    epochs_to_come: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,6 +188,8 @@ class Worker:
         """
         out: list[Report] = []
         self._admit(out)
+        if any(isinstance(report.event, Calibrated) for report in out):
+            return out  # so that others join these trials before the first step
         self._step(out)
         self._collect(out)
         return out
@@ -209,6 +211,7 @@ class Worker:
                 with self._own_process_state():
                     with self._checking(course):
                         self._complete.at_begin(course, member)
+                    self._backend.epochs_to_come = course.assignment.epochs_to_come
                     with self._noting_lines(course):
                         self._backend.stack(course.number, member)
                     self._complete.note(self._backend.trial(course.number), member)

@@ -167,6 +167,10 @@ class Packing:
             )
         return size if self._limit is None else min(size, self._limit)
 
+    def epochs_to_come(self, plan: SearchPlan) -> float:
+        """Return how many epochs of those that are asked for each worker has before it."""
+        return max(0, plan.num_epochs_needed - plan.num_epochs_done) / self._num_workers
+
 
 def _keep(event: Calibrated, store: Store) -> None:
     try:

@@ -235,7 +235,14 @@ def run_loop(
             if chain is None:
                 break
             chains[num_assigned], to_train[num_assigned] = chain, chain.num_epochs
-            parts.executor.submit(Assignment(number=num_assigned, chain=chain, seed=parts.seed))
+            parts.executor.submit(
+                Assignment(
+                    number=num_assigned,
+                    chain=chain,
+                    seed=parts.seed,
+                    epochs_to_come=parts.packing.epochs_to_come(parts.ledger.plan),
+                )
+            )
             num_assigned += 1
         if chains:
             _drain_events(parts, chains, to_train)

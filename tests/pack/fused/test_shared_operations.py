@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from copy import deepcopy
 
 import pytest
@@ -14,9 +15,10 @@ from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy, normal
 from thrifty.pack import FusedBackend
 from thrifty.pack._frozen import CAN_SHARE, FrozenTensors
-from thrifty.pack.fused import _block, _evaluation
+from thrifty.pack.fused import _block, _checking, _evaluation, _row_state
 from thrifty.pack.fused._activations import ActivationStore
 from thrifty.pack.fused._shared_operations import SharedOperations
+from thrifty.pack.fused._tape import BufferPool
 
 
 pytestmark = pytest.mark.skipif(not CAN_SHARE, reason="this PyTorch has no lazy clones")
@@ -258,6 +260,46 @@ def shared(monkeypatch):
 def test_checks_of_a_block_share_the_trunk_and_results_are_those_alone(shared):
     assert_same(packed(), alone(Headed(), RATES), tolerance=1e-10)
     assert sum(each.num_shared for each in shared) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("keeps_trunk", "num_kept"), [(True, 1), (False, 0)])
+def test_steps_alone_are_freed_before_the_next_trial_takes_one(monkeypatch, keeps_trunk, num_kept):
+    taken, alive = [], []
+    step_alone = _checking.step_alone
+
+    def noted(*args, **options):
+        alive.append(sum(loss() is not None for loss in taken))
+        step = step_alone(*args, **options)
+        taken.append(weakref.ref(step.loss))
+        return step
+
+    monkeypatch.setattr(_checking, "step_alone", noted)
+    store = ActivationStore(limit_bytes=10**6 * keeps_trunk)
+    together(FusedBackend(Headed(), device=here(), activations=store), RATES)
+    assert len(taken) > len(RATES)
+    assert max(alive) == num_kept
+
+
+@pytest.mark.slow
+def test_copies_of_states_are_freed_before_buffers_have_memory_again(monkeypatch):
+    copies, left = [], []
+    own_state, give_memory = _row_state.RowState.own_state, BufferPool._give_memory
+
+    def noted(*args):
+        state = own_state(*args)
+        copies.append(weakref.ref(next(iter(state.tensors.values()))))
+        return state
+
+    def counted(*args):
+        left.append(sum(copy() is not None for copy in copies))
+        return give_memory(*args)
+
+    monkeypatch.setattr(_row_state.RowState, "own_state", noted)
+    monkeypatch.setattr(BufferPool, "_give_memory", counted)
+    packed()
+    assert len(copies) > len(RATES)
+    assert set(left) == {0}
 
 
 @pytest.mark.slow

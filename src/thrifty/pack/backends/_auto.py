@@ -51,7 +51,8 @@ class AutoBackend(Backend):
             ``"concatenated"`` and ``"solo"`` are bit-identical to those of a trial alone.
         known: Calibration curves by key, so that they are not measured again.
         on_calibrated: Called with each calibration, known or new.
-        patient: Whether to measure only once enough plain training has been done to pay for it.
+        patient: Whether to measure only once enough plain training has been done to pay for it, or
+            enough is known to come.
         refused: Why some structures are not fused, by a key that is the same in every process.
         on_refused: Called with the key and the reason of each structure whose check fails.
             Without it the reason is logged.
@@ -117,6 +118,15 @@ class AutoBackend(Backend):
         ):
             self._plain.place(slot, trial)
             self._where[slot] = self._plain
+
+    @property
+    def epochs_to_come(self) -> float:
+        """How many epochs are known to be trained by this back-end from now on."""
+        return self._judge.epochs_to_come
+
+    @epochs_to_come.setter
+    def epochs_to_come(self, num: float) -> None:
+        self._judge.epochs_to_come = num
 
     def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
         """Return how many optimizer steps the next epoch has."""

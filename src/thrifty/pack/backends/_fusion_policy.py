@@ -38,6 +38,12 @@ Nothing is measured until plain training of a model and its relatives has cost a
 study never loses more than it might have gained (the ski-rental rule: rent until the rents add up
 to the price).
 """
+MUCH_MORE = 20
+"""The multiple of this price in steps that are known to come, from which it is paid at once.
+
+Then measuring costs a twentieth of the study if fusing does not pay. Waiting would cost more if it
+does: the first epochs would be trained alone, and by one trial, as packs have no size until then.
+"""
 TRUST_RATIO = 1.15
 """A relative's measurement is used if fusing was at least this factor faster, or slower, there."""
 MOST_PADDING = 1.5
@@ -104,7 +110,11 @@ class FusionPolicy:
     Options:
         ``known``: Curves by key.
         ``on_calibrated``: Called with each calibration, known or new.
-        ``patient``: Whether to measure only once enough plain training has been done to pay for it.
+        ``patient``: Whether to measure only once enough plain training has been done to pay for it,
+            or enough is known to come.
+
+    Attributes:
+        epochs_to_come: How many epochs are known to be trained from now on.
     """
 
     def __init__(
@@ -121,6 +131,7 @@ class FusionPolicy:
         self._known = known
         self._on_calibrated = on_calibrated
         self._patient = patient
+        self.epochs_to_come = 0.0
         self._calibrations: dict[Hashable, Calibration] = {}
         self._relatives: dict[Hashable, Calibration] = {}
         self._traits: WeakKeyDictionary[FusedTrial, Traits] = WeakKeyDictionary()
@@ -214,13 +225,19 @@ class FusionPolicy:
                 if relative.fuses(num):
                     _configure(fused, trial, relative, values=values)
                 return relative
-            if self._patient and not self._has_paid(traits.kin):
+            if self._patient and not (
+                self._has_paid(traits.kin) or self._is_worth(trial.num_steps(values))
+            ):
                 return None
         return self._calibrate(name, fused=fused, trial=trial, values=values)
 
     def _has_paid(self, kin: Hashable) -> bool:
         seconds, steps = self._spent.get(kin, (0.0, 0))
         return seconds >= PRICE_S and steps >= PRICE_STEPS
+
+    def _is_worth(self, num_steps: int) -> bool:
+        """Return whether enough is known to come, given the number of steps of an epoch."""
+        return self.epochs_to_come * num_steps >= MUCH_MORE * PRICE_STEPS
 
     def _name(self, identity: Hashable) -> str:
         return fingerprint([

@@ -107,7 +107,6 @@ class Block:
             at_once=options.size,
         )
         self._checks_all = checks_all
-        self.checks: list[StepCheck] = []
         self.check_s = 0.0
 
     # -- membership --------------------------------------------------------------------
@@ -145,7 +144,6 @@ class Block:
     def remove(self, trial: FusedTrial) -> None:
         """Remove a trial; its module keeps its values."""
         row = self.trials.index(trial)
-        self.checks = []  # checks hold references to trials
         self._state.release(trial)
         last = self.trials.pop()
         self._programs.is_active = bool(self.trials)
@@ -217,7 +215,6 @@ class Block:
                 self._note_doubt()
                 if any(trial.is_suspect for trial in self.trials):
                     break
-        self.checks = []  # they hold a copy of each trial's state
         return [t for t in self.trials if not t.steps_left or t.is_suspect]
 
     @torch.no_grad()
@@ -227,19 +224,24 @@ class Block:
         bound = None if self.structure.whole else self._ready(checked=checked)
         due = self._due(bound) if checked else []
         checks = [StepCheck(t, self._state, self.trials.index(t)) for t in due]
-        self.checks = checks
         losses = self._gradients(bound)
-        for check in checks:
-            check.note_gradients()
-        self._updater()()
-        self._losses.note(losses)
         if checks:
-            losses = losses.clone()  # they may lie in a buffer
+            losses = losses.clone()  # they may lie in a buffer, but gradients do not
             with self._programs.without_buffers():
+                for check in checks:
+                    check.note_gradients()
+                self._update(losses)
                 self._judge(checks, losses, bound)
+        else:
+            self._update(losses)
         self._budget.trained_s += time.perf_counter() - began - sum(c.seconds for c in checks)
         for trial in self.trials:
             trial.advance()
+
+    def _update(self, losses: torch.Tensor) -> None:
+        """Update each trial by its gradients, and note the losses of the step."""
+        self._updater()()
+        self._losses.note(losses)
 
     def _due(self, bound: Bound | None) -> list[FusedTrial]:
         """Return the trials that also take this step alone: at least one for each new program."""
@@ -267,13 +269,18 @@ class Block:
         found: list[Difference | None] = []
         for place, check in enumerate(checks):
             loss = losses[self.trials.index(check.trial)]
-            found.append(judge(check, loss, operations=operations if place >= NUM_TIMED else None))
+            shared = operations if place >= NUM_TIMED else None
+            keeps = operations is not None and not place
+            found.append(judge(check, loss, operations=shared, keeps=keeps))
+            if operations is None:
+                check.release()  # all of them together are as large as the block's state
         if operations is not None and not checks[0].repeats(self.structure, operations):
             logger.info("trials over one trunk take their steps alone without sharing operations")
             found[NUM_TIMED:] = [
                 judge(check, losses[self.trials.index(check.trial)]) for check in checks[NUM_TIMED:]
             ]
         for check, difference in zip(checks, found, strict=True):
+            check.release()
             check.trial.note_check(difference)
             self._budget.spend(check.seconds)
             self.check_s = check.seconds

@@ -17,6 +17,7 @@ from thrifty.pack._frozen import cheap_copy, copy_of
 from thrifty.pack.task._data import valid_batches
 from thrifty.pack.verify import (
     Difference,
+    OwnState,
     StepTaken,
     compare_metrics,
     exchanged,
@@ -193,10 +194,9 @@ class StepCheck:
     """One trial's check of one step.
 
     Create it before the step, call ``note_gradients`` when the gradients are computed, then
-    ``judge``.
+    ``judge``, and ``release`` when nothing is asked of it any more but its numbers.
 
     Attributes:
-        before: The trial's state before the step.
         seconds: Seconds that the check has taken so far.
         solo_s: Seconds that the step took alone. None before ``judge``, if operations were shared,
             and for a first step, which takes longer than others because its optimizer has no state
@@ -209,7 +209,7 @@ class StepCheck:
         self.solo_s: float | None = None
         self._rows = rows
         self._row = row
-        self.before = rows.own_state(trial, row)
+        self._before = rows.own_state(trial, row)
         self._gradients: dict[str, torch.Tensor] = {}
         self._alone: StepTaken | None = None
         self._num_numbers = 1
@@ -228,6 +228,7 @@ class StepCheck:
         structure: Structure,
         is_current: Callable[[], bool] | None,
         operations: SharedOperations | None = None,
+        keeps: bool = False,
     ) -> Difference | None:
         """Take the step alone and compare, before the trial moves on to its next step.
 
@@ -238,6 +239,7 @@ class StepCheck:
                 runs; None where nothing is recorded.
             operations: What other trials have computed alone, to be taken over. The step is not
                 timed then.
+            keeps: Whether to keep the step alone for ``repeats``.
 
         Returns:
             A difference that rounding does not explain; None if the check passes.
@@ -248,7 +250,15 @@ class StepCheck:
                 loss, structure=structure, is_current=is_current, operations=operations
             )
         finally:
+            if not keeps:
+                self._alone = None
             self.seconds += time.perf_counter() - began
+
+    def release(self) -> None:
+        """Free the copies of state and gradients; a check cannot be judged after this."""
+        self._before = OwnState(tensors={}, moments={})
+        self._gradients = {}
+        self._alone = None
 
     def repeats(self, structure: Structure, operations: SharedOperations) -> bool:
         """Return whether the step alone is the same, to the last bit, with shared operations."""
@@ -257,7 +267,7 @@ class StepCheck:
         began = time.perf_counter()
         again = gradients_alone(
             self.trial.model,
-            self.before.copied().tensors,
+            self._before.copied().tensors,
             compute_loss=partial(self._loss_alone, structure, operations),
         )
         self.seconds += time.perf_counter() - began
@@ -307,14 +317,14 @@ class StepCheck:
         alone = self._alone = step_alone(
             trial.model,
             trial.optimizer,
-            self.before.copied(),
+            self._before.copied(),
             compute_loss=partial(self._loss_alone, structure, operations),
             gradients=self._gradients,
             clip=trial.options()[1].apply,
         )
         self.solo_s = None if alone.is_first or operations is not None else alone.seconds
         num_terms = self._num_numbers
-        left = step_differences(packed, alone, before=self.before.tensors, num_terms=num_terms)
+        left = step_differences(packed, alone, before=self._before.tensors, num_terms=num_terms)
         is_tf32 = rounds_to_tf32(alone.tensors.values())
         if is_tf32 and trial.is_step_verified:
             left = [each for each in left if not structure.rounding.covers(each)]
@@ -329,7 +339,7 @@ class StepCheck:
         if found is not None and not found.is_rounding_possible:
             return found
         in_double = partial(
-            agrees_in_double, structure, trial, self.before.tensors, is_current=is_current
+            agrees_in_double, structure, trial, self._before.tensors, is_current=is_current
         )
         if found is None:
             # TF32 rounds so much that a small error of the pack could hide in it
@@ -339,11 +349,11 @@ class StepCheck:
         agrees = in_double() and is_rounding(
             packed,
             alone,
-            tensors=self.before.tensors,
+            tensors=self._before.tensors,
             step=partial(
                 gradients_alone, trial.model, compute_loss=partial(self._loss_alone, structure)
             ),
-            in_double=partial(_in_double_alone, trial, self.before.tensors, structure=structure),
+            in_double=partial(_in_double_alone, trial, self._before.tensors, structure=structure),
             num_terms=num_terms,
         )
         if agrees and is_tf32:
