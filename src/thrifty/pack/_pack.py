@@ -11,6 +11,7 @@ from thrifty.core import PackMismatchError, UsageError, derive_seed, plain_logge
 
 from ._state import borrowed_streams, seed_everything, seed_step, step_counters
 from .fused._block import Block
+from .fused._checking import StepCheck
 from .fused._dry_run import dry_run
 from .fused._fusable import UnfusableError, check_memory, dropout_rates, rate_places, signature
 from .fused._member import FusedTrial, IteratorFeed
@@ -131,7 +132,7 @@ class Pack:
         first = not any(self._first_unverified)
         before = [own_state(model) for model in self.models] if first else None
         try:
-            losses = self._block_step(self._block, batches)
+            checks = self._block_step(self._block, batches)
         except Exception as error:
             # a program that cannot be recorded has not run, so there is no step to undo
             if not first and not isinstance(error, UnfusableError):
@@ -140,12 +141,13 @@ class Pack:
             return None
         failed = [k for k, trial in enumerate(self._trials) if trial.difference is not None]
         if not failed:
-            self._note_verified(self._block)
-            return losses
+            for check in checks:
+                self._first_unverified[self._trials.index(check.trial)] = self._num_steps + 1
+            return self._block.last_losses()
         reason = str(self._trials[failed[0]].difference)
-        if len(self._block.checks) < len(self._trials):
+        if len(checks) < len(self._trials):
             raise PackMismatchError(self._too_late(failed[0], reason))
-        states = {check.trial: check.before for check in self._block.checks}
+        states = {check.trial: check.before for check in checks}
         self._unfuse(reason, back_to=[states[trial] for trial in self._trials])
         return None
 
@@ -206,7 +208,7 @@ class Pack:
             checks_all=True,
         )
 
-    def _block_step(self, block: Block, batches: Sequence[Any]) -> torch.Tensor:
+    def _block_step(self, block: Block, batches: Sequence[Any]) -> list[StepCheck]:
         feeds: dict[int, IteratorFeed] = {}
         for trial, batch, values in zip(self._trials, batches, self.values, strict=True):
             feed = feeds.setdefault(id(batch), IteratorFeed(iter([batch])))
@@ -217,8 +219,7 @@ class Pack:
             drawn = derive_seed(0, "check", self._num_steps)
             self._trials[drawn % len(self._trials)].check_at(0)
         with denormals_flushed():
-            block.one_step(checked=True)
-        return block.last_losses()
+            return block.one_step(checked=True, keeps_states=True)
 
     def _unfuse(self, reason: str, *, back_to: Sequence[OwnState] | None) -> None:
         """Train in turn from now on, from the present state of each model or from ``back_to``."""
@@ -233,10 +234,6 @@ class Pack:
         self._block = None
         self.fused = False
         self._say(reason)
-
-    def _note_verified(self, block: Block) -> None:
-        for check in block.checks:
-            self._first_unverified[self._trials.index(check.trial)] = self._num_steps + 1
 
     def _too_late(self, index: int, reason: str) -> str:
         return (

@@ -65,7 +65,6 @@ class Block:
 
     Attributes:
         trials: The trials of the block, by row.
-        checks: The checks of the last ``one_step``.
         check_s: Seconds that the last check took.
     """
 
@@ -218,8 +217,14 @@ class Block:
         return [t for t in self.trials if not t.steps_left or t.is_suspect]
 
     @torch.no_grad()
-    def one_step(self, *, checked: bool = False) -> None:
-        """Take one step of all trials; if ``checked``, trials that are due also take it alone."""
+    def one_step(self, *, checked: bool = False, keeps_states: bool = False) -> list[StepCheck]:
+        """Take one step of all trials, and return the checks of this step.
+
+        Args:
+            checked: Whether trials that are due also take the step alone.
+            keeps_states: Whether the checks keep the states before the step. Together these are as
+                large as the state of the block.
+        """
         began = time.perf_counter()
         bound = None if self.structure.whole else self._ready(checked=checked)
         due = self._due(bound) if checked else []
@@ -232,11 +237,15 @@ class Block:
                     check.note_gradients()
                 self._update(losses)
                 self._judge(checks, losses, bound)
+                if not keeps_states:
+                    for check in checks:
+                        check.release()
         else:
             self._update(losses)
         self._budget.trained_s += time.perf_counter() - began - sum(c.seconds for c in checks)
         for trial in self.trials:
             trial.advance()
+        return checks
 
     def _update(self, losses: torch.Tensor) -> None:
         """Update each trial by its gradients, and note the losses of the step."""
@@ -272,15 +281,12 @@ class Block:
             shared = operations if place >= NUM_TIMED else None
             keeps = operations is not None and not place
             found.append(judge(check, loss, operations=shared, keeps=keeps))
-            if operations is None:
-                check.release()  # all of them together are as large as the block's state
         if operations is not None and not checks[0].repeats(self.structure, operations):
             logger.info("trials over one trunk take their steps alone without sharing operations")
             found[NUM_TIMED:] = [
                 judge(check, losses[self.trials.index(check.trial)]) for check in checks[NUM_TIMED:]
             ]
         for check, difference in zip(checks, found, strict=True):
-            check.release()
             check.trial.note_check(difference)
             self._budget.spend(check.seconds)
             self.check_s = check.seconds

@@ -194,9 +194,10 @@ class StepCheck:
     """One trial's check of one step.
 
     Create it before the step, call ``note_gradients`` when the gradients are computed, then
-    ``judge``, and ``release`` when nothing is asked of it any more but its numbers.
+    ``judge``, and ``release`` when the state before the step is no longer needed.
 
     Attributes:
+        before: The trial's state before the step; empty after ``release``.
         seconds: Seconds that the check has taken so far.
         solo_s: Seconds that the step took alone. None before ``judge``, if operations were shared,
             and for a first step, which takes longer than others because its optimizer has no state
@@ -209,7 +210,7 @@ class StepCheck:
         self.solo_s: float | None = None
         self._rows = rows
         self._row = row
-        self._before = rows.own_state(trial, row)
+        self.before = rows.own_state(trial, row)
         self._gradients: dict[str, torch.Tensor] = {}
         self._alone: StepTaken | None = None
         self._num_numbers = 1
@@ -256,7 +257,7 @@ class StepCheck:
 
     def release(self) -> None:
         """Free the copies of state and gradients; a check cannot be judged after this."""
-        self._before = OwnState(tensors={}, moments={})
+        self.before = OwnState(tensors={}, moments={})
         self._gradients = {}
         self._alone = None
 
@@ -267,7 +268,7 @@ class StepCheck:
         began = time.perf_counter()
         again = gradients_alone(
             self.trial.model,
-            self._before.copied().tensors,
+            self.before.copied().tensors,
             compute_loss=partial(self._loss_alone, structure, operations),
         )
         self.seconds += time.perf_counter() - began
@@ -317,14 +318,14 @@ class StepCheck:
         alone = self._alone = step_alone(
             trial.model,
             trial.optimizer,
-            self._before.copied(),
+            self.before.copied(),
             compute_loss=partial(self._loss_alone, structure, operations),
             gradients=self._gradients,
             clip=trial.options()[1].apply,
         )
         self.solo_s = None if alone.is_first or operations is not None else alone.seconds
         num_terms = self._num_numbers
-        left = step_differences(packed, alone, before=self._before.tensors, num_terms=num_terms)
+        left = step_differences(packed, alone, before=self.before.tensors, num_terms=num_terms)
         is_tf32 = rounds_to_tf32(alone.tensors.values())
         if is_tf32 and trial.is_step_verified:
             left = [each for each in left if not structure.rounding.covers(each)]
@@ -339,7 +340,7 @@ class StepCheck:
         if found is not None and not found.is_rounding_possible:
             return found
         in_double = partial(
-            agrees_in_double, structure, trial, self._before.tensors, is_current=is_current
+            agrees_in_double, structure, trial, self.before.tensors, is_current=is_current
         )
         if found is None:
             # TF32 rounds so much that a small error of the pack could hide in it
@@ -349,11 +350,11 @@ class StepCheck:
         agrees = in_double() and is_rounding(
             packed,
             alone,
-            tensors=self._before.tensors,
+            tensors=self.before.tensors,
             step=partial(
                 gradients_alone, trial.model, compute_loss=partial(self._loss_alone, structure)
             ),
-            in_double=partial(_in_double_alone, trial, self._before.tensors, structure=structure),
+            in_double=partial(_in_double_alone, trial, self.before.tensors, structure=structure),
             num_terms=num_terms,
         )
         if agrees and is_tf32:
