@@ -54,8 +54,9 @@ def test_curves_of_a_trial_alone_and_of_packs():
     assert memory == sorted(set(memory))
 
 
-def test_both_orders_of_images():
-    curves = measured(Images(), channels_last=True, max_size=1)
+def test_both_orders_of_images(monkeypatch):
+    monkeypatch.setattr(calibrating, "SIZES", {"cpu": (1,)})
+    curves = measured(Images(), channels_last=True)
     assert [(c.backend, c.variant, list(c.step_s)) for c in curves] == [
         ("solo", "", [1]),
         ("fused", "", [1]),
@@ -82,6 +83,13 @@ def test_a_pack_that_gains_almost_nothing_is_not_worth_it(timed):
     timed({1: 1e-3, 4: 3.95e-3, 16: 15.7e-3, 32: 31.3e-3})
     _, fused = measured()
     assert fused.step_s == {1: 1e-3}
+
+
+@pytest.mark.parametrize(("seconds", "sizes"), [(4.1e-3, [1, 4]), (4.2e-3, [1])])
+def test_a_pack_that_shares_its_checks_may_lose_almost_nothing(timed, seconds, sizes):
+    timed({1: 1e-3, 4: seconds})
+    _, fused = measured(shares_checks=True)
+    assert list(fused.step_s) == sizes
 
 
 @pytest.mark.parametrize(
@@ -114,7 +122,7 @@ def test_the_other_order_of_images_is_tried_at_one_size_first(monkeypatch, facto
 
     monkeypatch.setattr(calibrating, "_measure_fused", measure)
     monkeypatch.setattr(calibrating, "SIZES", {"cpu": (1, 4, 16, 32)})
-    *_, last = measured(Images(), channels_last=True, max_size=32)
+    *_, last = measured(Images(), channels_last=True)
     assert [size for other, size in asked if not other] == [1, 4, 16, 32]
     assert [size for other, size in asked if other] == wanted
     assert last.variant == "channels last"
@@ -123,12 +131,6 @@ def test_the_other_order_of_images_is_tried_at_one_size_first(monkeypatch, facto
 def test_no_larger_pack_is_tried_when_steps_are_long(timed):
     sizes = timed({1: 1.0, 4: 2.5})
     measured()
-    assert sizes == [1, 4]
-
-
-def test_no_larger_pack_than_wanted(timed):
-    sizes = timed({1: 1e-3, 4: 2e-3})
-    measured(max_size=8)
     assert sizes == [1, 4]
 
 

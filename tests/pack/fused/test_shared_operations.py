@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from thrifty.pack._frozen import CAN_SHARE, FrozenTensors
 from thrifty.pack.fused import _block, _checking, _evaluation, _row_state
 from thrifty.pack.fused._activations import ActivationStore
 from thrifty.pack.fused._shared_operations import SharedOperations
+from thrifty.pack.fused._step import BlockOptions
 from thrifty.pack.fused._tape import BufferPool
+from thrifty.pack.verify import CheckBudget
 
 
 pytestmark = pytest.mark.skipif(not CAN_SHARE, reason="this PyTorch has no lazy clones")
@@ -260,6 +263,73 @@ def shared(monkeypatch):
 def test_checks_of_a_block_share_the_trunk_and_results_are_those_alone(shared):
     assert_same(packed(), alone(Headed(), RATES), tolerance=1e-10)
     assert sum(each.num_shared for each in shared) > 0
+
+
+@pytest.fixture
+def by_themselves(monkeypatch):
+    """The trials that were evaluated alone and not in turn, where checks cost nothing."""
+    found = []
+    evaluate = _evaluation.Evaluation._alone
+
+    def noted(self, trial):
+        found.append(trial)
+        return evaluate(self, trial)
+
+    monkeypatch.setattr(_evaluation.Evaluation, "_alone", noted)
+    monkeypatch.setattr(
+        _evaluation.Evaluation, "_is_due", lambda _, trial: not trial.is_evaluation_verified
+    )
+    return found
+
+
+IN_THREES = [replace(trial, epochs=1) for trial in [*RATES, *RATES[:3]]]
+
+
+def packed_in_threes(task=None):
+    store = ActivationStore(limit_bytes=10**6)
+    options = BlockOptions(size=3)
+    backend = FusedBackend(task or Headed(), device=here(), activations=store, block=options)
+    return together(backend, IN_THREES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("is_affordable", "num"), [(False, 1), (True, 3)])
+def test_turns_are_compared_in_the_first_block_and_later_as_often_as_is_affordable(
+    monkeypatch, by_themselves, is_affordable, num
+):
+    monkeypatch.setattr(CheckBudget, "allows", lambda *_: is_affordable)
+    assert_same(packed_in_threes(), alone(Headed(), IN_THREES), tolerance=1e-10)
+    assert len(by_themselves) == num
+
+
+SCALE = {"by": 1.0}
+
+
+class Scaled(Headed):
+    """Reads a global dict in its metrics."""
+
+    def metrics(self, model, batch):
+        return {name: SCALE["by"] * value for name, value in super().metrics(model, batch).items()}
+
+
+@pytest.mark.slow
+def test_turns_in_which_a_value_changes_do_not_count(monkeypatch, by_themselves, caplog):
+    caplog.set_level(logging.INFO, "thrifty")
+    monkeypatch.setattr(CheckBudget, "allows", lambda *_: False)
+    monkeypatch.setitem(SCALE, "by", 1.0)
+    in_turn, num_turns = _evaluation.evaluate_in_turn, []
+
+    def changing(trials):
+        found = in_turn(trials)
+        num_turns.append(trials)
+        if len(num_turns) == 2:
+            SCALE["by"] = 2.0
+        return found
+
+    monkeypatch.setattr(_evaluation, "evaluate_in_turn", changing)
+    packed_in_threes(Scaled())
+    assert "one after the other" in caplog.text
+    assert len(by_themselves) >= 1 + 3
 
 
 @pytest.mark.slow

@@ -217,7 +217,7 @@ class FusionPolicy:
         own = self._calibrations.get(traits.identity)
         if own is not None:
             return own
-        keeps = bool(trial.frozen) and fused.activations.is_on
+        keeps = _keeps_activations(fused, trial)
         name = self._name((traits.identity, "kept") if keeps else traits.identity)
         if name not in self._known:
             relative = self._relatives.get(traits.kin)
@@ -263,6 +263,7 @@ class FusionPolicy:
                 channels_last=structure.has_images,
                 whole=structure.whole,
                 activations=fused.activations,
+                shares_checks=_keeps_activations(fused, trial),
             )
         calibration = Calibration(
             key=name,
@@ -277,6 +278,10 @@ class FusionPolicy:
         _configure(fused, trial, calibration, values=values)
         self._on_calibrated(calibration)
         return calibration
+
+
+def _keeps_activations(fused: FusedBackend, trial: FusedTrial) -> bool:
+    return bool(trial.frozen) and fused.activations.is_on
 
 
 def _price(
@@ -397,8 +402,8 @@ def calibrate(
     structures: Structures,
     channels_last: bool,
     whole: bool = False,
-    max_size: int = 256,
     activations: ActivationStore | None = None,
+    shares_checks: bool = False,
 ) -> list[PackCurve]:
     """Measure curves of the solo and the fused back-end, in each memory format that applies.
 
@@ -406,15 +411,15 @@ def calibrate(
     (``whole``) trials trained one by one also share what is prepared from a batch, so their steps
     are measured on a batch that is ready. A size that runs out of memory ends its curve. Where
     ``activations`` of a frozen trunk are kept, steps are measured that find them there, as all but
-    those of a first epoch do.
+    those of a first epoch do; trials that share a trunk compute it once for all of their checks
+    (``shares_checks``).
 
     Raises:
         UnfusableError: One of the copies changes what others read.
     """
     solo_s = _seconds(_solo_steps(task, member, device, whole=whole), device)
     curves = [PackCurve(backend="solo", step_s={1: solo_s})]
-    some = WHOLE_SIZES if whole else SIZES.get(device.type, SIZES["cpu"])
-    sizes = [k for k in some if k <= max_size]
+    sizes = WHOLE_SIZES if whole else SIZES.get(device.type, SIZES["cpu"])
     first: dict[int, float] = {}  # step time by pack size in the first memory format
     for last in (False, True) if channels_last else (False,):
         step_s: dict[int, float] = {}
@@ -447,7 +452,7 @@ def calibrate(
                 step_s=step_s,
                 memory_bytes=memory,
             )
-            curves.append(_up_to_the_best(fused))
+            curves.append(_up_to_the_best(fused, shares_checks=shares_checks))
     return curves
 
 
@@ -466,9 +471,15 @@ def _promises_more(step_s: Mapping[int, float]) -> bool:
     return limit < EXPLORE_RATIO * min(step_s[k] / k for k in sizes)
 
 
-def _up_to_the_best(curve: PackCurve) -> PackCurve:
-    """Drop the sizes past saturation: larger packs run as several groups of the best size."""
-    best = min(curve.step_s, key=lambda k: curve.step_s[k] / k * GAIN ** (k == 1))
+def _up_to_the_best(curve: PackCurve, *, shares_checks: bool) -> PackCurve:
+    """Drop the sizes past saturation: larger packs run as several groups of the best size.
+
+    A pack has to gain something over its trials by themselves, or may lose as little if they share
+    a trunk in their checks.
+    """
+    best = min(
+        curve.step_s, key=lambda k: curve.step_s[k] / k * GAIN ** ((k == 1) is not shares_checks)
+    )
     return replace(curve, step_s={k: s for k, s in curve.step_s.items() if k <= best})
 
 

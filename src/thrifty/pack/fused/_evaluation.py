@@ -308,25 +308,34 @@ class Evaluation:
         """Evaluate trials over one trunk alone, but compute the trunk once for all of them.
 
         The first trial is also evaluated by itself, which times it; if that gives other metrics,
-        even by a bit, none of these count.
+        even by a bit, none of these count. Once it gave the same, it is done again for later trials
+        of the structure as often as the budget of checks allows.
 
         Returns:
             The metrics of the trials that could be evaluated like this.
         """
         if len(trials) < MIN_IN_TURN:
             return {}
+        known_s = self._structure.evaluation_s
         watch = trials[0].new_watch()
-        first = self._alone(trials[0])
-        if watch.changed():
-            return {trials[0]: first}  # in turn, trials could see what another one has changed
+        first: Outcome | None = None
+        if known_s is None or self._budget.allows(known_s):
+            first = self._alone(trials[0])
+            if watch.changed():
+                return {trials[0]: first}  # in turn, trials could see what another one has changed
         began = time.perf_counter()
-        last = [*trials[1:], trials[0]]
-        found = evaluate_in_turn(last)
+        found = evaluate_in_turn([*trials[1:], trials[0]])
         self._budget.spend(time.perf_counter() - began)
+        if first is None and known_s is not None and not watch.changed():
+            for trial in found:
+                trial.solo_evaluation_s = known_s
+            return found
         again = found.pop(trials[0], None)
-        if again is None or isinstance(first, Exception) or not _is_same(again, first):
+        if again is None or not isinstance(first, Mapping) or not _is_same(again, first):
             logger.info("trials over one trunk are evaluated alone, one after the other")
-            return {trials[0]: first}
+            self._structure.evaluation_s = None
+            return {} if first is None else {trials[0]: first}
+        self._structure.evaluation_s = trials[0].solo_evaluation_s
         for trial in found:
             trial.solo_evaluation_s = trials[0].solo_evaluation_s
         return {trials[0]: first, **found}

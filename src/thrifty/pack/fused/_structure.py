@@ -140,6 +140,8 @@ class Structure:
         """Whether the training steps need no random numbers."""
         self.fused_metrics = True
         """Whether metrics can be computed for all trials at once."""
+        self.evaluation_s: float | None = None
+        """Seconds of an evaluation alone, once it has given the same as one in turn with others."""
 
     @property
     def trained(self) -> tuple[str, ...]:
