@@ -261,11 +261,10 @@ def show_results(study: Study) -> None:
         return
     failed = [trial for trial in trials if trial.state == "failed"]
     if len(failed) == len(trials):
-        # The log has grouped the errors already; here is the whole text of one of them.
-        raise ThriftyError(
-            f"all {len(trials):,} trials of study {study.name!r} failed; "
-            f"trial {failed[0].number}: {failed[0].error}"
-        )
+        # The log has grouped the errors already; here is the traceback of one of them.
+        message, begin, traceback = failed[0].error.partition("Traceback (most recent")
+        why = f"the first one:\n{begin}{traceback}" if begin else f"the first one: {message}"
+        raise ThriftyError(f"all {len(trials):,} trials of study {study.name!r} failed; {why}")
     best = study.best_trials if len(study.goals.metrics) > 1 else [study.best_trial]
     which = "best" if len(best) == 1 else f"the {len(best)} best"
     console.print(cell(f"study {study.name!r}: {which} of {trials_text(len(trials))}"))
