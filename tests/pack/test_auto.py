@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,8 +18,10 @@ from tests.pack._measuring import curves
 from tests.pack._toys import Dropping, Images, Toy
 from tests.pack.test_fused_backend import UNFUSABLE, task_with
 from thrifty.core import DivergedError
-from thrifty.pack import AutoBackend, FusedBackend, Optimizer, Trainable
+from thrifty.pack import AutoBackend, DatasetPair, FusedBackend, Optimizer, Trainable
+from thrifty.pack.backends._dry_runs import may_use_files
 from thrifty.pack.backends._fusion_policy import MUCH_MORE, PRICE_STEPS
+from thrifty.pack.fused._member import FusedTrial
 from thrifty.perf import PackCurve
 from thrifty.space import MultiStep
 from thrifty.testing import FaultyTask
@@ -257,3 +262,118 @@ def test_loops_of_their_own_train_side_by_side(at_once):
     backend.stack(0, trials[0].member)
     assert backend.calibration(0) is None
     assert backend.num_steps(0, {}) == 1
+
+
+# -- files that an early measurement could leave behind ------------------------------------------
+
+
+def note(path):
+    with open(path, "a") as file:  # noqa: PTH123
+        file.write("x")
+
+
+class Noter:
+    def __init__(self):
+        self.path = Path("notes")
+
+    def note(self):
+        self.path.write_text("x")
+
+
+class Opens(Toy):
+    def loss(self, model, batch):
+        if not Path("scale").exists():
+            Path("scale").write_text(str(float(batch[1].std())))
+        return super().loss(model, batch) / float(Path("scale").read_text())
+
+
+class CallsOneThatOpens(Toy):
+    def metrics(self, model, batch):
+        note("notes")
+        return super().metrics(model, batch)
+
+
+class MakesOneThatOpens(Toy):
+    def loss(self, model, batch):
+        Noter().note()
+        return super().loss(model, batch)
+
+
+class HoldsOneThatOpens(Toy):
+    def __init__(self):
+        self.note = note
+
+    def loss(self, model, batch):
+        self.note("notes")
+        return super().loss(model, batch)
+
+
+class ImportsLate(Toy):
+    def loss(self, model, batch):
+        import shutil as files  # noqa: PLC0415
+
+        files.copy("one", "other")
+        return super().loss(model, batch)
+
+
+class HoldsAnObjectOfAPackage(Toy):
+    def __init__(self):
+        self.log = logging.FileHandler("notes", delay=True)
+
+
+class Loads(Toy):
+    def loss(self, model, batch):
+        return super().loss(model, batch) * torch.from_numpy(np.load("scale.npy"))
+
+
+class FromDisk(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.ones(6), torch.ones(1)
+
+
+class ReadsAgain(Toy):
+    def data(self, hp):
+        return DatasetPair(train=FromDisk(), valid=FromDisk())
+
+
+class ReadsItsModelFromAFile(Toy):
+    """What makes a trial is no part of its steps."""
+
+    def model(self, hp):
+        note(os.devnull)
+        return super().model(hp)
+
+    def unused(self):
+        note("notes")
+
+
+@pytest.mark.parametrize(
+    ("task", "found"),
+    [
+        (Toy(), False),
+        (Dropping(), False),
+        (Images(), False),
+        (ReadsItsModelFromAFile(), False),
+        (Opens(), True),
+        (CallsOneThatOpens(), True),
+        (MakesOneThatOpens(), True),
+        (HoldsOneThatOpens(), True),
+        (ImportsLate(), True),
+        (HoldsAnObjectOfAPackage(), True),
+        (Loads(), True),
+        (ReadsAgain(), True),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_nothing_is_measured_early_whose_steps_may_use_files(measure, task, found):
+    measuring = measure({1: 0.5, 4: 1.0})
+    trial = FusedTrial(task, here())
+    trial.begin(TRIALS[0].member)
+    assert may_use_files(trial) is found
+    backend = AutoBackend(task, device=here(), patient=True)
+    backend.epochs_to_come = math.inf
+    fused_slots(backend)
+    assert bool(measuring.calls) is not found

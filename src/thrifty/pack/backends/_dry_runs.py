@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass
+from types import FunctionType, ModuleType
 from typing import Any
 
 from thrifty.core import derive_seed, error_text, fingerprint, freed_at_once
@@ -22,6 +23,7 @@ from thrifty.pack.fused._fusable import (
 )
 from thrifty.pack.fused._member import FusedTrial
 from thrifty.pack.fused._structure import Structure
+from thrifty.pack.identity import is_own_module, mentions, reach
 from thrifty.pack.task._data import train_batches
 
 
@@ -262,3 +264,91 @@ def _few_rows(trial: FusedTrial, values: Mapping[str, Any]) -> Iterator[Any]:
         return trial.batches(EpochPlan(epoch=0, values=values))
     size = min(trial.batch_size(values), NUM_ROWS)
     return train_batches(trial.source, seed=trial.seed, epoch=0, batch_size=size)
+
+
+# -- files that a dry run could leave behind -------------------------------------------------------
+
+_PURE = frozenset({
+    "_operator", "builtins", "collections", "dataclasses", "einops", "enum", "functools",
+    "itertools", "math", "numpy", "operator", "peft", "thrifty", "torch", "transformers", "types",
+    "typing",
+})  # fmt: skip
+"""Modules whose functions and objects touch no files, besides those of these names."""
+
+_OF_FILES = frozenset({
+    "__import__", "cpp_extension", "ctypes", "dump", "eval", "exec", "fromfile", "from_file",
+    "from_pretrained", "genfromtxt", "getattr", "hub", "import_module", "load", "loadtxt", "memmap",
+    "open", "open_memmap", "save", "save_file", "save_pretrained", "savetxt", "savez",
+    "savez_compressed", "tofile",
+})  # fmt: skip
+
+_PREPARING = ("data", "model", "optimizer")
+"""Methods of a task that run in preparation; making a trial once more runs them, too."""
+_ENTRIES = frozenset({"adapt", "forward", "loss", "loss_weight", "metrics"})
+
+
+def may_use_files(trial: FusedTrial) -> bool:
+    """Return whether the code of steps and evaluations may read or write files, as far as one sees.
+
+    A file that the first batch leaves behind, such as a cache or a statistic, makes steps that are
+    tried out before the first epoch change that epoch. So nothing is tried out so early unless all
+    data are in memory, and the code names nothing but PyTorch and the like.
+    """
+    if trial.source.arrays is None:
+        return True
+    roots = {"task": trial.task, "model": trial.model}
+    reached = [reach({name: root}, without=_PREPARING) for name, root in roots.items()]
+    functions: list[FunctionType] = [each.value for found in reached for each in found.functions]
+    # a variable or a method that nothing names is not used; whatever else is held may be
+    named = {id(function.__globals__) for function in functions}
+    held = [
+        place.get()
+        for found in reached
+        for place in found.places
+        if id(place.holder) not in named and not isinstance(place.holder, type)
+    ]
+    if not all(map(_is_pure, held)):
+        return True
+    begins = {id(value) for value in held}
+    waiting = [f for f in functions if id(f) in begins or _is_called_unnamed(f.__name__)]
+    seen: set[int] = set()
+    while waiting:
+        function = waiting.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        mentioned = mentions(function.__code__)
+        names = mentioned.globals | mentioned.attributes
+        values = [function.__globals__[name] for name in names if name in function.__globals__]
+        imports = [each.module for each in mentioned.imports]
+        if names & _OF_FILES or not all(map(_is_pure, values)) or not all(map(_is_known, imports)):
+            return True
+        begins = {id(value) for value in values}
+        waiting += [f for f in functions if f.__name__ in names or id(f) in begins]
+        waiting += [method for value in values for method in _methods_of(value)]
+    return False
+
+
+def _methods_of(kind: Any) -> Iterator[FunctionType]:
+    """Yield the functions of a class of the user's, which code that names it may call."""
+    for each in kind.__mro__ if isinstance(kind, type) else ():
+        if is_own_module(each.__module__):
+            yield from (m for m in vars(each).values() if isinstance(m, FunctionType))
+
+
+def _is_called_unnamed(name: str) -> bool:
+    """Return whether code of this name runs although the user's code does not name it."""
+    return name in _ENTRIES or name == "<lambda>" or (name[:2] == "__" and name != "__init__")
+
+
+def _is_pure(value: Any) -> bool:
+    """Return whether a value is a module, or of one, that touches no files."""
+    if isinstance(value, ModuleType):
+        return _is_known(value.__name__)
+    if isinstance(value, FunctionType | type) or callable(value):
+        return _is_known(getattr(value, "__module__", None) or type(value).__module__)
+    return _is_known(type(value).__module__)
+
+
+def _is_known(module: str) -> bool:
+    return module.partition(".")[0] in _PURE or is_own_module(module)

@@ -26,7 +26,7 @@ from thrifty.pack.task._task import Task, Trainable
 from thrifty.pack.trial._trial import TaskTrial
 from thrifty.perf import PackCurve
 
-from ._dry_runs import Structures
+from ._dry_runs import Structures, may_use_files
 from ._fused import FusedBackend, Traits
 
 
@@ -225,9 +225,7 @@ class FusionPolicy:
                 if relative.fuses(num):
                     _configure(fused, trial, relative, values=values)
                 return relative
-            if self._patient and not (
-                self._has_paid(traits.kin) or self._is_worth(trial.num_steps(values))
-            ):
+            if self._patient and not (self._has_paid(traits.kin) or self._is_worth(trial, values)):
                 return None
         return self._calibrate(name, fused=fused, trial=trial, values=values)
 
@@ -235,9 +233,10 @@ class FusionPolicy:
         seconds, steps = self._spent.get(kin, (0.0, 0))
         return seconds >= PRICE_S and steps >= PRICE_STEPS
 
-    def _is_worth(self, num_steps: int) -> bool:
-        """Return whether enough is known to come, given the number of steps of an epoch."""
-        return self.epochs_to_come * num_steps >= MUCH_MORE * PRICE_STEPS
+    def _is_worth(self, trial: FusedTrial, values: Mapping[str, Any]) -> bool:
+        """Return whether enough is known to come, and steps of copies leave nothing behind."""
+        steps = self.epochs_to_come * trial.num_steps(values)
+        return steps >= MUCH_MORE * PRICE_STEPS and not may_use_files(trial)
 
     def _name(self, identity: Hashable) -> str:
         return fingerprint([

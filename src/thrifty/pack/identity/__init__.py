@@ -15,6 +15,7 @@ from ._digest import (
 from ._own import is_own, is_own_module
 from ._place import MISSING, Place, vars_of
 from ._reach import Reach, Reached, reach
+from ._syntax import mentions
 from ._values import content_digest
 
 
@@ -35,6 +36,7 @@ __all__ = [
     "is_own",
     "is_own_module",
     "legacy_identity",
+    "mentions",
     "note_moves",
     "parts_of",
     "places_of",
