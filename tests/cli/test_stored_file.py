@@ -19,7 +19,7 @@ from sqlalchemy import text
 import thrifty.testing
 from tests.strangers import STRANGER, as_stranger, public_folder
 from thrifty.cli import _app
-from thrifty.core import UsageError
+from thrifty.core import StudyNotFoundError, UsageError
 from thrifty.store import Store
 
 
@@ -84,6 +84,26 @@ def test_the_file_is_named_before_it_is_run(scene, words):
     assert result.exit_code == 0, result.output
     assert f"loading {scene.file}, which the database names for study 's'" in result.output
     assert scene.mark.exists()
+
+
+@pytest.mark.parametrize("before", ["moved", None], ids=["moved", "made in a session"])
+def test_a_study_that_is_run_from_another_file_is_loaded_from_there(scene, before):
+    scene.names(before)
+    moved = scene.file.rename(scene.folder / "elsewhere.py")
+    assert scene.stored(*COMMANDS[0]).exit_code != 0
+    result = scene.run("run", str(moved), "--quiet")
+    assert result.exit_code == 0, result.output
+    result = scene.stored(*COMMANDS[0])
+    assert result.exit_code == 0, result.output
+    assert f"loading {moved}, which the database names" in result.output
+
+
+def test_the_file_of_a_study_that_is_gone_cannot_be_set(scene):
+    with Store.open(scene.url) as store:
+        info = store.studies.get("s")
+        scene.stored("delete", "s", "--yes")
+        with pytest.raises(StudyNotFoundError):
+            store.studies.set_file(info, "elsewhere.py")
 
 
 def refused(scene: Scene, words: list[str], why: str) -> None:

@@ -76,6 +76,16 @@ def test_trials_are_read(folder, url):
     assert as_stranger(trials_of, folder) == expected
 
 
+def read_by_another_file(folder: Path) -> int:
+    study = make_study(folder)
+    study.file = folder / "elsewhere.py"
+    return len(study.run(progress=False).trials)
+
+
+def test_a_study_that_is_done_is_read_by_another_file(folder, url):
+    assert as_stranger(read_by_another_file, folder) == 9
+
+
 def model_of(folder: Path) -> float:
     train_alone = vars(_repository)["train_alone"]
 

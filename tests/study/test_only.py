@@ -213,6 +213,16 @@ def test_the_summary_tells_what_it_trained_from_what_was_known(tmp_path):
             "training 1.0 s, 2.00x by sharing, packing made no measurable difference",
         ),
         (
+            3.6,
+            0.5,
+            3,
+            0.0,
+            (
+                "training 1.0 s instead of 3.6 s (3.60x by sharing, "
+                "packing made no measurable difference)"
+            ),
+        ),
+        (
             2.0,
             1.0,
             0,

@@ -127,6 +127,20 @@ class Studies:
         rows = fetch(self._engine, query)
         return tuple(rows[0]) if rows else None
 
+    def set_file(self, study: StudyInfo, file: str) -> StudyInfo:
+        """Record the file that commands load to find a study.
+
+        Raises:
+            StudyNotFoundError: Another process has deleted the study.
+        """
+        with user_errors(self._engine), self._engine.begin() as connection:
+            check_exists(connection, study)
+            mine = schema.studies.c.id == study.id
+            stored = connection.execute(select(schema.studies.c.spec).where(mine)).scalar_one()
+            spec = {**stored, "file": file}
+            connection.execute(update(schema.studies).where(mine).values(spec=spec))
+        return replace(study, spec=spec)
+
     def extend(
         self,
         study: StudyInfo,

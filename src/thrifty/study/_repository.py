@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import IO, Any
 
 import torch
@@ -13,6 +14,7 @@ from thrifty.core import (
     CheckpointError,
     CheckpointRef,
     Clock,
+    StoreError,
     StudyMismatchError,
     StudyNotFoundError,
     UsageError,
@@ -331,6 +333,19 @@ class StudyRepository:
             if made is None:
                 raise
             return made
+
+    def at_home(self, store: Store, info: StudyInfo, *, file: str | Path | None) -> StudyInfo:
+        """Record the file that has the study at its top level, if the database names another one.
+
+        A session may have made the study, or its file may have been moved. Nothing is recorded
+        where a database can only be read.
+        """
+        path = None if file is None else str(Path(file).resolve())
+        if path is None or info.spec.get("file") == path:
+            return info
+        with contextlib.suppress(StoreError):
+            return store.studies.set_file(info, path)
+        return info
 
     def enqueue(
         self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]

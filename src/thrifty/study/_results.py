@@ -268,15 +268,17 @@ class Savings:
         """Return the factors as text, or an empty string if they were not measured."""
         if self.seconds_alone is None or self.packed_interval is None:
             return ""
-        factors = f"{self.shared_factor:.2f}x by sharing"
-        if self.packed_epochs:
-            low, high = self.packed_interval
-            factors += (
-                ", packing made no measurable difference"
-                if round(low, 2) <= 1 <= round(high, 2)
-                else f", {self.packed_factor:.2f}x by packing ({low:.2f} to {high:.2f})"
-            )
-        if round(self.seconds_alone, 1) > round(self.seconds, 1):
+        is_less = round(self.seconds_alone, 1) > round(self.seconds, 1)
+        low, high = self.packed_interval
+        if self.packed_epochs and not round(low, 2) <= 1 <= round(high, 2):
+            by_packing = f", {self.packed_factor:.2f}x by packing ({low:.2f} to {high:.2f})"
+            by_sharing = self.shared_factor
+        else:
+            by_packing = ", packing made no measurable difference" if self.packed_epochs else ""
+            # the factors and the two times should agree, also if times alone are not exact
+            by_sharing = self.seconds_alone / self.seconds if is_less else self.shared_factor
+        factors = f"{by_sharing:.2f}x by sharing{by_packing}"
+        if is_less:
             comma = "," if self.seconds_checks else ""
             return f"{comma} instead of {self.seconds_alone:,.1f} s ({factors})"
         return "" if factors == "1.00x by sharing" else f", {factors}"

@@ -271,16 +271,24 @@ def defining_file(study: object, *, task: object) -> str | None:
     the module of the task, or the program if the class of the task is one of thrifty, such as
     ``FineTune``.
     """
+    found = file_of(study)
+    if found is not None:
+        return found
     home = task.module if isinstance(task, SelfDescribing) else type(task).__module__
     program, module = sys.modules.get("__main__"), sys.modules.get(home)
-    for each in (program, module, *list(sys.modules.values())):
-        space = getattr(each, "__dict__", {})
-        if "__file__" in space and any(value is study for value in list(space.values())):
-            return getattr(each, "__file__", None)
     is_ours = home.partition(".")[0] == __package__.partition(".")[0]
     if not is_ours:
         return getattr(module, "__file__", None)
     return None if _is_command(program) else getattr(program, "__file__", None)
+
+
+def file_of(study: object) -> str | None:
+    """Return the file of the module that has a study at its top level; None if none has."""
+    for each in (sys.modules.get("__main__"), *list(sys.modules.values())):
+        space = getattr(each, "__dict__", {})
+        if "__file__" in space and any(value is study for value in list(space.values())):
+            return getattr(each, "__file__", None)
+    return None
 
 
 def _is_command(program: ModuleType | None) -> bool:

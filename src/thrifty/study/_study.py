@@ -65,6 +65,7 @@ from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, certainty_of, rows, savings, trial_result
 from ._session import (
     defining_file,
+    file_of,
     say,
     say_if_all_failed,
     say_what_was_not_checked,
@@ -680,6 +681,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         with repository.open() as store:
             info = repository.find(store)
             if info is not None:
+                info = repository.at_home(store, info, file=self.file or file_of(self))
                 repository.enqueue(store, info, self._enqueued)
                 finished = self._reader.finished(repository, store, info)
                 if finished is not None and not requests_for_longer(store, info):
