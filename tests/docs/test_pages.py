@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from ._pages import Reader, blocks, commands
+from ._pages import DOCS, Reader, blocks, commands
 
 
 PAGE = """
@@ -69,3 +71,13 @@ def test_commands_and_what_they_print():
     ]
     with pytest.raises(AssertionError, match="begins with a command"):
         commands("thrifty a\n")
+
+
+def test_sessions_can_be_pasted_into_a_terminal():
+    """There, an empty line ends a class or a function."""
+    ended = re.compile(r"^ *\.\.\.\n *\.\.\. +\S.*", re.MULTILINE)
+    pages = [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]
+    assert len(pages) > 20
+    assert [
+        (page.name, match[0]) for page in pages for match in ended.finditer(page.read_text())
+    ] == []

@@ -181,7 +181,8 @@ def load_stored_study(
         where = f"is gone: {plain_text(str(file))}" if file else "is unknown: a session made it"
         raise UsageError(
             f"the file that defines study {name!r} {where}. Commands that load a study need one; "
-            "save the study in a file, and run it once with: thrifty run FILE"
+            "save the study in a file, and run it once with: thrifty run FILE (under another name "
+            "if its task was typed into a session, too: its code counts as changed then)"
         )
     path = Path(file)
     if path.resolve() != _DEMO:

@@ -269,7 +269,8 @@ class Evaluation:
             return alone
         self._give_up(difference)
         if not trial.is_evaluation_verified:
-            return alone  # its first evaluation, so no earlier one can be wrong
+            # its first evaluation, so no earlier one can be wrong; in turn, this one might be
+            return self._alone(trial)
         for other in block:
             other.is_evaluation_verified = False
         return UnverifiedError(difference, mismatch=False)
