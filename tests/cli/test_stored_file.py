@@ -21,6 +21,7 @@ from tests.strangers import STRANGER, as_stranger, public_folder
 from thrifty.cli import _app
 from thrifty.core import StudyNotFoundError, UsageError
 from thrifty.store import Store
+from thrifty.study import Storage
 
 
 pytestmark = pytest.mark.slow
@@ -96,6 +97,45 @@ def test_a_study_that_is_run_from_another_file_is_loaded_from_there(scene, befor
     result = scene.stored(*COMMANDS[0])
     assert result.exit_code == 0, result.output
     assert f"loading {moved}, which the database names" in result.output
+
+
+def test_a_copy_of_a_file_does_not_take_its_place(scene):
+    again = scene.folder / "my_second_study.py"
+    again.write_text(scene.file.read_text())
+    assert scene.run("run", str(again), "--quiet").exit_code == 0
+    assert f"loading {scene.file}, which" in scene.stored(*COMMANDS[0]).output
+
+
+def test_on_a_shared_database_a_file_may_be_on_another_machine(scene, monkeypatch):
+    monkeypatch.setattr(Storage, "is_shared", True)
+    moved = scene.file.rename(scene.folder / "elsewhere.py")
+    assert scene.run("run", str(moved), "--quiet").exit_code == 0
+    assert "is gone" in str(scene.stored(*COMMANDS[0]).exception)
+
+
+TASK = """
+from thrifty.testing import LineTask
+
+class Mine(LineTask):
+    pass
+"""
+
+
+def test_a_file_gets_the_study_that_a_session_made_of_a_task_from_another_file(tmp_path):
+    (tmp_path / "my_task.py").write_text(TASK)
+    source = STUDY.format(mark="mark", url="sqlite:///t.db").replace("LineTask()", "Mine()")
+    source = source.replace("thrifty.testing import LineTask", "my_task import Mine")
+    typed = f"names = {{}}\nexec({source!r}, names)\nnames['study'].run(progress=False)"
+    subprocess.run([sys.executable, "-c", typed], cwd=tmp_path, check=True)
+    (tmp_path / "mine.py").write_text(source)
+    for words in (["run", "mine.py"], ["importance", "s", "--storage", "sqlite:///t.db"]):
+        done = subprocess.run(
+            [Path(sys.executable).with_name("thrifty"), *words],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+        )
+    assert f"loading {tmp_path / 'mine.py'}, which" in done.stderr.decode()
 
 
 def test_the_file_of_a_study_that_is_gone_cannot_be_set(scene):

@@ -244,3 +244,17 @@ def test_a_time_that_is_not_longer_is_not_compared(alone, shared, packed, checks
         packed_epochs=packed,
     )
     assert str(savings) == f"6 epochs trained for 6 trial-epochs: 0 saved; {gain}"
+
+
+def test_a_study_that_trained_nothing_itself_has_factors():
+    savings = Savings(
+        trial_epochs=6,
+        unique_epochs=6,
+        known_epochs=6,
+        seconds_alone=2.0,
+        seconds_shared=1.0,
+        seconds=0.0,
+        seconds_shared_low=0.7,
+        seconds_shared_high=1.1,
+    )
+    assert "instead of 2.0 s (2.00x by sharing)" in str(savings)

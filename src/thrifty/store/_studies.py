@@ -136,8 +136,9 @@ class Studies:
         with user_errors(self._engine), self._engine.begin() as connection:
             check_exists(connection, study)
             mine = schema.studies.c.id == study.id
-            stored = connection.execute(select(schema.studies.c.spec).where(mine)).scalar_one()
-            spec = {**stored, "file": file}
+            # locked, so that what another process extends meanwhile is not written over
+            query = select(schema.studies.c.spec).where(mine).with_for_update()
+            spec = {**connection.execute(query).scalar_one(), "file": file}
             connection.execute(update(schema.studies).where(mine).values(spec=spec))
         return replace(study, spec=spec)
 

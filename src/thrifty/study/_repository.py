@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -335,13 +336,19 @@ class StudyRepository:
             return made
 
     def at_home(self, store: Store, info: StudyInfo, *, file: str | Path | None) -> StudyInfo:
-        """Record the file that has the study at its top level, if the database names another one.
+        """Record the file that has the study at its top level, if the database names none that has.
 
-        A session may have made the study, or its file may have been moved. Nothing is recorded
-        where a database can only be read.
+        A session may have made the study, so that the database names the module of the task or
+        nothing. Or its file has been moved; on a shared database, it may be on another machine.
+        Nothing is recorded where a database can only be read.
         """
-        path = None if file is None else str(Path(file).resolve())
-        if path is None or info.spec.get("file") == path:
+        stored = info.spec.get("file")
+        if file is None or stored == (path := str(Path(file).resolve())):
+            return info
+        module = sys.modules.get(type(self.recipe.task).__module__)
+        is_of_task = stored == str(Path(getattr(module, "__file__", None) or "").resolve())
+        is_there = stored is not None and (self.storage.is_shared or Path(stored).is_file())
+        if is_there and not is_of_task:
             return info
         with contextlib.suppress(StoreError):
             return store.studies.set_file(info, path)

@@ -276,7 +276,8 @@ class Savings:
         else:
             by_packing = ", packing made no measurable difference" if self.packed_epochs else ""
             # the factors and the two times should agree, also if times alone are not exact
-            by_sharing = self.seconds_alone / self.seconds if is_less else self.shared_factor
+            agree = is_less and self.seconds
+            by_sharing = self.seconds_alone / self.seconds if agree else self.shared_factor
         factors = f"{by_sharing:.2f}x by sharing{by_packing}"
         if is_less:
             comma = "," if self.seconds_checks else ""

@@ -345,7 +345,7 @@ def _is_pure(value: Any) -> bool:
     """Return whether a value is a module, or of one, that touches no files."""
     if isinstance(value, ModuleType):
         return _is_known(value.__name__)
-    if isinstance(value, FunctionType | type) or callable(value):
+    if callable(value):
         return _is_known(getattr(value, "__module__", None) or type(value).__module__)
     return _is_known(type(value).__module__)
 
