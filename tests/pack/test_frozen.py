@@ -489,6 +489,31 @@ def test_a_trial_continues_from_a_checkpoint_without_the_base(backend):
     assert all(torch.equal(rest.state.tensors[n], t) for n, t in whole.state.tensors.items())
 
 
+class Tabled(Headed):
+    """A frozen buffer is as large as a layer, and one that steps change is not frozen."""
+
+    def network(self, hp):
+        model = Net()
+        model.register_buffer("table", normal(WIDTH, WIDTH, seed=3))
+        model.register_buffer("calls", normal(WIDTH, WIDTH, seed=4))
+        return model
+
+    def loss(self, model, batch):
+        model.calls += 1
+        return super().loss(model, batch) + 0 * model.table.sum() + 0 * model.calls.sum()
+
+
+def test_a_large_buffer_that_is_not_changed_is_left_out_of_checkpoints():
+    (whole,) = alone(Tabled(), [Trial(config={"lr": 0.05}, epochs=4)])
+    (first,) = alone(Tabled(), [Trial(config={"lr": 0.05}, epochs=2)])
+    assert "model.table" not in first.state.tensors
+    assert "model.calls" in first.state.tensors
+    assert "table" in first.state.base.tensors
+    later = Trial(config={"lr": 0.05}, epochs=4, start=2, state=first.state)
+    (rest,) = alone(Tabled(), [later])
+    assert rest.metrics == whole.metrics[2:]
+
+
 class Changed(Headed):
     def network(self, hp):
         return Net(base=5)

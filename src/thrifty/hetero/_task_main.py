@@ -39,6 +39,7 @@ from thrifty.pack import (
     evaluate,
     open_source,
 )
+from thrifty.pack._quantized import settled
 from thrifty.pack._state import seed_everything
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer
 from thrifty.pack.task._task import Readings, check_usual_step
@@ -63,7 +64,7 @@ class TrialWorker:
         data = task.data(self._readings.once("data"))
         self._source = open_source(data, device=self._device)
         seed_everything(derive_seed(self._seed, "model"))
-        self._model = task.model(self._readings.once("model")).to(self._device)
+        self._model = settled(task.model(self._readings.once("model")).to(self._device))
         self._followed = FollowedOptimizer(
             task.optimizer, dict(self._model.named_parameters()), values
         )

@@ -20,6 +20,7 @@ import torch
 
 from thrifty.core import TaskError
 from thrifty.pack._backend import out_of_memory
+from thrifty.pack._quantized import quantized_layers, with_products
 from thrifty.pack._state import borrowed_streams
 from thrifty.pack.task._data import ArrayData
 from thrifty.pack.task._data_contents import TokenFile
@@ -287,7 +288,12 @@ class _Probe:
             if found is not None and bool(found.isfinite().all()):
                 return model
         # some models change with their first row, such as BigBird
-        return deepcopy(base, {id(p): p for p in parameters}).eval()
+        same: dict[int, Any] = {id(p): p for p in parameters}
+        for layer in quantized_layers(base).values():
+            layer.note_copies(same)
+        model = deepcopy(base, same).eval()
+        with_products(model, whole=False)
+        return model
 
     def of_classifier(self) -> Masks:
         """Return the masks with which a classifier has the results that transformers gives it."""
@@ -442,7 +448,9 @@ def _logits(model: torch.nn.Module, **inputs: Any) -> torch.Tensor | None:
 
 def _redrawn(base: torch.nn.Module) -> torch.nn.Module:
     """Return a copy of a model with other weights, large enough that every token matters."""
-    model = deepcopy(base).float().eval()
+    model = deepcopy(base).eval()
+    with_products(model, whole=True)
+    torch.nn.Module.float(model)  # models of transformers that are quantised refuse their own
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         if parameter.dim() > 1 and parameter.is_floating_point():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +17,9 @@ import torch
 
 from thrifty.core import TaskError, require
 from thrifty.pack import HyperParameters, Task, TaskIdentity
+from thrifty.pack._quantized import settled
 from thrifty.pack.task._data import Batch
+from thrifty.pack.trial._trial_needs import BASE_BYTES
 
 from ._adapters import check_class, set_by_class
 from ._attention_masks import (
@@ -71,7 +74,8 @@ class FineTune(Task):
 
     Args:
         model: The base: a folder with a model, a transformers configuration (random weights), or a
-            function of the hyper-parameters that returns a model.
+            function of the hyper-parameters that returns a model. Its linear layers may be
+            quantised to 8 or 4 bits by bitsandbytes.
         adapter: The adapters. Their fields may name hyper-parameters.
         data: ``ArrayData`` or another kind of data, or a function of the hyper-parameters that
             returns it. Batches are ``(ids, labels)``, or ``(ids, mask, labels)`` where the mask is
@@ -239,6 +243,8 @@ class FineTune(Task):
             "steps_per_epoch": self.steps_per_epoch,
             # their versions and what the user has changed in them
             "libraries": (_transformers().PreTrainedModel, peft_library().PeftModel),
+            # its versions, where it computes the products with the base
+            **({"quantizer": _bitsandbytes()} if self._quantizer == "bitsandbytes" else {}),
             # databases of before know no packed sequences, and have to find their trials again
             **({"packed": True} if self._is_packed else {}),
         }
@@ -314,6 +320,7 @@ class FineTune(Task):
             TaskError: The adapters do not fit the base, or it cannot be trained in this way.
         """
         base, missing = self._base_model(hp)
+        settled(base)  # masks are measured by evaluations
         self._check_positions(base)
         masks = masks_of(base, kind=self.kind, is_packed=self._is_packed)
         model = self._with_adapters(base, hp, missing=missing)
@@ -326,7 +333,20 @@ class FineTune(Task):
             return None
         base, missing = self._empty_base()
         with torch.device("meta"):
-            return self._with_adapters(base, hp, missing=missing)
+            model = self._with_adapters(base, hp, missing=missing)
+        if isinstance(self._base, str | Path) and self._quantizer:
+            files = Path(self._base).glob("*.safetensors")
+            setattr(model, BASE_BYTES, sum(file.stat().st_size for file in files))
+        return model
+
+    @property
+    def _quantizer(self) -> str:
+        """The library that has quantised the base in a folder; empty for any other base."""
+        if not isinstance(self._base, str | Path):
+            return ""
+        config = json.loads((Path(self._base) / "config.json").read_bytes())
+        found = config.get("quantization_config")
+        return str(found.get("quant_method", "")) if isinstance(found, dict) else ""
 
     def _check_positions(self, base: Any) -> None:
         if self._is_packed and "position_ids" not in inspect.signature(base.forward).parameters:
@@ -401,7 +421,7 @@ class FineTune(Task):
             self._base, local_files_only=True, **self._base_options
         )
         # quantised weights have other names, and may load onto some devices only
-        if self.kind == "classification" and not hasattr(config, "quantization_config"):
+        if self.kind == "classification" and not self._quantizer:
             return self._loaded_base(device_map="meta")
         with torch.device("meta"):
             return self._auto.from_config(config), ()
@@ -556,6 +576,10 @@ def _implementations(config: Any) -> dict[str, Any]:
         elif isinstance(value, _transformers().PretrainedConfig):
             out |= {f"{name}.{key}": inner for key, inner in _implementations(value).items()}
     return out
+
+
+def _bitsandbytes() -> Any:
+    return require("bitsandbytes.nn", extra="quantized").Linear4bit
 
 
 def _transformers() -> Any:

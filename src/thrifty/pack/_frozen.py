@@ -16,11 +16,13 @@ from copy import deepcopy
 from functools import cached_property
 from itertools import count
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch
 
 from thrifty.core import CheckpointError
+
+from ._quantized import WEIGHT, plain, quantized_layers
 
 
 K = TypeVar("K")
@@ -40,24 +42,36 @@ _NUMBERS = count()
 class FrozenTensor:
     """A tensor that several models share.
 
+    Args:
+        tensor: The tensor.
+        as_alias: Whether models get the same memory without copy-on-write. Sums over it show
+            whether something has written there.
+
     Attributes:
         tensor: Its values. Nothing writes into it.
         number: A number that no other one has, past ones included.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = torch._lazy_clone(tensor)
+    def __init__(self, tensor: torch.Tensor, *, as_alias: bool = False) -> None:
+        self._is_alias = as_alias
+        self.tensor = plain(tensor) if as_alias else torch._lazy_clone(tensor)
         self.number = next(_NUMBERS)
-        self._sums = checksums(self.tensor) if _writes_are_unseen(self.tensor) else None
+        if as_alias:
+            _ALIASES[address(self.tensor)] = self
+        unseen = as_alias or _writes_are_unseen(self.tensor)
+        self._sums = checksums(self.tensor) if unseen else None
 
     def lend(self) -> torch.Tensor:
         """Return a tensor over the same memory, which is copied as soon as one writes into it."""
-        return torch._lazy_clone(self.tensor)
+        return plain(self.tensor) if self._is_alias else torch._lazy_clone(self.tensor)
 
     def is_in(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is lent from this one and was not written to since."""
+        """Return whether a tensor is lent from this one and was not written to since.
+
+        Of an alias, only ``difference`` knows whether it was written to.
+        """
         return (
-            is_shared(tensor)
+            (self._is_alias or is_shared(tensor))
             and address(tensor) == address(self.tensor)
             and tensor.shape == self.tensor.shape
             and tensor.stride() == self.tensor.stride()
@@ -68,7 +82,7 @@ class FrozenTensor:
         if self.is_in(tensor):
             return True
         like = (tensor.shape, tensor.dtype) == (self.tensor.shape, self.tensor.dtype)
-        return like and torch.equal(bits(self.tensor), bits(tensor.detach().contiguous()))
+        return like and torch.equal(bits(self.tensor), bits(plain(tensor).contiguous()))
 
     @cached_property
     def digest(self) -> str:
@@ -81,6 +95,10 @@ class FrozenTensor:
         The number is a tensor, so that a GPU is waited for once for many.
         """
         return None if self._sums is None else (checksums(self.tensor) != self._sums).any()
+
+
+_ALIASES: WeakValueDictionary[int, FrozenTensor] = WeakValueDictionary()
+"""Tensors that models share as aliases, by address."""
 
 
 def written(frozen: Mapping[K, FrozenTensor]) -> list[K]:
@@ -133,7 +151,8 @@ class FrozenTensors:
     ) -> dict[str, FrozenTensor]:
         """Let a model share its frozen parameters and its buffers with earlier models.
 
-        Does nothing for a model without frozen parameters.
+        Does nothing for a model without frozen parameters. Of quantised layers, it also shares the
+        scales.
 
         Args:
             model: The model.
@@ -165,6 +184,24 @@ class FrozenTensors:
                 if not shared.is_in(tensor):
                     tensor.data = shared.lend()
             out[name] = first[id(tensor)]
+        return {**out, **self._adopt_quantized(model, only=only)}
+
+    def _adopt_quantized(
+        self, model: torch.nn.Module, *, only: Collection[str] | None
+    ) -> dict[str, FrozenTensor]:
+        out: dict[str, FrozenTensor] = {}
+        for path, layer in quantized_layers(model).items():
+            for entry, tensor in layer.contents().items():
+                name = f"{path}.{entry}" if path else entry
+                if only is not None and name not in only:
+                    continue
+                shared = out[name] = self._shared(plain(tensor), as_alias=True)
+                if shared.is_in(tensor):
+                    continue
+                if entry == WEIGHT:
+                    layer.set_weight(shared.lend())
+                else:
+                    tensor.data = shared.lend()
         return out
 
     @property
@@ -172,13 +209,15 @@ class FrozenTensors:
         """Bytes of the tensors that models share now."""
         return sum(each.tensor.nbytes for known in self._known.values() for each in known)
 
-    def _shared(self, tensor: torch.Tensor) -> FrozenTensor:
+    def _shared(self, tensor: torch.Tensor, *, as_alias: bool = False) -> FrozenTensor:
         """Return the shared tensor of these values; a new one if there is none yet."""
-        known = self._known.setdefault(_key(tensor), WeakSet())
+        known = self._known.setdefault((*_key(tensor), as_alias), WeakSet())
         for each in known:
             if each.equals(tensor):
                 return each
-        fresh = FrozenTensor(tensor)
+        if as_alias and not tensor.untyped_storage().resizable():
+            tensor = tensor.clone()  # its memory is an array's, or a file's
+        fresh = FrozenTensor(tensor, as_alias=as_alias)
         known.add(fresh)
         return fresh
 
@@ -293,9 +332,20 @@ def is_shared(tensor: torch.Tensor) -> bool:
     return CAN_SHARE and bool(torch._C._is_cow_tensor(tensor))  # type: ignore[attr-defined]
 
 
+def is_lent(tensor: torch.Tensor) -> bool:
+    """Return whether models share a tensor's memory, with copy-on-write or as aliases."""
+    alias = _ALIASES.get(address(tensor))
+    return is_shared(tensor) or (alias is not None and alias.is_in(tensor))
+
+
 def cheap_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy that may be changed; one of a shared tensor takes no memory until it is."""
-    return torch._lazy_clone(tensor) if is_shared(tensor) else tensor.clone()
+    """Return a copy that may be changed; one of a shared tensor takes no memory until it is.
+
+    One of a tensor that is shared as an alias is that tensor: nothing may change it.
+    """
+    if is_shared(tensor):
+        return torch._lazy_clone(tensor)
+    return plain(tensor) if is_lent(tensor) else tensor.clone()
 
 
 def unshare_before_steps(optimizer: torch.optim.Optimizer) -> None:
@@ -331,6 +381,8 @@ def copy_of(model: torch.nn.Module) -> torch.nn.Module:
             if isinstance(tensor, torch.nn.Parameter):
                 copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
             copied[id(tensor)] = copy
+    for layer in quantized_layers(model).values():
+        layer.note_copies(copied)
     return deepcopy(model, copied)
 
 
@@ -374,7 +426,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _key(tensor: torch.Tensor) -> Hashable:
+def _key(tensor: torch.Tensor) -> tuple[Hashable, ...]:
     flat = tensor.reshape(-1)
     some = flat[:: max(1, len(flat) // _NUM_SAMPLES)].clone()
     return (tensor.shape, tensor.dtype, tensor.device, bytes(bits(some).tolist()))

@@ -13,12 +13,13 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from thrifty.core import CheckpointError, StateError, TaskError, derive_seed
 
@@ -166,6 +167,7 @@ def fill_in(
     fresh: Mapping[str, torch.Tensor],
     digest_of: Callable[[str], str],
     base: Base | None = None,
+    any_shape: Container[str] = (),
 ) -> tuple[Mapping[str, Any], frozenset[str]]:
     """Return a module's state with what ``leave_out`` has left out.
 
@@ -175,6 +177,7 @@ def fill_in(
         fresh: The tensors of a fresh module.
         digest_of: Returns the digest of one of them.
         base: What was left out, for a fresh module that has something else.
+        any_shape: Names of what may have another shape in ``base`` than in the fresh module.
 
     Returns:
         The state, and the names of what is from ``base``.
@@ -190,13 +193,20 @@ def fill_in(
         if name in fresh and digest_of(name) == digest:
             held[name] = fresh[name]
         else:
-            held[name] = _from_base(name, digest, like=fresh.get(name), base=base)
+            fits = partial(_fits, fresh.get(name), any_shape=name in any_shape)
+            held[name] = _from_base(name, digest, fits=fits, base=base)
             restored.add(name)
     return with_versions(held, state_versions(state)), frozenset(restored)
 
 
+def _fits(like: torch.Tensor | None, found: torch.Tensor, *, any_shape: bool) -> bool:
+    if like is None or found.dtype != like.dtype:
+        return False
+    return any_shape or found.shape == like.shape
+
+
 def _from_base(
-    name: str, digest: str, *, like: torch.Tensor | None, base: Base | None
+    name: str, digest: str, *, fits: Callable[[torch.Tensor], bool], base: Base | None
 ) -> torch.Tensor:
     why = "no copy of it was stored"
     if base is not None:
@@ -205,7 +215,7 @@ def _from_base(
         except CheckpointError as error:
             why = str(error)
         else:
-            if like is not None and (found.shape, found.dtype) == (like.shape, like.dtype):
+            if fits(found):
                 return found
             why = "the model has no parameter of this name, shape and type now"
     raise StateError(
@@ -220,6 +230,7 @@ def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> A
     if isinstance(value, torch.Tensor):
         if value.layout in _COMPRESSED or value.layout is torch.sparse_coo:
             return {"sparse": _sparse(value.detach(), tensors, path=path)}
+        check_dense(value, path=path)
         key = _free_key(path or "value", tensors)
         tensors[key] = value.detach().clone()
         return {"tensor": key}
@@ -248,6 +259,25 @@ def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> A
         f"the state at {path or 'the top'!r} is a {type(value).__name__}; keep tensors, numbers, "
         "strings, lists and dicts in it (they are stored without pickle)"
     )
+
+
+def check_dense(value: Any, *, path: str) -> None:
+    """Refuse a tensor that consists of others, such as a weight that torchao has quantised.
+
+    Raises:
+        TaskError: It does.
+    """
+    if is_composite(value):
+        raise TaskError(
+            f"the state at {path or 'the top'!r} is a {type(value).__name__}, a tensor that "
+            "consists of others, and checkpoints hold plain ones; give a base in its own precision "
+            "or one in 8 or 4 bits by bitsandbytes, or let the module's state_dict return the parts"
+        )
+
+
+def is_composite(value: Any) -> bool:
+    """Return whether a tensor consists of others and has no memory of its own."""
+    return isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value)
 
 
 def _is_plain(value: Any) -> bool:

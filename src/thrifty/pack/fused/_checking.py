@@ -37,6 +37,7 @@ from ._row_state import RowState
 from ._shared_operations import SharedOperations
 from ._step import Experiment, check_same, evaluate_alone, run_packed, train_alone
 from ._structure import Structure, doubled, upcast
+from .rules._quantized_products import computing_products
 
 
 TOLERANCE = 1e-8
@@ -159,7 +160,7 @@ def _in_double_for_a_while(
 
     It is the module itself, since a copy may compute something else (hooks, object identities).
     """
-    with exchanged(model, _doubled_state(state, lower=lower)):
+    with exchanged(model, _doubled_state(state, lower=lower)), computing_products(model):
         yield model
 
 
@@ -380,7 +381,11 @@ def _in_double_alone(
     lower = frozenset() if structure.whole else structure.held
     tensors = _doubled_state(state, lower=lower)
     stored = [tensor for name, tensor in tensors.items() if name in lower]
-    with upcast(stored), torch.autograd.set_multithreading_enabled(not stored):
+    with (
+        computing_products(trial.model),
+        upcast(stored),
+        torch.autograd.set_multithreading_enabled(not stored),
+    ):
         return gradients_alone(trial.model, tensors, compute_loss=compute_loss)
 
 

@@ -35,6 +35,7 @@ from ._step import (
     train_alone,
 )
 from ._structure import Recorded, Structure, doubled
+from .rules._quantized_products import compute_products
 
 
 NUM_ROWS = 5
@@ -429,4 +430,7 @@ def _copy(model: torch.nn.Module, *, double: bool, lower: Collection[str] = ()) 
         out = copy_of(model)
     except Exception as error:  # copying a model's attributes may raise anything
         raise UnfusableError(f"it cannot be copied: {error}") from error
-    return doubled(out, besides=lower) if double else out
+    if not double:
+        return out
+    compute_products(out)
+    return doubled(out, besides=lower)

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from thrifty.core import TaskError
-from thrifty.pack._frozen import is_shared, storage_address
+from thrifty.pack._frozen import is_lent, storage_address
+from thrifty.pack._quantized import layer_of
 from thrifty.pack.identity import content_digest
 
 
@@ -129,7 +130,7 @@ def check_memory(models: Sequence[torch.nn.Module]) -> None:
         for key, tensor in own.items():
             if tensor.layout is not torch.strided:
                 raise UnfusableError("one of its parameters or buffers is sparse")
-            if not tensor.numel() or is_shared(tensor):
+            if not tensor.numel() or is_lent(tensor):
                 continue
             memory = storage_address(tensor)
             if memory in owners:
@@ -164,6 +165,10 @@ def _settings(path: str, module: torch.nn.Module) -> dict[str, Any]:
     for apart in (_rate_of(module), *_apart(module)):
         if apart is not None:
             settings.pop(apart, None)
+    layer = layer_of(module)
+    if layer is not None:  # its scales are constants of a program
+        settings = {k: v for k, v in settings.items() if k not in layer.attributes}
+        settings["scales"] = layer.digest()
     return settings
 
 

@@ -12,7 +12,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch.utils import _pytree as pytree
 
-from thrifty.pack._frozen import FrozenTensor, cheap_copy, digest_of, is_shared
+from thrifty.pack._frozen import FrozenTensor, cheap_copy, digest_of, is_lent
 from thrifty.pack.task._data_contents import Samples
 
 from ._activations import ActivationStore, KeptTrunk, User
@@ -505,8 +505,8 @@ class Programs(User):
 
         The warm-up run changes running statistics (among ``untrained``), so they are put back.
         """
-        shared = [tensor for tensor in untrained if is_shared(tensor)]
-        own = [tensor for tensor in untrained if not is_shared(tensor)]
+        shared = [tensor for tensor in untrained if is_lent(tensor)]
+        own = [tensor for tensor in untrained if not is_lent(tensor)]
         before = [tensor.clone() for tensor in own]
         with torch.no_grad():
             tape()
@@ -612,7 +612,7 @@ def _empty(program: Program, number: int, device: torch.device) -> torch.Tensor:
 
 def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy with exactly the strides of a tensor, which a program's views depend on."""
-    if is_shared(tensor):
+    if is_lent(tensor):
         return cheap_copy(tensor)
     out = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device

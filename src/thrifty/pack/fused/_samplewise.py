@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ._record import CREATIONS, Call, Program, Ref, named_arguments
+from .rules._quantized_products import FUNCTIONS
 
 
 aten: Any = torch.ops.aten
@@ -115,9 +116,11 @@ def kinds_of(
     function = call.function
     if function in CREATIONS:  # only the shape of an argument counts
         return [_created(function, at.out_shape())]
+    are_shared = all(isinstance(kinds[ref], Shared) for ref in call.refs)
     if function.namespace != "aten":  # anything may be in it
-        return None
-    if all(isinstance(kinds[ref], Shared) for ref in call.refs):
+        is_known = are_shared and function.overloadpacket._qualified_op_name in FUNCTIONS
+        return at.all_as(Shared()) if is_known else None
+    if are_shared:
         return _of_shared(at)
     rule = _RULES.get(function.overloadpacket)
     if rule is None and torch.Tag.pointwise in function.tags:

@@ -27,6 +27,7 @@ from ._packed import EachItsOwnMask, Group, Layout, Packed
 from ._randomness import DropoutMask, Randomness, TrialValue, plain
 from ._record import VIEWS, Program, record
 from ._tape import writes_into, written_inputs
+from .rules._quantized_products import compute_products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,7 @@ class Structure:
     ) -> None:
         self.task = task
         self.model = model
+        compute_products(model)
         self.batch_spec = batch_spec
         self.channels_last = channels_last
         parameters = dict(model.named_parameters())

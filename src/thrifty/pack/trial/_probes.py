@@ -18,6 +18,7 @@ import torch
 
 from thrifty.core import StateError, TaskError, derive_seed
 from thrifty.pack._backend import EpochPlan
+from thrifty.pack._quantized import settled
 from thrifty.pack._state import borrowed_streams, seed_everything, stream_positions, torch_streams
 from thrifty.pack.identity import places_of
 from thrifty.pack.identity._contents import Names
@@ -495,7 +496,7 @@ def made_model(
         device: Where the trial is trained.
     """
     seed_everything(derive_seed(seed, "model"))
-    model = task.model(hp).to(device)
+    model = settled(task.model(hp).to(device))
     return model, stream_positions(device)
 
 

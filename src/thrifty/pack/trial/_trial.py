@@ -31,9 +31,12 @@ from thrifty.pack._frozen import (
     unshare_before_steps,
     written,
 )
+from thrifty.pack._quantized import quantized_entries, settled
 from thrifty.pack._state import (
     State,
+    check_dense,
     fill_in,
+    is_composite,
     leave_out,
     pack_state,
     seed_everything,
@@ -70,6 +73,7 @@ from thrifty.pack.task._trial_stream import TrialStream
 from thrifty.pack.trial._update import MetricSums, as_number, check_metrics, weight_of
 from thrifty.pack.verify import Watch
 
+from ._loading import load_model, plain_state
 from ._update import Update
 
 
@@ -132,7 +136,7 @@ class TaskTrial:
         seed_everything(derive_seed(member.seed, "model"))
         known = frozen_of(self._owner, self.device)
         with freed_at_once(known.num_bytes):  # a base that equals a known one is dropped
-            self.model = self.task.model(self.readings.once("model")).to(self.device)
+            self.model = settled(self.task.model(self.readings.once("model")).to(self.device))
             self._check_model()
             self._fresh = self.frozen = known.adopt(self.model)
         self.drawn = stream_positions(self.device)
@@ -159,6 +163,9 @@ class TaskTrial:
                     "no shape yet; give the layer its sizes, or run the model on a batch before "
                     "you return it"
                 )
+        if any(map(is_composite, (*self.model.parameters(), *self.model.buffers()))):
+            for name, value in self.model.state_dict().items():
+                check_dense(value, path=f"model.{name}")
 
     def restore(self, member: Member) -> None:
         """Make model and optimizer as they were at the end of an epoch.
@@ -213,9 +220,10 @@ class TaskTrial:
             fresh={**own, **{name: each.tensor for name, each in known.items()}},
             digest_of=lambda name: known[name].digest if name in known else digest_of(own[name]),
             base=base,
+            any_shape=quantized_entries(self.model),
         )
         # references to the model's tensors end with this method, so they can be shared again
-        self.model.load_state_dict(filled)
+        load_model(self.model, filled)
         return restored
 
     def _note_restored(self, names: Collection[str], state: State) -> None:
@@ -354,8 +362,23 @@ class TaskTrial:
         return pack_state(parts, base=self._base() if "frozen" in parts else None)
 
     def _base(self) -> LoadedBase:
-        own = dict(self.model.named_parameters(remove_duplicate=False))
+        own = self._that_may_be_left_out()
         return LoadedBase({name: each for name, each in self._fresh.items() if name in own})
+
+    def _that_may_be_left_out(self) -> dict[str, torch.Tensor]:
+        """Return what checkpoints leave out where a fresh model has it, too, by name.
+
+        These are parameters, what quantised layers have beside them, and large buffers.
+        """
+        return {
+            **dict(self.model.named_parameters(remove_duplicate=False)),
+            **{
+                name: buffer
+                for name, buffer in self.model.named_buffers(remove_duplicate=False)
+                if buffer.layout is torch.strided and buffer.nbytes >= MIN_LEFT_OUT_BYTES
+            },
+            **quantized_entries(self.model),
+        }
 
     def adopt_frozen(self, *, only: Collection[str] | None = None) -> None:
         """Let the model share again what a fresh model shares, where its values are still those.
@@ -372,8 +395,7 @@ class TaskTrial:
 
         Frozen parameters that a fresh model has, too, are named with their digests only.
         """
-        state = self.model.state_dict()
-        own = dict(self.model.named_parameters(remove_duplicate=False))
+        state, own = plain_state(self.model), self._that_may_be_left_out()
         same = {
             name: each
             for name, each in self._fresh.items()
@@ -486,8 +508,8 @@ class TaskTrial:
             raise StateError(
                 f"the frozen {names[0]!r} of {type(self._owner).__name__}.model has changed in "
                 "memory that several trials share: on a GPU, PyTorch's functions for lists of "
-                "tensors, such as torch._foreach_mul_, write into it without a copy; write with "
-                "copy_ or mul_"
+                "tensors, such as torch._foreach_mul_, write into it without a copy (write with "
+                "copy_ or mul_), and weights in 8 or 4 bits may not be written to at all"
             )
 
     def finish(self) -> Mapping[str, float]:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from thrifty.core import derive_seed, plain_logger, step_seed
+from thrifty.pack._quantized import settled
 from thrifty.pack._state import borrowed_streams, seed_everything, seed_step
 from thrifty.pack.task._data import Batch, open_source, steps_of, train_batches, valid_batches
 from thrifty.pack.task._followed_optimizer import FollowedOptimizers
@@ -90,7 +91,7 @@ class TrialInputs:
     def model(self) -> torch.nn.Module:
         """Return a model with the trial's initial weights."""
         seed_everything(derive_seed(self._seed, "model"))
-        return self._task.model(HyperParameters(self._values)).to(self._device)
+        return settled(self._task.model(HyperParameters(self._values)).to(self._device))
 
     def batches(self, epoch: int, *, values: Mapping[str, Any] | None = None) -> Iterator[Batch]:
         """Yield the training batches of an epoch (0, 1, ...), and seed what each step draws.
@@ -258,6 +259,10 @@ class MemoryForecast:
         return out
 
 
+BASE_BYTES = "_thrifty_base_bytes"
+"""The attribute of a meta model that says how much its base takes, where that is quantised."""
+
+
 def memory_of(task: Task, values: Mapping[str, Any], *, real: bool = False) -> TrialMemory | None:
     """Return the memory of a trial; None if the task makes no model on the meta device.
 
@@ -275,10 +280,11 @@ def memory_of(task: Task, values: Mapping[str, Any], *, real: bool = False) -> T
                 return None
             model = mine.model(hp).to("meta")
         frozen = [p for p in model.parameters() if not p.requires_grad]
+        base_bytes = sum(p.nbytes for p in (*frozen, *model.buffers()))
         weights = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         kept, work, flops = _step(mine, model, values)
         return TrialMemory(
-            base_bytes=sum(p.nbytes for p in (*frozen, *model.buffers())),
+            base_bytes=getattr(model, BASE_BYTES, base_bytes),
             trained_bytes=2 * weights + _state_bytes(mine, model, values),
             activation_bytes=kept,
             shared_work=work,
