@@ -21,6 +21,9 @@ thrifty's own study on these features. ``augmented`` replaces characters at rand
 and two processes. On a GPU (``--device cuda``) it has both sizes of batches, on the CPU the small
 one, and memory is that of the process.
 
+``quantized`` measures equality in single precision, memory and speed over the same base in 4 and in
+8 bits, against peft on the same layers of bitsandbytes.
+
 ``checkpoints`` measures the files of trials, and kills a study at random moments.
 """
 
@@ -81,6 +84,7 @@ def main() -> None:
         "memory": memory,
         "speed": speed,
         "sizes": sizes,
+        "quantized": quantized,
         "heads": heads,
         "checkpoints": checkpoints,
     }
@@ -276,6 +280,46 @@ def _in_turn(setting: Setting, *, at_once: int, chunk: int, rounds: int) -> dict
                 seconds = max(each["ended"] for each in found) - began
                 rates[method].append(sum(each["trial_steps"] for each in found) / seconds)
     return rates
+
+
+# -- a base in 4 and 8 bits ------------------------------------------------------------------
+
+
+def quantized(given: Given) -> Part:
+    """Compare packs over a quantised base with runs by peft over the same one."""
+    figures: dict[str, Any] = {}
+    rows, goals = [], []
+    plain, _ = next(iter(settings(given).values()))
+    for bits in ("nf4", "int8"):
+        setting = replace(plain, bits=bits)
+        same = job("equality", replace(setting, steps=min(20, 2 * setting.steps)), moved=NUM_MOVED)
+        drifts = [median(each) for each in same["moved"]]
+        apart = median(own / drift for own, drift in zip(same["ours"], drifts, strict=True))
+        solo = job("memory", setting, method="solo")
+        whole = job("memory", setting, at_once=TRIALS)
+        limit = whole["base"] + TRIALS * SLACK * (solo["training"] - whole["base"])
+        peak = max(whole["building"], whole["training"])
+        rates = _in_turn(setting, at_once=TRIALS, chunk=4, rounds=given.rounds)
+        ratios = [own / two for own, two in zip(rates[PACK], rates[SOLO], strict=True)]
+        figures[bits] = {"equality": same, "solo": solo, "whole": whole, "rounds": rates}
+        rows.append({
+            "base": bits,
+            "base, MB": whole["base"] / 2**20,
+            "blocks": same["blocks"],
+            "of a run moved by one ulp": apart,
+            "one run, MB": solo["training"] / 2**20,
+            f"{TRIALS} in a pack, MB": peak / 2**20,
+            "trial-steps a second": median(rates[PACK]),
+            "two processes": median(rates[SOLO]),
+            "ratio": _range_of(ratios),
+        })
+        goals += [
+            at_most(f"{bits}: difference / that of runs moved by one ulp", apart, 1),
+            at_most(f"{bits}: peak of a pack / base and 16 runs' needs", peak / limit, 1),
+            at_least(f"{bits}: trial-steps a second / two solo processes'", median(ratios), 1.5),
+        ]
+    table(rows)
+    return figures, goals
 
 
 # -- packs by size ---------------------------------------------------------------------------

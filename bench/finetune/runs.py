@@ -237,6 +237,8 @@ def _move(model: torch.nn.Module, *, seed: int) -> None:
     """Move each weight by one ulp, up or down."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
+        if not parameter.is_floating_point():
+            continue  # of a quantised layer
         up = torch.randint(0, 2, parameter.shape, generator=generator).to(parameter) * 2 - 1
         parameter.copy_(torch.nextafter(parameter, up * torch.inf))
 

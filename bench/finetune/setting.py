@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import transformers
 
 import thrifty as th
-from thrifty.core import derive_seed, step_seed
+from thrifty.core import derive_seed, require, step_seed
 from thrifty.pack import epoch_order
 
 
@@ -36,6 +36,8 @@ class Setting:
         length: Tokens in a sequence.
         steps: Steps of an epoch.
         double: Whether to compute in double precision.
+        bits: Format of the linear layers of the base: ``"nf4"`` or ``"int8"`` of bitsandbytes;
+            "" for layers that are not quantised.
         device: Where to train.
     """
 
@@ -46,6 +48,7 @@ class Setting:
     length: int = 32
     steps: int = 10
     double: bool = False
+    bits: str = ""
     device: str = "cpu"
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,11 +72,36 @@ class Setting:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             model = transformers.LlamaForCausalLM(self.config)
+        if self.bits:
+            quantize(model, self.bits)
         return model.double() if self.double else model
 
     @property
     def tokens(self) -> torch.Tensor:
         return _tokens(self.steps * self.batch, self.length, self.vocabulary)
+
+
+def quantize(model: Any, bits: str) -> None:
+    """Quantise all linear layers of a Llama but its output, as transformers does on loading."""
+    bnb: Any = require("bitsandbytes", extra="quantized")
+    for block in model.model.layers:
+        for name, layer in list(block.named_modules()):
+            if not isinstance(layer, torch.nn.Linear):
+                continue
+            parent, _, last = name.rpartition(".")
+            sizes, weight = (layer.in_features, layer.out_features), layer.weight.detach()
+            if bits == "int8":
+                made = bnb.nn.Linear8bitLt(*sizes, bias=False, has_fp16_weights=False, threshold=6)
+                made.weight = bnb.nn.Int8Params(weight, requires_grad=False)
+            else:
+                made = bnb.nn.Linear4bit(*sizes, bias=False, quant_type=bits)
+                made.weight = bnb.nn.Params4bit(
+                    weight, requires_grad=False, quant_type=bits, module=made
+                )
+            setattr(block.get_submodule(parent), last, made)
+    model.is_loaded_in_8bit, model.is_loaded_in_4bit = bits == "int8", bits != "int8"
+    model.requires_grad_(False)
+    model.to("cpu")  # where the layers quantise
 
 
 @cache

@@ -97,6 +97,19 @@ def test_packed_adapters_equal_adapters_alone(folder):
     assert_same(found, alone(llama(folder), of), tolerance=tolerance)
 
 
+def test_adapters_on_different_layers_are_in_one_pack(folder):
+    adapter = th.LoRA(r="rank", alpha=8, targets="targets", all_targets=("q_proj", "v_proj"))
+    task = llama(folder, adapter=adapter)
+    every = [("q_proj", "v_proj"), ("v_proj",)]
+    of = [Trial(config={"lr": 0.003, "rank": 2, "targets": targets}, epochs=1) for targets in every]
+    backend = FusedBackend(task, device=CPU, block=BlockOptions(size=8))
+    for slot, trial in enumerate(of):
+        backend.stack(slot, trial.member)
+    assert len({id(home) for home in backend._home.values()}) == 1
+    found = together(FusedBackend(task, device=CPU), of)
+    assert_same(found, alone(task, of), tolerance=SINGLE if "nf4" in folder.name else 2e-3)
+
+
 def test_a_study_its_model_and_its_adapter(folder, tmp_path):
     made = study(llama(folder), tmp_path)
     forecast = made.plan().memory.base_bytes

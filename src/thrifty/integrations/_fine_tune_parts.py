@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 import torch.nn.functional as F
 
 from thrifty.pack import ArrayData
+from thrifty.pack._quantized import quantized_layers
 
 
 Kind = Literal["causal", "classification"]
@@ -205,16 +206,16 @@ def without_idle(model: torch.nn.Module) -> torch.nn.Module:
 
 def skeleton_of(base: torch.nn.Module) -> torch.nn.Module:
     """Return a copy of a model without values."""
-    tensors = (*base.parameters(), *base.buffers())
-    return deepcopy(
-        base,
-        {
-            id(t): torch.nn.Parameter(t.to("meta"), requires_grad=t.requires_grad)
-            if isinstance(t, torch.nn.Parameter)
-            else t.to("meta")
-            for t in tensors
-        },
-    )
+    empty: dict[int, Any] = {}
+    for layer in quantized_layers(base).values():
+        layer.note_copies(empty, empty=True)
+    for tensor in (*base.parameters(), *base.buffers()):
+        if id(tensor) in empty:
+            continue
+        empty[id(tensor)] = made = tensor.to("meta")
+        if isinstance(tensor, torch.nn.Parameter):
+            empty[id(tensor)] = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+    return deepcopy(base, empty)
 
 
 def add_idle(model: torch.nn.Module, everywhere: torch.nn.Module) -> None:
@@ -237,7 +238,7 @@ def add_idle(model: torch.nn.Module, everywhere: torch.nn.Module) -> None:
         if path in own:
             continue
         base = model.get_submodule(path)
-        like = next(base.parameters())
+        like = example.lora_A[_NAME].weight  # a base may be in a lower precision, or in 4 bits
         for factors, dim in ((layer.lora_A, 0), (layer.lora_B, 1)):
             shape = list(factors[_NAME].weight.shape)
             shape[dim] = 0

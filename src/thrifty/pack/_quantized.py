@@ -83,8 +83,17 @@ class QuantizedLayer(ABC):
         """Return its weight in full, ``[out, in]``, made from its packed numbers."""
 
     @abstractmethod
-    def note_copies(self, memo: dict[int, Any]) -> None:
-        """Let a deep copy of the model have the tensors of this layer, and no copies of them."""
+    def note_copies(self, memo: dict[int, Any], *, empty: bool = False) -> None:
+        """Let a deep copy of the model have the tensors of this layer, and no copies of them.
+
+        Args:
+            memo: As for ``copy.deepcopy``.
+            empty: Whether the copy's weight is to be on the meta device.
+        """
+
+
+def _data(weight: torch.Tensor, *, empty: bool) -> torch.Tensor:
+    return torch.empty_like(plain(weight), device="meta") if empty else plain(weight)
 
 
 class _FourBit(QuantizedLayer):
@@ -94,9 +103,7 @@ class _FourBit(QuantizedLayer):
 
     def settle(self) -> None:
         if getattr(self._scales, "packing_format_for_cpu", False):
-            self.module._save_to_state_dict(
-                {}, "", keep_vars=False
-            )  # which brings the usual format back
+            self.entries()  # which brings the usual format back
         # Else the first evaluation repacks the weight and rounds its scales, and a later training
         # step fails.
         self.module.support_avx512bf16_for_cpu = False
@@ -129,10 +136,10 @@ class _FourBit(QuantizedLayer):
         )  # fmt: skip
         return made.to(dtype)
 
-    def note_copies(self, memo: dict[int, Any]) -> None:
+    def note_copies(self, memo: dict[int, Any], *, empty: bool = False) -> None:
         weight = self.module.weight
-        other = type(weight)(
-            plain(weight),
+        memo[id(weight)] = type(weight)(
+            _data(weight, empty=empty),
             requires_grad=False,
             quant_state=weight.quant_state,
             blocksize=weight.blocksize,
@@ -141,7 +148,6 @@ class _FourBit(QuantizedLayer):
             quant_storage=weight.quant_storage,
             bnb_quantized=True,
         )
-        memo[id(weight)] = other
         memo[id(self._scales)] = self._scales
 
     @property
@@ -188,10 +194,12 @@ class _EightBit(QuantizedLayer):
         made: torch.Tensor = (packed.to(dtype) * scales).to(dtype)
         return made
 
-    def note_copies(self, memo: dict[int, Any]) -> None:
+    def note_copies(self, memo: dict[int, Any], *, empty: bool = False) -> None:
         weight, state = self.module.weight, self.module.state
         memo[id(weight)] = type(weight)(
-            plain(weight), requires_grad=False, has_fp16_weights=weight.has_fp16_weights
+            _data(weight, empty=empty),
+            requires_grad=False,
+            has_fp16_weights=weight.has_fp16_weights,
         )
         memo[id(state.CB)], memo[id(state.SCB)] = state.CB, state.SCB
 
