@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 
+import lightning
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 import thrifty as th
+from tests.integrations._drive import assert_a_resumed_trial_is_the_same
 from tests.pack._drive import Trial, alone, assert_same, together
 from thrifty.cli._outputs import _write_adapter
 from thrifty.core import MissingExtraError, TaskError
-from thrifty.integrations import _fine_tune
-from thrifty.pack import BlockOptions, FusedBackend
+from thrifty.integrations import HuggingFaceTrainable, LightningTrainable, _fine_tune
+from thrifty.pack import BlockOptions, FusedBackend, HyperParameters
 from thrifty.pack._quantized import quantized_layers
 
 
@@ -169,3 +172,42 @@ def test_the_library_is_named_where_it_is_missing(folder, monkeypatch):
     monkeypatch.setattr(_fine_tune, "require", missing)
     with pytest.raises(MissingExtraError, match="quantized"):
         llama(folder).__thrifty_identity__()
+
+
+# -- trainers of other libraries -------------------------------------------------------------------
+
+
+def by_trainer(folder):
+    def model(hp):
+        base = AutoModelForCausalLM.from_pretrained(folder)
+        return peft.get_peft_model(
+            base, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+        )
+
+    rows = [{"input_ids": row, "labels": row} for row in sentences(None).train[0]]
+    return HuggingFaceTrainable(
+        model,
+        train_dataset=rows,
+        eval_dataset=rows[:4],
+        args=lambda hp: {"learning_rate": hp.lr, "per_device_train_batch_size": 10},
+    )
+
+
+def test_a_trainer_of_transformers(folder):
+    assert_a_resumed_trial_is_the_same(
+        lambda: by_trainer(folder), lambda epoch: {"lr": 0.01}, epochs=3
+    )
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, folder):
+        super().__init__()
+        self.base = AutoModelForCausalLM.from_pretrained(folder)
+        self.head = torch.nn.Linear(40, 1)
+
+
+def test_lightning_cannot_load_such_a_base(folder):
+    made = LightningTrainable(lambda hp: Module(folder), lambda hp: None)
+    made.setup(HyperParameters({"lr": 0.1}), seed=0, device=CPU)
+    with pytest.raises(TaskError, match=r"the layer 'base\.model\..*' is of bitsandbytes"):
+        made.train(0, HyperParameters({"lr": 0.1}))

@@ -242,8 +242,12 @@ def test_options_of_the_trainer_are_no_hyper_parameters():
     assert "cannot be a hyper-parameter" in str(study.trials[0].error)
 
 
+class OnlyHere(torch.optim.Adam):
+    """A class whose name no other package has: bitsandbytes has an Adam, too."""
+
+
 def test_a_class_is_given_by_its_name():
     space = {"optimizer.lr": th.Choice([0.05])}
-    found = study_of(lightning_cli(Bare, Data, config={"optimizer": "Adam"}), **space)
+    found = study_of(lightning_cli(Bare, Data, config={"optimizer": "OnlyHere"}), **space)
     plain = LightningTrainable(lambda hp: Net(lr=hp["optimizer.lr"]), lambda hp: Data())
     assert curves(found) == curves(study_of(plain, **space))

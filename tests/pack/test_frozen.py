@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from tests.devices import here
@@ -17,7 +18,7 @@ from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy, normal
 from thrifty.core import StateError, TaskError
 from thrifty.integrations._object_graphs import _bytes as copied_bytes
-from thrifty.pack import BlockOptions, FusedBackend, SoloBackend, UnfusableError
+from thrifty.pack import EMA, SWA, BlockOptions, FusedBackend, SoloBackend, UnfusableError
 from thrifty.pack._frozen import (
     FrozenTensors,
     address,
@@ -512,6 +513,59 @@ def test_a_large_buffer_that_is_not_changed_is_left_out_of_checkpoints():
     later = Trial(config={"lr": 0.05}, epochs=4, start=2, state=first.state)
     (rest,) = alone(Tabled(), [later])
     assert rest.metrics == whole.metrics[2:]
+
+
+class Averaged(Headed):
+    average = (EMA(0.5), SWA(start=2))
+
+
+def test_averages_share_the_base():
+    config = {"lr": 0.05}
+    (whole,) = alone(Averaged(), [Trial(config=config, epochs=4)])
+    (first,) = alone(Averaged(), [Trial(config=config, epochs=2)])
+    (rest,) = alone(Averaged(), [Trial(config=config, epochs=4, start=2, state=first.state)])
+    assert rest.metrics == whole.metrics[2:]
+    assert not any("trunk" in name for name in whole.state.tensors)
+    backend = SoloBackend(Averaged(), device=here())
+    backend.stack(0, Trial(config=config).member)
+    backend.step({0: epoch_plan(backend, Trial(config=config).timeline, epoch=0, slot=0)})
+    average = backend.trial.averaged_model("ema")
+    assert address(average.trunk[0].weight) == address(backend.trial.model.trunk[0].weight)
+    assert is_shared(average.trunk[0].weight)
+
+
+class AveragedTeacher(Averaged):
+    """Its frozen trunk moves in training, and so does its average."""
+
+    def metrics(self, model, batch):
+        return {"mse": super().loss(model, batch)}
+
+    def loss(self, model, batch):
+        with torch.no_grad():
+            model.trunk[0].weight.mul_(0.99)
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize("task", [Averaged, AveragedTeacher])
+def test_averages_are_those_of_torch(task):
+    backend = SoloBackend(task(), device=here())
+    backend.stack(0, Trial(config={"lr": 0.05}).member)
+    trial = backend.trial
+    wanted = AveragedModel(trial.model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    update = trial.update
+
+    def noted(batch):
+        update(batch)
+        wanted.update_parameters(trial.model)
+
+    trial.update = noted
+    for epoch in range(2):
+        backend.step({
+            0: epoch_plan(backend, Trial(config={"lr": 0.05}).timeline, epoch=epoch, slot=0)
+        })
+    found = dict(trial.averaged_model("ema").named_parameters())
+    for name, tensor in wanted.module.named_parameters():
+        assert torch.equal(found[name], tensor), name
 
 
 class Changed(Headed):

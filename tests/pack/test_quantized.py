@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
+import thrifty as th
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy, normal
 from thrifty.core import StateError, TaskError, derive_seed
@@ -39,7 +40,7 @@ FORMATS = ("nf4", "fp4", "nested", "int8")
 SINGLE = 2e-5
 
 
-def quantized(layer, kind):
+def quantized(layer, kind, **more):
     """Return a linear layer with a quantised weight, before it is moved to a device."""
     sizes = (layer.in_features, layer.out_features)
     weight = layer.weight.detach().clone()
@@ -50,6 +51,7 @@ def quantized(layer, kind):
         options = {
             "quant_type": "fp4" if kind == "fp4" else "nf4",
             "compress_statistics": kind == "nested",
+            **more,
         }
         out = bnb.nn.Linear4bit(*sizes, **options)
         out.weight = bnb.nn.Params4bit(weight, requires_grad=False, module=out, **options)
@@ -158,7 +160,9 @@ def test_the_base_is_in_memory_once(task):
 
 def test_copies_share_the_base(task):
     model = settled(task.model({}).to(CPU))
+    lent = FrozenTensors().adopt(model)
     copy = copy_of(model)
+    assert lent["second.weight"].is_in(copy.second.weight)
     assert address(copy.second.weight) == address(model.second.weight)
     x = normal(4, 6)
     assert torch.equal(copy(x), model(x))
@@ -202,6 +206,125 @@ def test_a_trial_keeps_the_base_of_its_checkpoint(kind):
     (rest,) = alone(other, trials(0.01, epochs=4, start=2, state=first.state))
     assert rest.metrics == whole.metrics[2:]
     assert rest.state.base.digest == whole.state.base.digest
+
+
+class Stored(Quantized):
+    """The bytes of its base are held as numbers, as for training by FSDP."""
+
+    def network(self, hp):
+        model = Net(self.kind)
+        layer = nn.Linear(WIDTH, WIDTH)
+        with torch.no_grad():
+            layer.weight.copy_(0.2 * normal(WIDTH, WIDTH, seed=2))
+        model.second = quantized(layer, "nf4", quant_storage=self.storage)
+        return model
+
+
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_bytes_that_are_held_as_numbers(storage):
+    task = Stored("nf4")
+    task.storage = storage
+    of = trials(0.02, 0.05)
+    assert_same(packed(task, of), alone(task, of), tolerance=SINGLE)
+    (result,) = alone(task, trials(0.02))
+    for name, tensor in plain_loop(task, 0.02, epochs=3).items():
+        assert torch.equal(result.state.tensors[f"model.{name}"], tensor), name
+
+
+def test_a_dry_run_writes_into_nothing_without_lazy_clones(monkeypatch):
+    monkeypatch.setattr("thrifty.pack._frozen.CAN_SHARE", False)
+    task = Quantized("nf4")
+    model = settled(task.model({}).to(CPU))
+    before = model.second.weight.clone()
+    batch = tuple(t[:5] for t in task.data({}).train)
+    with pytest.raises(UnfusableError, match="its quantised layers are not held once"):
+        dry_run(task, model, batch, frozen=())
+    assert torch.equal(model.second.weight, before)
+    assert address(copy_of(model).second.weight) != address(model.second.weight)
+
+
+class Twice(Quantized):
+    """One quantised layer has two names."""
+
+    def network(self, hp):
+        model = Net(self.kind, width=self.width)
+        model.also = model.second
+        return model
+
+
+@pytest.mark.parametrize("width", [WIDTH, LARGE], ids=["held", "named"])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_layer_with_two_names(kind, width):
+    (whole,) = alone(Twice(kind, width=width), trials(0.01, epochs=3))
+    (first,) = alone(Twice(kind, width=width), trials(0.01, epochs=1))
+    (rest,) = alone(Twice(kind, width=width), trials(0.01, epochs=3, start=1, state=first.state))
+    assert rest.metrics == whole.metrics[1:]
+    assert_same(packed(Twice(kind), trials(0.02)), alone(Twice(kind), trials(0.02)),
+                tolerance=SINGLE)  # fmt: skip
+
+
+class Anew(Quantized):
+    """Each epoch begins with a layer that is quantised anew."""
+
+    def adapt(self, model, hp):
+        layer = nn.Linear(WIDTH, WIDTH)
+        with torch.no_grad():
+            layer.weight.copy_(0.2 * normal(WIDTH, WIDTH, seed=5))
+        model.second = quantized(layer, self.kind).to(CPU)
+
+
+def test_a_layer_that_is_made_in_adapt(task):
+    made = Anew(task.kind)
+    (whole,) = alone(made, trials(0.01, epochs=3))
+    (first,) = alone(made, trials(0.01, epochs=1))
+    (rest,) = alone(made, trials(0.01, epochs=3, start=1, state=first.state))
+    assert rest.metrics == whole.metrics[1:]
+
+
+def test_two_layers_with_one_weight_in_8_bits_are_refused():
+    model = Net("int8").to(CPU)
+    other = bnb.nn.Linear8bitLt(WIDTH, WIDTH, has_fp16_weights=False)
+    other.weight = model.second.weight
+    model.other = other
+    with pytest.raises(TaskError, match="two layers in 8 bits have one weight"):
+        settled(model)
+
+
+class Louder(bnb.nn.Linear4bit):  # type: ignore[name-defined]
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Overridden(Quantized):
+    def network(self, hp):
+        model = Net("nf4")
+        model.second.__class__ = Louder
+        return model
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_layer_with_a_forward_of_its_own_is_trained_alone():
+    task = Overridden()
+    model = settled(task.model({}).to(CPU))
+    frozen = FrozenTensors().adopt(model)
+    batch = tuple(t[:5] for t in task.data({}).train)
+    with pytest.raises(UnfusableError):
+        dry_run(task, model, batch, frozen=frozen)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_averages_leave_the_base_as_it_is(kind):
+    task = Quantized(kind, width=LARGE)
+    task.average = [th.EMA(0.5), th.SWA(start=2)]
+    (whole,) = alone(task, trials(0.01, epochs=4))
+    (first,) = alone(task, trials(0.01, epochs=2))
+    (rest,) = alone(task, trials(0.01, epochs=4, start=2, state=first.state))
+    assert rest.metrics == whole.metrics[2:]
+    assert not any("second" in name for name in whole.state.tensors)
+    backend = SoloBackend(task, device=CPU)
+    backend.stack(0, trials(0.01)[0].member)
+    average = backend.trial.averaged_model("ema")
+    assert address(average.second.weight) == address(backend.trial.model.second.weight)
 
 
 def test_a_checkpoint_does_not_fit_another_base():
@@ -331,7 +454,7 @@ def test_without_lazy_clones_checkpoints_hold_the_base(kind, monkeypatch):
 def test_a_base_that_differs_between_rows_is_not_packed():
     task = Quantized()
     batch = tuple(t[:5] for t in task.data({}).train)
-    with pytest.raises(UnfusableError, match="a quantised layer is not the same in all trials"):
+    with pytest.raises(UnfusableError, match="its quantised layers are not held once"):
         dry_run(task, settled(task.model({}).to(CPU)), batch, frozen=())
 
 

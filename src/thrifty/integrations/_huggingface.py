@@ -16,6 +16,7 @@ import torch
 
 from thrifty.core import MissingExtraError, TaskError, derive_seed
 from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
+from thrifty.pack._quantized import settled
 from thrifty.pack._state import seed_everything
 
 from ._adapters import (
@@ -314,7 +315,7 @@ class HuggingFaceTrainable(KeptTrainable):
     def _made_with(self, hp: HyperParameters) -> torch.nn.Module:
         seed_everything(derive_seed(self._seed, "model"))
         model: torch.nn.Module = self._make_model(hp)
-        return model
+        return settled(model) if isinstance(model, torch.nn.Module) else model
 
     def _arguments(self, hp: HyperParameters, *, epoch: int) -> dict[str, Any]:
         given = dict(self._checked(self._args(hp)) if callable(self._args) else self._args)

@@ -14,6 +14,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import has_length
 
 from thrifty.core import TaskError
+from thrifty.pack.trial._loading import load_model
 
 from ._adapters import follow, from_plain, options_of, to_plain
 from ._lost_values import FirstBatches, Rehearsal, check_rates, seed_step
@@ -279,7 +280,7 @@ def load(model: torch.nn.Module, weights: Mapping[str, Any], frozen: Digests) ->
         weights: The weights.
         frozen: The digests of what they leave out.
     """
-    model.load_state_dict(fill_in(weights, frozen, model=model))
+    load_model(model, fill_in(weights, frozen, model=model))
 
 
 class StepCallback(transformers.TrainerCallback):

@@ -11,6 +11,7 @@ import torch
 
 from thrifty.core import TaskError, derive_seed
 from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
+from thrifty.pack._quantized import layers_of_bitsandbytes
 from thrifty.pack._state import seed_everything
 
 from ._adapters import (
@@ -315,7 +316,14 @@ class LightningTrainable(KeptTrainable):
 
     def _made(self, hp: HyperParameters) -> Any:
         seed_everything(derive_seed(self._seed, "model"))
-        return self._make_module(hp)
+        module = self._make_module(hp)
+        if isinstance(module, torch.nn.Module) and (name := layers_of_bitsandbytes(module)):
+            raise TaskError(
+                f"LightningTrainable: the layer {name!r} is of bitsandbytes, and Lightning cannot "
+                "load a checkpoint with such layers; give the base in its own precision, or "
+                "write a thrifty.Task or a thrifty.FineTune"
+            )
+        return module
 
     def _trainer(
         self,

@@ -382,7 +382,8 @@ def copy_of(model: torch.nn.Module) -> torch.nn.Module:
                 copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
             copied[id(tensor)] = copy
     for layer in quantized_layers(model).values():
-        layer.note_copies(copied)
+        if is_lent(layer.module.weight):
+            layer.note_copies(copied)
     return deepcopy(model, copied)
 
 

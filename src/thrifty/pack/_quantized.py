@@ -104,6 +104,9 @@ class _FourBit(QuantizedLayer):
     def settle(self) -> None:
         if getattr(self._scales, "packing_format_for_cpu", False):
             self.entries()  # which brings the usual format back
+        if self.module.weight.dtype.is_floating_point:  # bytes that look like numbers
+            self.set_weight(plain(self.module.weight).view(torch.uint8).reshape(-1, 1))
+            self.module.weight.quant_storage = self.module.quant_storage = torch.uint8
         # Else the first evaluation repacks the weight and rounds its scales, and a later training
         # step fails.
         self.module.support_avx512bf16_for_cpu = False
@@ -171,6 +174,11 @@ class _EightBit(QuantizedLayer):
         if self.module.weight.CB is not None:
             self.module.init_8bit_state()  # as the first forward pass does
         _say_once()
+        if self.module.weight.CB is None and self.module.state.CB is None:
+            raise TaskError(
+                "two layers in 8 bits have one weight, and bitsandbytes keeps its scales in one of "
+                "them only; call one layer twice, or give each a weight of its own"
+            )
         # each forward pass makes the weight the state's tensor, which was the same when it was made
         self.set_weight(plain(self.module.weight))
         state = self.module.state
@@ -286,9 +294,16 @@ def layer_of(module: torch.nn.Module) -> QuantizedLayer | None:
     return kind(module) if is_packed else None
 
 
+def layers_of_bitsandbytes(model: torch.nn.Module) -> str:
+    """Return the path of a layer of which this module knows; "" if there is none."""
+    modules = model.named_modules()
+    return next((path for path, m in modules if _kind_of(type(m))), "")  # type: ignore[arg-type]
+
+
 def quantized_layers(model: torch.nn.Module) -> dict[str, QuantizedLayer]:
-    """Return the frozen layers of a model that are quantised, by path."""
-    found = ((path, layer_of(module)) for path, module in model.named_modules())
+    """Return the frozen layers of a model that are quantised, by all their paths."""
+    modules = model.named_modules(remove_duplicate=False)  # as its state names them
+    found = ((path, layer_of(module)) for path, module in modules)
     return {path: layer for path, layer in found if layer is not None}
 
 

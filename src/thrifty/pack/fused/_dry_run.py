@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from thrifty.pack._frozen import cheap_copy, copy_of, share
+from thrifty.pack._quantized import quantized_layers
 from thrifty.pack._state import seed_step, step_counters, torch_streams
 from thrifty.pack.task._data import WholeBatch
 from thrifty.pack.task._task import Task
@@ -134,7 +135,10 @@ def _dry_run(
     names, numbers = tuple(frozen), tuple(numbers_of(model))
     refused = UnfusableError()
     # first with everything that may be shared or be an input, at last with nothing of it
-    for held, inputs in dict.fromkeys([(names, numbers), (names, ()), ((), numbers), ((), ())]):
+    tried = [(names, numbers), (names, ()), ((), numbers), ((), ())]
+    if quantized_layers(model):
+        tried = tried[:2]
+    for held, inputs in dict.fromkeys(tried):
         try:
             return _tested_as_it_runs(task, model, leaves, spec, frozen=held, numbers=inputs)
         except _StepError:

@@ -319,6 +319,8 @@ class TaskTrial:
         if self.adapts:
             seed_everything(derive_seed(self.seed, "adapt", epoch))
         self.task.adapt(self.model, hp)
+        if self.adapts:
+            settled(self.model)  # it may have made new layers
         self.readings.followed |= hp.names_read
 
     def _note_followed(self) -> None:
@@ -505,11 +507,15 @@ class TaskTrial:
             StateError: Something has, in this trial or in another one.
         """
         if names := written(self.frozen):
+            why = (
+                "on a GPU, PyTorch's functions for lists of tensors, such as torch._foreach_mul_, "
+                "write into it without a copy; write with copy_ or mul_"
+            )
+            if names[0] in quantized_entries(self.model):
+                why = "code may not write to weights in 8 or 4 bits, or to their scales"
             raise StateError(
                 f"the frozen {names[0]!r} of {type(self._owner).__name__}.model has changed in "
-                "memory that several trials share: on a GPU, PyTorch's functions for lists of "
-                "tensors, such as torch._foreach_mul_, write into it without a copy (write with "
-                "copy_ or mul_), and weights in 8 or 4 bits may not be written to at all"
+                f"memory that several trials share: {why}"
             )
 
     def finish(self) -> Mapping[str, float]:

@@ -15,13 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from thrifty.core import TaskError
 from thrifty.pack.task._data import Batch
 from thrifty.pack.task._followed_optimizer import FollowedOptimizers
 from thrifty.pack.task._step_options import EMA, Average, StepOptions, cast_batch, split_batch
 from thrifty.pack.task._task import Task, lent_optimizers
+
+from ._averages import SharingAverage
 
 
 _HALF = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -49,7 +51,7 @@ class Update:
         self._device = device
         self._half = _HALF.get(options.precision)
         self._scaler: Any = None
-        self._averages: dict[str, tuple[Average, AveragedModel]] = {}
+        self._averages: dict[str, tuple[Average, SharingAverage]] = {}
         self._has_stepped = False
         if options.precision != "fp32":
             self._check_precision()
@@ -92,7 +94,7 @@ class Update:
             if isinstance(average, EMA):
                 function = get_ema_multi_avg_fn(average.decay)  # type: ignore[no-untyped-call]
             try:
-                averaged = AveragedModel(model, multi_avg_fn=function)
+                averaged = SharingAverage(model, function)
             except Exception as error:  # copying a user's model may raise anything
                 raise TaskError(
                     f"{self._name}.average needs a copy of the model, which cannot be made "
@@ -265,17 +267,18 @@ class Update:
         if self._scaler is not None:
             out["scaler"] = self._scaler.state_dict()
         if self._averages:
-            out["averages"] = {
-                prefix: model.state_dict() for prefix, (_, model) in self._averages.items()
-            }
+            parts = {prefix: model.parts() for prefix, (_, model) in self._averages.items()}
+            out["averages"] = {prefix: state for prefix, (state, _) in parts.items()}
+            out["shared by averages"] = {prefix: names for prefix, (_, names) in parts.items()}
         return out
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state`` returned."""
         if self._scaler is not None and state.get("scaler"):
             self._scaler.load_state_dict(state["scaler"])
+        shared = state.get("shared by averages", {})  # databases of before have none
         for prefix, (_, model) in self._averages.items():
-            model.load_state_dict(state["averages"][prefix])
+            model.take(state["averages"][prefix], shared=shared.get(prefix, ()))
 
 
 def _marks(model: torch.nn.Module) -> list[tuple[int, int]]:

@@ -1,0 +1,115 @@
+"""Averages of weights, which share with the model what neither of them changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from thrifty.pack._frozen import address, copy_of, is_lent
+from thrifty.pack._quantized import plain, quantized_entries
+from thrifty.pack._state import leave_out, with_versions
+
+from ._loading import load_model, plain_state
+
+
+_PREFIX = "module."
+
+
+class SharingAverage(AveragedModel):
+    """An average of a model's weights, as torch computes it.
+
+    Frozen parameters that the model shares with other trials are in the same memory here. Their
+    average is what they are, so nothing is computed, and checkpoints hold them once.
+
+    Args:
+        model: The model, before it is trained.
+        function: As ``AveragedModel(multi_avg_fn=)``.
+    """
+
+    def __init__(self, model: torch.nn.Module, function: Callable[..., Any] | None) -> None:
+        super().__init__(torch.nn.Identity(), multi_avg_fn=function)
+        self.module = copy_of(model)
+        self._model = (model,)  # in a tuple, so that it is no module of this one
+        self._averaged: list[torch.nn.Parameter] | None = None
+
+    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:  # noqa: FBT001, FBT002 (as in torch)
+        """Return all parameters; while the average is updated, those that are not shared."""
+        return super().parameters(recurse) if self._averaged is None else iter(self._averaged)
+
+    def update_parameters(self, model: torch.nn.Module) -> None:
+        """Take in the weights of a model."""
+        pairs = zip(self.module.parameters(), model.parameters(), strict=True)
+        apart = [(own, other) for own, other in pairs if not _are_one(own, other)]
+        self._averaged = [own for own, _ in apart]
+        try:
+            super().update_parameters(_Weights(model, [other for _, other in apart]))
+        finally:
+            self._averaged = None
+
+    def parts(self) -> tuple[Mapping[str, Any], list[str]]:
+        """Return the state without what is shared with the model, and the names of that."""
+        (model,) = self._model
+        own, others = _tensors(self.module), _tensors(model)
+        packed = quantized_entries(model)
+        shared = [
+            name
+            for name, tensor in own.items()
+            if name in others
+            # what such a layer makes anew for each state has no memory that could be shared
+            and (
+                _are_one(tensor, others[name]) or (name in packed and _equal(tensor, packed[name]))
+            )
+        ]
+        state = plain_state(self)
+        return leave_out(state, {_PREFIX + name for name in shared}), sorted(shared)
+
+    def take(self, state: Mapping[str, Any], *, shared: Collection[str]) -> None:
+        """Restore what ``parts`` returned, after the model was restored."""
+        (model,) = self._model
+        own = plain_state(model) if shared else {}
+        held = {**state, **{_PREFIX + name: own[name] for name in shared}}
+        load_model(self, with_versions(held, vars(state).get("_metadata")) if shared else state)
+        if shared:
+            lent = _tensors(model)
+            for name, tensor in _tensors(self.module).items():
+                if name in shared and not _are_one(tensor, lent[name]):
+                    tensor.data = lent[name].data
+
+
+class _Weights(torch.nn.Module):
+    """Some parameters of a model, and its buffers."""
+
+    def __init__(self, model: torch.nn.Module, parameters: Collection[torch.nn.Parameter]) -> None:
+        super().__init__()
+        self._those = list(parameters)
+        self._model = (model,)
+
+    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:  # noqa: FBT001, FBT002
+        """Return the parameters."""
+        return iter(self._those)
+
+    def buffers(self, recurse: bool = True) -> Iterator[torch.Tensor]:  # noqa: FBT001, FBT002
+        """Return the buffers of the model."""
+        return self._model[0].buffers(recurse)
+
+
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    named = dict(model.named_parameters(remove_duplicate=False))
+    return {**named, **quantized_entries(model)}
+
+
+def _are_one(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are in the same memory, which is copied before one is written."""
+    return (
+        one.shape == other.shape
+        and is_lent(one)
+        and is_lent(other)
+        and address(one) == address(other)
+    )
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(plain(one), plain(other))
