@@ -72,8 +72,8 @@ class Setting:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             model = transformers.LlamaForCausalLM(self.config)
-        if self.bits:
-            quantize(model, self.bits)
+            if self.bits:
+                quantize(model, self.bits)
         return model.double() if self.double else model
 
     @property
