@@ -534,6 +534,26 @@ def test_averages_share_the_base():
     assert is_shared(average.trunk[0].weight)
 
 
+class AveragedChanged(Averaged):
+    def network(self, hp):
+        return Net(base=5)
+
+
+def test_averages_keep_the_base_of_their_checkpoint():
+    config = {"lr": 0.05}
+    (whole,) = alone(Averaged(), [Trial(config=config, epochs=4)])
+    (first,) = alone(Averaged(), [Trial(config=config, epochs=2)])
+    later = Trial(config=config, epochs=4, start=2, state=first.state)
+    (rest,) = alone(AveragedChanged(), [later])
+    assert rest.metrics == [pytest.approx(each, rel=DOUBLE) for each in whole.metrics[2:]]
+    backend = SoloBackend(AveragedChanged(), device=here())
+    backend.stack(0, later.member)
+    model, average = backend.trial.model, backend.trial.averaged_model("ema")
+    with torch.no_grad():
+        model.trunk[0].weight.zero_()
+    assert average.trunk[0].weight.abs().sum() > 0, "it does not follow what is written"
+
+
 class AveragedTeacher(Averaged):
     """Its frozen trunk moves in training, and so does its average."""
 

@@ -327,6 +327,17 @@ def test_averages_leave_the_base_as_it_is(kind):
     assert address(average.second.weight) == address(backend.trial.model.second.weight)
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_averages_keep_the_base_of_their_checkpoint(kind):
+    tasks = [Quantized(kind, width=LARGE), Quantized(kind, width=LARGE, base=3)]
+    for each in tasks:
+        each.average = th.EMA(0.5)
+    (whole,) = alone(tasks[0], trials(0.01, epochs=4))
+    (first,) = alone(tasks[0], trials(0.01, epochs=2))
+    (rest,) = alone(tasks[1], trials(0.01, epochs=4, start=2, state=first.state))
+    assert rest.metrics == whole.metrics[2:]
+
+
 def test_a_checkpoint_does_not_fit_another_base():
     (first,) = alone(Quantized(width=LARGE), trials(0.01, epochs=1))
     state = replace(first.state, base=None)

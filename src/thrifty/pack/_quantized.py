@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
@@ -302,6 +303,8 @@ def layers_of_bitsandbytes(model: torch.nn.Module) -> str:
 
 def quantized_layers(model: torch.nn.Module) -> dict[str, QuantizedLayer]:
     """Return the frozen layers of a model that are quantised, by all their paths."""
+    if "bitsandbytes" not in sys.modules:
+        return {}
     modules = model.named_modules(remove_duplicate=False)  # as its state names them
     found = ((path, layer_of(module)) for path, module in modules)
     return {path: layer for path, layer in found if layer is not None}

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from thrifty.pack._frozen import address, copy_of, is_lent
+from thrifty.pack._frozen import address, cheap_copy, copy_of, is_lent
 from thrifty.pack._quantized import plain, quantized_entries
-from thrifty.pack._state import leave_out, with_versions
+from thrifty.pack._state import leave_out, state_versions, with_versions
 
 from ._loading import load_model, plain_state
 
@@ -71,12 +71,11 @@ class SharingAverage(AveragedModel):
         (model,) = self._model
         own = plain_state(model) if shared else {}
         held = {**state, **{_PREFIX + name: own[name] for name in shared}}
-        load_model(self, with_versions(held, vars(state).get("_metadata")) if shared else state)
-        if shared:
-            lent = _tensors(model)
-            for name, tensor in _tensors(self.module).items():
-                if name in shared and not _are_one(tensor, lent[name]):
-                    tensor.data = lent[name].data
+        load_model(self, with_versions(held, state_versions(state)))
+        lent = _tensors(model) if shared else {}
+        for name, tensor in _tensors(self.module).items():
+            if name in shared and not _are_one(tensor, lent[name]):
+                tensor.data = cheap_copy(lent[name].detach())
 
 
 class _Weights(torch.nn.Module):
