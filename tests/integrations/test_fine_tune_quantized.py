@@ -38,6 +38,11 @@ SMALL = LlamaConfig(
 )
 FORMATS = {
     "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+    "stored": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_quant_storage": torch.bfloat16,
+    },
     "int8": {"load_in_8bit": True},
 }
 SINGLE = 2e-5
@@ -96,7 +101,7 @@ def test_packed_adapters_equal_adapters_alone(folder):
     found = together(backend, of)
     assert not backend.refused
     # in 8 bits, evaluations round inputs, so rounding decides between two neighbours
-    tolerance = SINGLE if "nf4" in folder.name else 2e-3
+    tolerance = SINGLE if "int8" not in folder.name else 2e-3
     assert_same(found, alone(llama(folder), of), tolerance=tolerance)
 
 
@@ -110,7 +115,7 @@ def test_adapters_on_different_layers_are_in_one_pack(folder):
         backend.stack(slot, trial.member)
     assert len({id(home) for home in backend._home.values()}) == 1
     found = together(FusedBackend(task, device=CPU), of)
-    assert_same(found, alone(task, of), tolerance=SINGLE if "nf4" in folder.name else 2e-3)
+    assert_same(found, alone(task, of), tolerance=SINGLE if "int8" not in folder.name else 2e-3)
 
 
 def test_a_study_its_model_and_its_adapter(folder, tmp_path):
@@ -127,7 +132,7 @@ def test_a_study_its_model_and_its_adapter(folder, tmp_path):
     data = sentences(None)
     with torch.no_grad():
         loss = float(task.metrics(model.eval(), data.valid)["loss"])
-    assert loss == pytest.approx(best.value, rel=SINGLE if "nf4" in folder.name else 1e-3)
+    assert loss == pytest.approx(best.value, rel=SINGLE if "int8" not in folder.name else 1e-3)
     _write_adapter(made, None, tmp_path / "adapter")
     assert len(load_file(tmp_path / "adapter" / "adapter_model.safetensors")) == 12
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())

@@ -554,6 +554,64 @@ def test_averages_keep_the_base_of_their_checkpoint():
     assert average.trunk[0].weight.abs().sum() > 0, "it does not follow what is written"
 
 
+class AveragedTurning(Averaged):
+    """A frozen layer becomes its transpose, in the memory that it had."""
+
+    def network(self, hp):
+        model = Net()
+        model.source = nn.Parameter(model.trunk[3].weight.detach().clone(), requires_grad=False)
+        return model
+
+    def adapt(self, model, hp):
+        weight = model.source.detach()
+        turned = weight.t() if hp["turned"] > 0.5 else weight
+        model.trunk[3].weight = nn.Parameter(turned, requires_grad=False)
+
+
+def test_an_average_follows_a_layer_that_becomes_its_transpose():
+    config = {"lr": 0.05, "turned": MultiStep([0.0, 1.0], milestones=[2])}
+    (whole,) = alone(AveragedTurning(), [Trial(config=config, epochs=3)])
+    (first,) = alone(AveragedTurning(), [Trial(config=config, epochs=2)])
+    last = Trial(config=config, epochs=3, start=2, state=first.state)
+    (rest,) = alone(AveragedTurning(), [last])
+    assert rest.metrics == [pytest.approx(each, rel=DOUBLE) for each in whole.metrics[2:]]
+    backend = SoloBackend(AveragedTurning(), device=here())
+    backend.stack(0, Trial(config=config, epochs=3).member)
+    for epoch in range(3):
+        backend.step({0: epoch_plan(backend, last.timeline, epoch=epoch, slot=0)})
+    model, average = backend.trial.model, backend.trial.averaged_model("ema")
+    mean = average.trunk[3].weight
+    assert not torch.equal(mean, model.source), "it has moved towards the transpose"
+    assert (mean - model.trunk[3].weight).abs().max() < 0.2 * (mean - model.source).abs().max()
+
+
+class AveragedHeadOnly(Averaged):
+    """The state of its model leaves out the trunk."""
+
+    def network(self, hp):
+        model = Net()
+
+        def leave_out(module, state, prefix, _):
+            for name in [name for name in state if ".trunk." in f".{name}"]:
+                del state[name]
+
+        def tolerate(module, found):
+            found.missing_keys[:] = [k for k in found.missing_keys if "trunk" not in k]
+
+        model.register_state_dict_post_hook(leave_out)
+        model.register_load_state_dict_post_hook(tolerate)
+        return model
+
+
+def test_an_average_of_a_model_whose_state_leaves_out_the_base():
+    config = {"lr": 0.05}
+    (whole,) = alone(AveragedHeadOnly(), [Trial(config=config, epochs=3)])
+    (first,) = alone(AveragedHeadOnly(), [Trial(config=config, epochs=1)])
+    last = Trial(config=config, epochs=3, start=1, state=first.state)
+    (rest,) = alone(AveragedHeadOnly(), [last])
+    assert rest.metrics == whole.metrics[1:]
+
+
 class AveragedTeacher(Averaged):
     """Its frozen trunk moves in training, and so does its average."""
 

@@ -328,6 +328,29 @@ def test_averages_leave_the_base_as_it_is(kind):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
+def test_packed_numbers_are_not_averaged_without_lazy_clones(kind, monkeypatch):
+    monkeypatch.setattr("thrifty.pack._frozen.CAN_SHARE", False)
+    task = Quantized(kind)
+    task.average = th.EMA(0.9)
+    (found,) = alone(task, trials(0.0))
+    for metrics in found.metrics:
+        assert metrics["ema_mse"] == pytest.approx(metrics["mse"], rel=1e-6)
+
+
+def test_an_average_of_layers_that_are_made_in_adapt_leaves_other_trials_alone(task):
+    made = Anew(task.kind)
+    made.average = th.EMA(0.5)
+    (wanted,) = alone(made, trials(0.01))
+    assert wanted.error is None
+    kept = SoloBackend(made, device=CPU)
+    kept.stack(0, trials(0.01)[0].member)
+    before = kept.trial.model.second.weight.clone()
+    alone(made, trials(0.02))
+    assert torch.equal(kept.trial.model.second.weight, before)
+    kept.trial.check_frozen()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 def test_averages_keep_the_base_of_their_checkpoint(kind):
     tasks = [Quantized(kind, width=LARGE), Quantized(kind, width=LARGE, base=3)]
     for each in tasks:

@@ -228,7 +228,7 @@ class HuggingFaceTrainable(KeptTrainable):
         seed = derive_seed(self._seed, "transformers", epoch) % 2**32
         stop = None if self._num_steps is None else (epoch + 1) * self._num_steps
         book = EpochCallback(self._kept, stop=stop)
-        model = self._models.get(hp, seed=derive_seed(self._seed, "model"))
+        model = settled(self._models.get(hp, seed=derive_seed(self._seed, "model")))
         model, frozen = frozen_digests(model, kept=self._kept, make=self._fresh)
         model.train()
         with _on(self._device), TemporaryDirectory(prefix="thrifty-") as folder:

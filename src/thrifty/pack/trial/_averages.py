@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from thrifty.pack._frozen import address, cheap_copy, copy_of, is_lent
-from thrifty.pack._quantized import plain, quantized_entries
+from thrifty.pack._frozen import address, cheap_copy, copy_of, is_lent, is_shared
+from thrifty.pack._quantized import plain, quantized_entries, quantized_layers
 from thrifty.pack._state import leave_out, state_versions, with_versions
 
 from ._loading import load_model, plain_state
@@ -41,29 +41,53 @@ class SharingAverage(AveragedModel):
 
     def update_parameters(self, model: torch.nn.Module) -> None:
         """Take in the weights of a model."""
-        pairs = zip(self.module.parameters(), model.parameters(), strict=True)
-        apart = [(own, other) for own, other in pairs if not _are_one(own, other)]
+        packed = self._follow_quantized(model)
+        apart = [
+            (own, other)
+            for own, other in zip(self.module.parameters(), model.parameters(), strict=True)
+            if id(own) not in packed and not _are_one(own, other)
+        ]
+        for own, _ in apart:
+            if is_shared(own):  # on a GPU, torch would write into the memory of all
+                own.data = own.data.clone()
         self._averaged = [own for own, _ in apart]
         try:
             super().update_parameters(_Weights(model, [other for _, other in apart]))
         finally:
             self._averaged = None
 
+    def _follow_quantized(self, model: torch.nn.Module) -> set[int]:
+        """Give quantised layers what a model's have, and return the identities of their weights.
+
+        Packed numbers have no average.
+        """
+        layers = quantized_layers(self.module)
+        others = quantized_layers(model) if layers else {}
+        for path, layer in layers.items():
+            own, other = layer.module.weight, others.get(path)
+            if other is not None and not _are_one(own, other.module.weight):
+                now = other.contents()
+                if any(not _equal(value, now[name]) for name, value in layer.contents().items()):
+                    layer.load({name: plain(value).clone() for name, value in now.items()})
+        return {id(layer.module.weight) for layer in layers.values()}
+
     def parts(self) -> tuple[Mapping[str, Any], list[str]]:
         """Return the state without what is shared with the model, and the names of that."""
         (model,) = self._model
+        state, known = plain_state(self), plain_state(model)
         own, others = _tensors(self.module), _tensors(model)
         packed = quantized_entries(model)
         shared = [
             name
             for name, tensor in own.items()
             if name in others
+            and name in known
+            and _PREFIX + name in state
             # what such a layer makes anew for each state has no memory that could be shared
             and (
                 _are_one(tensor, others[name]) or (name in packed and _equal(tensor, packed[name]))
             )
         ]
-        state = plain_state(self)
         return leave_out(state, {_PREFIX + name for name in shared}), sorted(shared)
 
     def take(self, state: Mapping[str, Any], *, shared: Collection[str]) -> None:
@@ -103,7 +127,7 @@ def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _are_one(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors are in the same memory, which is copied before one is written."""
     return (
-        one.shape == other.shape
+        (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
         and is_lent(one)
         and is_lent(other)
         and address(one) == address(other)
@@ -111,4 +135,5 @@ def _are_one(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(plain(one), plain(other))
+    alike = (one.shape, one.dtype) == (other.shape, other.dtype)
+    return alike and torch.equal(plain(one), plain(other))
