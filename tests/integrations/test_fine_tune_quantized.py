@@ -152,7 +152,7 @@ def test_a_stopped_study_goes_on(folder, tmp_path):
 
 
 def test_scales_belong_to_the_identity(folder, tmp_path):
-    """They are in the files of the folder, and so is how they are to be read."""
+    """The files of the folder hold the scales and their format."""
     before = llama(folder)._content()
     assert before == llama(folder)._content()
     task = llama(folder)

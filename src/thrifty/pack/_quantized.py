@@ -89,7 +89,7 @@ class QuantizedLayer(ABC):
 
         Args:
             memo: As for ``copy.deepcopy``.
-            empty: Whether the copy's weight is to be on the meta device.
+            empty: Whether the weight of the copy is on the meta device.
         """
 
 

@@ -35,9 +35,11 @@ class SharingAverage(AveragedModel):
         self._model = (model,)  # in a tuple, so that it is no module of this one
         self._averaged: list[torch.nn.Parameter] | None = None
 
-    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:  # noqa: FBT001, FBT002 (as in torch)
+    def parameters(self, *args: Any, **options: Any) -> Iterator[torch.nn.Parameter]:
         """Return all parameters; while the average is updated, those that are not shared."""
-        return super().parameters(recurse) if self._averaged is None else iter(self._averaged)
+        if self._averaged is not None:
+            return iter(self._averaged)
+        return super().parameters(*args, **options)
 
     def update_parameters(self, model: torch.nn.Module) -> None:
         """Take in the weights of a model."""
@@ -110,13 +112,13 @@ class _Weights(torch.nn.Module):
         self._those = list(parameters)
         self._model = (model,)
 
-    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:  # noqa: FBT001, FBT002
+    def parameters(self, *_: Any, **__: Any) -> Iterator[torch.nn.Parameter]:
         """Return the parameters."""
         return iter(self._those)
 
-    def buffers(self, recurse: bool = True) -> Iterator[torch.Tensor]:  # noqa: FBT001, FBT002
+    def buffers(self, *args: Any, **options: Any) -> Iterator[torch.Tensor]:
         """Return the buffers of the model."""
-        return self._model[0].buffers(recurse)
+        return self._model[0].buffers(*args, **options)
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -368,9 +368,9 @@ class TaskTrial:
         return LoadedBase({name: each for name, each in self._fresh.items() if name in own})
 
     def _that_may_be_left_out(self) -> dict[str, torch.Tensor]:
-        """Return what checkpoints leave out where a fresh model has it, too, by name.
+        """Return the tensors that checkpoints leave out if a fresh model has equal ones, by name.
 
-        These are parameters, what quantised layers have beside them, and large buffers.
+        These are parameters, the scales of quantised layers, and large buffers.
         """
         return {
             **dict(self.model.named_parameters(remove_duplicate=False)),
