@@ -214,5 +214,5 @@ class Module(lightning.LightningModule):
 def test_lightning_cannot_load_such_a_base(folder):
     made = LightningTrainable(lambda hp: Module(folder), lambda hp: None)
     made.setup(HyperParameters({"lr": 0.1}), seed=0, device=CPU)
-    with pytest.raises(TaskError, match=r"the layer 'base\.model\..*' is of bitsandbytes"):
+    with pytest.raises(TaskError, match=r"the layer 'base\.model\..*' is quantised by"):
         made.train(0, HyperParameters({"lr": 0.1}))

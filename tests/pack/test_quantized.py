@@ -19,7 +19,13 @@ from tests.pack._toys import Toy, normal
 from thrifty.core import StateError, TaskError, derive_seed
 from thrifty.pack import BlockOptions, FusedBackend, SoloBackend, UnfusableError
 from thrifty.pack._frozen import FrozenTensors, address, copy_of
-from thrifty.pack._quantized import layer_of, quantized_entries, quantized_layers, settled
+from thrifty.pack._quantized import (
+    first_quantized,
+    layer_of,
+    quantized_entries,
+    quantized_layers,
+    settled,
+)
 from thrifty.pack._state import pack_state
 from thrifty.pack.fused._dry_run import dry_run
 from thrifty.pack.fused._fusable import signature
@@ -519,3 +525,6 @@ def test_layers_that_are_trained_or_not_quantised_yet_are_left_alone():
     assert layer_of(quantized(nn.Linear(4, 4), "int8")) is None
     assert layer_of(bnb.nn.Linear8bitLt(4, 4).to(CPU)) is None, "it trains its weight"
     assert layer_of(nn.Linear(4, 4)) is None
+    assert first_quantized(nn.Sequential(bnb.nn.Linear8bitLt(4, 4), nn.Linear(4, 4))) == ""
+    for kind in FORMATS:
+        assert first_quantized(nn.Sequential(quantized(nn.Linear(4, 4), kind))) == "0"

@@ -12,8 +12,8 @@ from thrifty.core import gc_paused
 
 
 if TYPE_CHECKING:
-    from ._fine_tune import FineTune as FineTune, pack_tokens as pack_tokens
-    from ._fine_tune_parts import LoRA as LoRA
+    from ._fine_tune import FineTune as FineTune
+    from ._fine_tune_parts import LoRA as LoRA, pack_tokens as pack_tokens
     from ._huggingface import HuggingFaceTrainable as HuggingFaceTrainable
     from ._lightning import LightningTrainable as LightningTrainable
     from ._lightning_cli import lightning_cli as lightning_cli
@@ -44,7 +44,7 @@ _HOMES = {
     "lightning_cli": "_lightning_cli",
     "optimize": "functions._optimize",
     "optuna_storage": "optuna",
-    "pack_tokens": "_fine_tune",
+    "pack_tokens": "_fine_tune_parts",
     "ray_space": "functions._ray_space",
     "trainable": "functions._trainable",
 }

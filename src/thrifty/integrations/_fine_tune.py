@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
-import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
@@ -44,11 +41,13 @@ from ._fine_tune_parts import (
     check_classes_of,
     check_num_labels,
     described,
+    digests_of,
     is_even,
     loss_of_sequences,
     loss_of_tokens,
     not_adapted,
     peft_library,
+    quantizer_of,
     skeleton_of,
     trained_whole,
     without_idle,
@@ -228,7 +227,7 @@ class FineTune(Task):
         """Return the base (its files by content), the adapters, the data and the options."""
         base: Any = self._base
         if isinstance(base, str | Path):
-            base = self._identified = _digests(Path(base))
+            base = self._identified = digests_of(Path(base))
         elif isinstance(base, _transformers().PretrainedConfig):
             base = base.to_dict() | _implementations(base)
         return {
@@ -257,7 +256,7 @@ class FineTune(Task):
         """
         if self._identified is None or not isinstance(self._base, str | Path):
             return
-        now = _digests(Path(self._base))
+        now = digests_of(Path(self._base))
         if names := [
             n for n in {**self._identified, **now} if self._identified.get(n) != now.get(n)
         ]:
@@ -344,9 +343,7 @@ class FineTune(Task):
         """The library that has quantised the base in a folder; empty for any other base."""
         if not isinstance(self._base, str | Path):
             return ""
-        config = json.loads((Path(self._base) / "config.json").read_bytes())
-        found = config.get("quantization_config")
-        return str(found.get("quant_method", "")) if isinstance(found, dict) else ""
+        return quantizer_of(Path(self._base))
 
     def _check_positions(self, base: Any) -> None:
         if self._is_packed and "position_ids" not in inspect.signature(base.forward).parameters:
@@ -584,95 +581,3 @@ def _bitsandbytes() -> Any:
 
 def _transformers() -> Any:
     return require("transformers", extra="huggingface")
-
-
-def pack_tokens(
-    sequences: Sequence[torch.Tensor | Sequence[int]],
-    *,
-    length: int,
-    labels: Sequence[torch.Tensor | Sequence[int]] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Put short sequences of tokens into as few rows as a simple rule needs.
-
-    Each sequence goes into the first row that has room for it; long ones are placed first. Rows are
-    in the order of their first sequence, and padding is on the right.
-
-    Args:
-        sequences: The tokens of each sequence.
-        length: Length of a row.
-        labels: The labels of each sequence, such as -100 for the tokens of a question (default: its
-            tokens).
-
-    Returns:
-        Tokens, numbers of sequences and labels, each ``[rows, length]``, as
-        ``FineTune(packed=True)`` reads them.
-
-    Raises:
-        TaskError: A sequence is empty or longer than a row, or its labels have another length.
-
-    >>> ids, numbers, labels = pack_tokens([[5, 6, 7], [8, 9], [4, 3]], length=5)
-    >>> ids.tolist()
-    [[5, 6, 7, 8, 9], [4, 3, 0, 0, 0]]
-    >>> numbers.tolist()
-    [[1, 1, 1, 2, 2], [1, 1, 0, 0, 0]]
-
-    References:
-        Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
-    """
-    tokens = [torch.as_tensor(each, dtype=torch.long) for each in sequences]
-    wanted = tokens
-    if labels is not None:
-        wanted = [torch.as_tensor(each, dtype=torch.long) for each in labels]
-    sizes = [len(each) for each in tokens]
-    for number, size in enumerate(sizes):
-        if not 0 < size <= length:
-            raise TaskError(
-                f"pack_tokens(length={length}): sequence {number} has {size} tokens; cut it, or "
-                "leave it out"
-            )
-    if [len(each) for each in wanted] != sizes:
-        raise TaskError("pack_tokens: labels must have the lengths of their sequences")
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
-        at = next((k for k, left in enumerate(room) if left >= sizes[number]), len(rows))
-        if at == len(rows):
-            rows.append([])
-            room.append(length)
-        rows[at].append(number)
-        room[at] -= sizes[number]
-    rows = sorted(sorted(row) for row in rows)
-    ids = torch.zeros(len(rows), length, dtype=torch.long)
-    numbers, aims = torch.zeros_like(ids), torch.full_like(ids, IGNORED)
-    for k, row in enumerate(rows):
-        start = 0
-        for place, number in enumerate(row, start=1):
-            part = slice(start, start + sizes[number])
-            ids[k, part], aims[k, part] = tokens[number], wanted[number]
-            numbers[k, part] = place
-            start += sizes[number]
-    return ids, numbers, aims
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """Return the digests of the files of a model by name."""
-    files = (file for file in sorted(folder.iterdir()) if not file.name.startswith("."))
-    return {file.name: _digest(file) for file in files if file.is_file()}
-
-
-def _digest(file: Path) -> str:
-    stat = file.stat()
-    key = (str(file.resolve()), stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    found = _DIGESTS.get(key)
-    if found is None:
-        with file.open("rb") as read:
-            found = hashlib.file_digest(read, "blake2b").hexdigest()
-        if time.time() - stat.st_mtime > _SETTLED_S:
-            _DIGESTS[key] = found
-    return found
-
-
-_DIGESTS: dict[tuple[Any, ...], str] = {}
-"""Digests of files by path, inode, size and time, so that each trial may ask for them."""
-_SETTLED_S = 2.0
-"""A file that was written so recently may be written again without another time."""

@@ -1,14 +1,18 @@
-"""Parts of fine-tuning: adapters, also of rank 0, layers that are trained whole, and losses.
+"""Parts of fine-tuning: adapters, layers that are trained whole, losses, rows of tokens, folders.
 
 Losses say which labels count, in which precision, and what evaluation averages.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -430,3 +434,105 @@ def is_even(data: Any, *, batch_size: int) -> bool:
         return False
     # all tokens of rows without labels count; one batch has no other to be weighed against
     return len(data.valid) == 1 or len(data.valid[0]) <= batch_size
+
+
+# -- rows of tokens, and folders of models --------------------------------------------------------
+
+
+def pack_tokens(
+    sequences: Sequence[torch.Tensor | Sequence[int]],
+    *,
+    length: int,
+    labels: Sequence[torch.Tensor | Sequence[int]] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Put short sequences of tokens into as few rows as a simple rule needs.
+
+    Each sequence goes into the first row that has room for it; long ones are placed first. Rows are
+    in the order of their first sequence, and padding is on the right.
+
+    Args:
+        sequences: The tokens of each sequence.
+        length: Length of a row.
+        labels: The labels of each sequence, such as -100 for the tokens of a question (default: its
+            tokens).
+
+    Returns:
+        Tokens, numbers of sequences and labels, each ``[rows, length]``, as
+        ``FineTune(packed=True)`` reads them.
+
+    Raises:
+        TaskError: A sequence is empty or longer than a row, or its labels have another length.
+
+    >>> ids, numbers, labels = pack_tokens([[5, 6, 7], [8, 9], [4, 3]], length=5)
+    >>> ids.tolist()
+    [[5, 6, 7, 8, 9], [4, 3, 0, 0, 0]]
+    >>> numbers.tolist()
+    [[1, 1, 1, 2, 2], [1, 1, 0, 0, 0]]
+
+    References:
+        Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
+    """
+    tokens = [torch.as_tensor(each, dtype=torch.long) for each in sequences]
+    wanted = tokens
+    if labels is not None:
+        wanted = [torch.as_tensor(each, dtype=torch.long) for each in labels]
+    sizes = [len(each) for each in tokens]
+    for number, size in enumerate(sizes):
+        if not 0 < size <= length:
+            raise TaskError(
+                f"pack_tokens(length={length}): sequence {number} has {size} tokens; cut it, or "
+                "leave it out"
+            )
+    if [len(each) for each in wanted] != sizes:
+        raise TaskError("pack_tokens: labels must have the lengths of their sequences")
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+        at = next((k for k, left in enumerate(room) if left >= sizes[number]), len(rows))
+        if at == len(rows):
+            rows.append([])
+            room.append(length)
+        rows[at].append(number)
+        room[at] -= sizes[number]
+    rows = sorted(sorted(row) for row in rows)
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    numbers, aims = torch.zeros_like(ids), torch.full_like(ids, IGNORED)
+    for k, row in enumerate(rows):
+        start = 0
+        for place, number in enumerate(row, start=1):
+            part = slice(start, start + sizes[number])
+            ids[k, part], aims[k, part] = tokens[number], wanted[number]
+            numbers[k, part] = place
+            start += sizes[number]
+    return ids, numbers, aims
+
+
+def digests_of(folder: Path) -> dict[str, str]:
+    """Return the digests of the files of a model by name."""
+    files = (file for file in sorted(folder.iterdir()) if not file.name.startswith("."))
+    return {file.name: _digest(file) for file in files if file.is_file()}
+
+
+def _digest(file: Path) -> str:
+    stat = file.stat()
+    key = (str(file.resolve()), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    found = _DIGESTS.get(key)
+    if found is None:
+        with file.open("rb") as read:
+            found = hashlib.file_digest(read, "blake2b").hexdigest()
+        if time.time() - stat.st_mtime > _SETTLED_S:
+            _DIGESTS[key] = found
+    return found
+
+
+_DIGESTS: dict[tuple[Any, ...], str] = {}
+"""Digests of files by path, inode, size and time, so that each trial may ask for them."""
+_SETTLED_S = 2.0
+"""A file that was written so recently may be written again without another time."""
+
+
+def quantizer_of(folder: Path) -> str:
+    """Return the library that has quantised the model in a folder; "" if none has."""
+    config = json.loads((folder / "config.json").read_bytes())
+    found = config.get("quantization_config")
+    return str(found.get("quant_method", "")) if isinstance(found, dict) else ""

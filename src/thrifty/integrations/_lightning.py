@@ -11,7 +11,7 @@ import torch
 
 from thrifty.core import TaskError, derive_seed
 from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
-from thrifty.pack._quantized import layers_of_bitsandbytes
+from thrifty.pack._quantized import first_quantized
 from thrifty.pack._state import seed_everything
 
 from ._adapters import (
@@ -317,11 +317,11 @@ class LightningTrainable(KeptTrainable):
     def _made(self, hp: HyperParameters) -> Any:
         seed_everything(derive_seed(self._seed, "model"))
         module = self._make_module(hp)
-        if isinstance(module, torch.nn.Module) and (name := layers_of_bitsandbytes(module)):
+        if isinstance(module, torch.nn.Module) and (name := first_quantized(module)):
             raise TaskError(
-                f"LightningTrainable: the layer {name!r} is of bitsandbytes, and Lightning cannot "
-                "load a checkpoint with such layers; give the base in its own precision, or "
-                "write a thrifty.Task or a thrifty.FineTune"
+                f"LightningTrainable: the layer {name!r} is quantised by bitsandbytes, and "
+                "Lightning cannot load a checkpoint with such layers; give the base in its own "
+                "precision, or write a thrifty.Task or a thrifty.FineTune"
             )
         return module
 

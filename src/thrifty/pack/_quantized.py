@@ -295,10 +295,18 @@ def layer_of(module: torch.nn.Module) -> QuantizedLayer | None:
     return kind(module) if is_packed else None
 
 
-def layers_of_bitsandbytes(model: torch.nn.Module) -> str:
-    """Return the path of a layer of which this module knows; "" if there is none."""
-    modules = model.named_modules()
-    return next((path for path, m in modules if _kind_of(type(m))), "")  # type: ignore[arg-type]
+def first_quantized(model: torch.nn.Module) -> str:
+    """Return the path of a frozen layer that is quantised, or will be on a device; "" if none is.
+
+    A ``Linear8bitLt`` that trains its weight has the state of a usual layer.
+    """
+    path: str
+    for path, module in model.named_modules():
+        weight = module._parameters.get(WEIGHT)
+        is_known = _kind_of(type(module)) is not None  # type: ignore[arg-type]
+        if is_known and weight is not None and not weight.requires_grad:
+            return path
+    return ""
 
 
 def quantized_layers(model: torch.nn.Module) -> dict[str, QuantizedLayer]:
@@ -316,6 +324,8 @@ def settled(model: torch.nn.Module) -> torch.nn.Module:
     Raises:
         TaskError: It has a layer that its library cannot save.
     """
+    if "bitsandbytes" not in sys.modules:
+        return model
     for path, module in model.named_modules():
         if not _NOT_SAVED.isdisjoint(_names_of(type(module))):  # type: ignore[arg-type]
             raise TaskError(
@@ -336,9 +346,9 @@ def with_products(model: torch.nn.Module, *, whole: bool) -> None:
     """
     for path, layer in quantized_layers(model).items():
         parent, _, name = path.rpartition(".")
-        weight, bias = layer.weight(torch.float32), layer.module.bias
         made: torch.nn.Module = _Product(layer)
         if whole:
+            weight, bias = layer.weight(torch.float32), layer.module.bias
             made = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
             made.weight = torch.nn.Parameter(weight, requires_grad=False)
             if bias is not None:
