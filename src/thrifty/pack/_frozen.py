@@ -9,6 +9,7 @@ address, without reading it.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
@@ -330,6 +331,20 @@ def storage_address(tensor: torch.Tensor) -> int:
 def is_shared(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's memory is copied as soon as one writes into it."""
     return CAN_SHARE and bool(torch._C._is_cow_tensor(tensor))  # type: ignore[attr-defined]
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same memory, for a function that asks for more than to read it.
+
+    A shared tensor would get memory of its own from such a function, though nothing is written. The
+    result is right as long as the tensor stays where it is.
+    """
+    if not is_shared(tensor) or not tensor.numel():
+        return tensor
+    shape, stride = tensor.shape, tensor.stride()
+    num = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    memory = (ctypes.c_byte * (num * tensor.element_size())).from_address(address(tensor))
+    return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(shape, stride)
 
 
 def is_lent(tensor: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ import torch
 from thrifty.core import trim_heap
 from thrifty.pack._frozen import address, storage_address
 
+from ._products import quick_product
 from ._record import CREATIONS, IN_PLACE_SAFE, VIEWS, Call, Program, Ref, out_variant
 
 
@@ -308,6 +309,7 @@ class _Binder:
         if found is None or len(found[1]) != len(call.outputs):
             return self._copied(index, call)
         variant, out_names = found
+        variant = quick_product(call, self._program, device_type=self._device.type) or variant
         for number in call.outputs:
             target = self._to.get(number)
             self._static[number] = self._allocate(index, call, number) if target is None else target
