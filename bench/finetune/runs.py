@@ -178,7 +178,7 @@ def _sorted_events(seen: Any) -> dict[str, float]:
         backward = (backward or "backward" in name) and name not in ("embedding", "_foreach")
         own = event.self_device_time_total + event.self_cpu_time_total
         shapes = [shape for shape in event.input_shapes if shape]
-        if name in ("mm", "addmm"):
+        if name in ("mm", "addmm", "mkldnn::_linear_pointwise"):
             kind = "products with the base"
         elif name in ("bmm", "baddbmm"):
             thin = any(side in ranks for shape in shapes for side in shape[1:])
