@@ -14,7 +14,7 @@ from tests.pack._toys import Toy, normal
 from thrifty.pack import BlockOptions, FusedBackend
 from thrifty.pack._frozen import address, is_shared
 from thrifty.pack.fused import _lanes, _products
-from thrifty.pack.fused._products import MEASURED_TIMES, is_quicker, quick_product
+from thrifty.pack.fused._products import COMPARED_ROWS, _Product, is_better, quick_product
 from thrifty.pack.fused._record import record
 from thrifty.pack.fused._tape import bind
 
@@ -34,23 +34,19 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True)
-def quicker(monkeypatch):
-    """Let oneDNN be faster, whatever the processor."""
-    monkeypatch.setattr(_products, "is_quicker", lambda: True)
-
-
 @pytest.fixture
-def computed(monkeypatch):
-    """Return the shapes of the products that oneDNN computes."""
+def by_onednn(monkeypatch):
+    """Let oneDNN be better, whatever the processor; return the shapes that it multiplies."""
     shapes = []
-    product = _products._product
+    multiply = _products._multiply
 
     def noting(x, y, *rest):
         shapes.append((*x.shape, y.shape[-1]))
-        product(x, y, *rest)
+        multiply(x, y, *rest)
 
-    monkeypatch.setattr(_products, "_product", noting)
+    monkeypatch.setattr(_products, "is_better", lambda shape, *, threads: True)
+    monkeypatch.setattr(_Product, "_is_same", lambda self, args, out: True)
+    monkeypatch.setattr(_products, "_multiply", noting)
     return shapes
 
 
@@ -79,10 +75,10 @@ def chosen(function, *inputs, device_type="cpu", **options):
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("size", [None, 3])
-def test_products_are_right_in_all_layouts(computed, left, right, has_bias, size):
-    x = matrix(size or 1, 120, 200, transposed=left, seed=1)
-    y = matrix(size or 1, 200, 180, transposed=right, seed=2)
-    bias = matrix(size or 1, 1, 180, seed=3)
+def test_products_are_right_in_all_layouts(by_onednn, left, right, has_bias, size):
+    x = matrix(size or 1, 700, 400, transposed=left, seed=1)
+    y = matrix(size or 1, 400, 530, transposed=right, seed=2)
+    bias = matrix(size or 1, 1, 530, seed=3)
     if size is None:
         x, y, bias = x[0], y[0], bias[0, 0]
     inputs = [bias, x, y] if has_bias else [x, y]
@@ -93,23 +89,24 @@ def test_products_are_right_in_all_layouts(computed, left, right, has_bias, size
         (True, 3): torch.baddbmm,
     }[has_bias, size]
     tape = bind(recorded(function, *inputs), inputs)
-    for _ in range(2):
+    for _ in range(3):
         tape()
         wanted = function(*[t.double() for t in inputs])
-        assert float((tape.outputs[0] - wanted).abs().max()) < SINGLE * math.sqrt(200) * 5
+        assert float((tape.outputs[0] - wanted).abs().max()) < SINGLE * 5 * math.sqrt(400)
         inputs[-1].mul_(-0.5)  # the next step has other numbers at the same places
-    assert computed == [(120, 200, 180)] * 2 * (size or 1)
+    assert by_onednn == [(700, 400, 530)] * 2 * (size or 1), "the first step is PyTorch's"
 
 
-def test_a_bias_may_be_the_same_for_all_matrices(computed):
-    inputs = [torch.randn(1, 1, 180), matrix(2, 120, 200), matrix(2, 200, 180)]
+def test_a_bias_may_be_the_same_for_all_matrices(by_onednn):
+    inputs = [torch.randn(1, 1, 230), matrix(2, 220, 200), matrix(2, 200, 230)]
     tape = bind(recorded(torch.baddbmm, *inputs), inputs)
     tape()
+    tape()
     assert torch.allclose(tape.outputs[0], torch.baddbmm(*inputs), atol=1e-3)
-    assert computed
+    assert by_onednn
 
 
-X, Y = torch.randn(200, 200), torch.randn(200, 200)
+X, Y = torch.randn(240, 240), torch.randn(240, 240)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +117,8 @@ X, Y = torch.randn(200, 200), torch.randn(200, 200)
         (torch.mm, [X[:100, :100], Y[:100]], {}),
         (torch.mm, [torch.randn(2000, 2000), torch.randn(2000, 3)], {}),
         (torch.mm, [torch.randn(2000, 3), torch.randn(3, 2000)], {}),
-        (torch.mm, [torch.randn(200, 400)[:, ::2], Y], {}),
-        (torch.mm, [X[:1].expand(200, 200), Y], {}),
+        (torch.mm, [torch.randn(240, 480)[:, ::2], Y], {}),
+        (torch.mm, [X[:1].expand(240, 240), Y], {}),
         (torch.addmm, [X, X, Y], {}),
         (torch.addmm, [X[:1], X, Y], {}),
         (torch.addmm, [X[0, :1], X, Y], {}),
@@ -149,24 +146,9 @@ def test_on_a_gpu_products_are_left_to_pytorch():
 
 def test_a_product_has_to_be_large_enough_for_all_threads():
     torch.set_num_threads(2)
-    assert chosen(torch.mm, X, Y[:, :150]) is None
+    assert chosen(torch.mm, X, Y[:, :200]) is None
     torch.set_num_threads(1)
-    assert chosen(torch.mm, X, Y[:, :150]) is not None
-
-
-@pytest.mark.parametrize(("of_onednn", "is_chosen"), [(0.5, True), (0.9, False), (2.0, False)])
-def test_onednn_is_chosen_where_it_is_much_faster(monkeypatch, of_onednn, is_chosen):
-    monkeypatch.setattr(_products, "_measured", lambda: [1.0, of_onednn])
-    assert is_quicker.__wrapped__() is is_chosen
-
-
-@pytest.mark.parametrize("error", [AttributeError, RuntimeError])
-def test_a_pytorch_without_onednn_multiplies_by_itself(monkeypatch, error):
-    def fails():
-        raise error
-
-    monkeypatch.setattr(_products, "_measured", fails)
-    assert not is_quicker.__wrapped__()
+    assert chosen(torch.mm, X, Y[:, :200]) is not None
 
 
 def test_whoever_switches_onednn_off_does_not_get_it(monkeypatch):
@@ -174,20 +156,127 @@ def test_whoever_switches_onednn_off_does_not_get_it(monkeypatch):
     assert chosen(torch.mm, X, Y) is None
 
 
-def test_both_ways_are_measured_on_this_machine(computed):
-    of_pytorch, of_onednn = _products._measured()
-    assert 0 < of_pytorch < 1
-    assert 0 < of_onednn < 1
-    assert len(computed) == MEASURED_TIMES
+# -- which way is better -------------------------------------------------------------------
+
+
+def shape(rows=60, terms=400, columns=50, *, left=False, right=False):
+    return _products._Shape(
+        rows=rows, terms=terms, columns=columns, is_left_transposed=left, is_right_transposed=right
+    )
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("right", [False, True])
+def test_matrices_are_tried_in_the_layout_of_the_program(left, right):
+    x, y = shape(left=left, right=right).matrices()
+    assert (x.shape, y.shape) == ((60, 400), (400, 50))
+    assert [t.stride(1) != 1 for t in (x, y)] == [left, right]
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Return a function that says whether a way is taken that computes so, in so many seconds."""
+
+    def is_taken(compute, *, seconds):
+        clock = iter(range(10**6))
+        spent = [0.0]
+
+        def now():
+            return next(clock) * 1e-9 + spent[0]
+
+        def by_pytorch(x, y, *, out):
+            spent[0] += 1.0
+            out.copy_(x @ y)
+
+        def by_onednn(x, y, *, out):
+            spent[0] += seconds
+            out.copy_(compute(x, y))
+
+        monkeypatch.setattr(_products.time, "perf_counter", now)
+        monkeypatch.setattr(_products.torch, "mm", by_pytorch)
+        monkeypatch.setattr(_products, "_mm", by_onednn)
+        return is_better.__wrapped__(shape(), threads=1)
+
+    return is_taken
+
+
+def test_onednn_is_better_where_it_is_faster(tried):
+    assert tried(torch.matmul, seconds=0.5)
+    assert not tried(torch.matmul, seconds=0.99)
+    assert not tried(torch.matmul, seconds=2.0)
+
+
+def test_onednn_is_not_better_where_one_bit_differs(tried):
+    def moved(x, y):
+        out = x @ y
+        out[-1, -1] = torch.nextafter(out[-1, -1], torch.tensor(torch.inf))
+        return out
+
+    assert not tried(moved, seconds=0.5)
+
+
+@pytest.mark.parametrize("error", [AttributeError, RuntimeError])
+def test_a_pytorch_without_onednn_multiplies_by_itself(tried, error):
+    def fails(x, y):
+        raise error
+
+    assert not tried(fails, seconds=0.5)
+
+
+def test_both_ways_are_tried_on_this_machine():
+    assert is_better.__wrapped__(shape(300, 400, 300), threads=1) in (True, False)
+
+
+def test_the_first_result_of_a_program_decides_too(monkeypatch):
+    monkeypatch.setattr(_products, "is_better", lambda shape, *, threads: True)
+    ways = []
+
+    def way(name, *, moved=0.0):
+        def multiply(x, y, *, out):
+            ways.append((name, len(x)))
+            out.copy_(x @ y + moved)
+
+        return multiply
+
+    for moved, expected in [(0.0, "onednn"), (1e-6, "pytorch")]:
+        mm = (way("pytorch"), way("onednn", moved=moved))
+        monkeypatch.setitem(_products._WAYS, torch.ops.aten.mm.default, mm)
+        tape = bind(recorded(torch.mm, X, Y), [X, Y])
+        tape()
+        tape()
+        assert ways == [("pytorch", 240), ("onednn", COMPARED_ROWS), (expected, 240)]
+        ways.clear()
+
+
+def test_results_that_are_not_numbers_are_left_to_pytorch(monkeypatch):
+    monkeypatch.setattr(_products, "is_better", lambda shape, *, threads: True)
+    x = torch.full((240, 240), torch.nan)
+    tape = bind(recorded(torch.mm, x, Y), [x, Y])
+    tape()
+    x.copy_(X)
+    tape()
+    assert torch.equal(tape.outputs[0], X @ Y)
+
+
+@pytest.mark.parametrize(("rows", "terms", "columns"), [(300, 300, 600), (700, 777, 300)])
+@pytest.mark.parametrize("right", [False, True])
+def test_what_is_chosen_on_this_machine_has_the_bits_of_pytorch(rows, terms, columns, right):
+    x, y = torch.randn(rows, terms), matrix(1, terms, columns, transposed=right)[0]
+    bias = torch.randn(columns)
+    tape = bind(recorded(torch.addmm, bias, x, y), [bias, x, y])
+    for _ in range(3):
+        tape()
+        assert torch.equal(tape.outputs[0], torch.addmm(bias, x, y))
+        x.add_(1)
 
 
 # -- weights that models share -------------------------------------------------------------
 
 
-def test_shared_weights_stay_shared_though_threads_read_them_at_once():
-    weight = torch.randn(200, 200)
+def test_shared_weights_stay_shared_though_threads_read_them_at_once(by_onednn):
+    weight = torch.randn(240, 240)
     lent = [torch._lazy_clone(weight) for _ in range(2)]
-    x, bias = torch.randn(200, 200), torch._lazy_clone(torch.randn(200))
+    x, bias = torch.randn(240, 240), torch._lazy_clone(torch.randn(240))
     places = [address(t) for t in lent]
     tapes = [
         bind(recorded(lambda b, x, w: torch.addmm(b, x, w.t()), bias, x, w), [bias, x, w])
@@ -203,23 +292,25 @@ def test_shared_weights_stay_shared_though_threads_read_them_at_once():
         thread.start()
     for thread in threads:
         thread.join()
+    assert len(by_onednn) == 2 * 19
     assert all(map(is_shared, [*lent, bias]))
     assert [address(t) for t in lent] == places
     wanted = torch.addmm(bias, x, weight.t())
     assert all(torch.allclose(tape.outputs[0], wanted, atol=1e-3) for tape in tapes)
 
 
-def test_a_shared_weight_that_is_changed_is_read_where_it_is_then(computed):
-    weight = torch.randn(200, 200)
+def test_a_shared_weight_that_is_changed_is_read_where_it_is_then(by_onednn):
+    weight = torch.randn(240, 240)
     lent = torch._lazy_clone(weight)
     tape = bind(recorded(torch.mm, X, lent), [X, lent])
+    tape()
     tape()
     lent.mul_(2)  # it gets memory of its own
     weight.zero_()
     tape()
     assert torch.allclose(tape.outputs[0], X @ lent, atol=1e-3)
     assert float(tape.outputs[0].abs().max()) > 1
-    assert len(computed) == 2
+    assert len(by_onednn) == 2
 
 
 class Wide(Toy):
@@ -236,15 +327,15 @@ class Wide(Toy):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_trials_of_a_pack_have_the_results_of_trials_alone(monkeypatch, computed, threads):
+def test_trials_of_a_pack_have_the_results_of_trials_alone(monkeypatch, by_onednn, threads):
     monkeypatch.setattr(_products, "MIN_MULTIPLICATIONS", 10_000)
     monkeypatch.setattr(_lanes, "CALL_S", 1e-15)
     torch.set_num_threads(threads)
     task, trials = Wide(), [Trial(config={"lr": 0.01 * (k + 1)}) for k in range(4)]
     backend = FusedBackend(task, device="cpu", block=BlockOptions(size=4))
     found = together(backend, trials)
-    assert computed
+    assert by_onednn
     assert all(result.error is None for result in found)
-    computed.clear()
+    by_onednn.clear()
     assert_same(found, alone(task, trials), tolerance=SINGLE)
-    assert not computed, "a trial alone is plain PyTorch"
+    assert not by_onednn, "a trial alone is plain PyTorch"

@@ -1,10 +1,11 @@
-"""Products of matrices by oneDNN, where it computes them faster than the library behind PyTorch.
+"""Products of matrices by oneDNN, where it is faster and gives the same numbers to the last bit.
 
-On x86, PyTorch multiplies matrices in single precision by MKL. On a processor of AMD, MKL does not
-use the widest vectors (AVX-512), and oneDNN, which PyTorch contains for convolutions, is more than
-twice as fast (Zen 5: 230 beside 100 GFLOP/s on a core). Large products of programs go there if a
-short measurement on this machine says so. Both libraries compute in single precision; sums are
-rounded in another order.
+On x86, PyTorch multiplies matrices in single precision by MKL. On a processor of AMD, MKL leaves
+half of each vector unit idle (AVX2 instead of AVX-512), and oneDNN, which PyTorch contains for
+convolutions, is about twice as fast. Numbers in single precision depend on the order in which terms
+are added. MKL adds blocks of terms; if oneDNN is given the same blocks, its results are the same
+bits. Nothing relies on that: the first time that a program computes a product, it is computed in
+both ways, and oneDNN computes it from then on only if the results are equal and it took less time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -24,24 +26,28 @@ from ._record import Call, Program
 
 aten: Any = torch.ops.aten
 
-MIN_MULTIPLICATIONS = 4_000_000
-"""Multiplications of a core from which a product goes to oneDNN, which begins one more slowly."""
-MIN_SIZE = 4
-"""Size of matrices from which it does; products of vectors take the time of reading them."""
-MIN_RATIO = 1.3
-"""How many times as fast oneDNN must be.
+MIN_MULTIPLICATIONS = 8_000_000
+"""Multiplications of a core from which it is worth the time to try oneDNN."""
+MIN_SIZE = 16
+"""Rows, terms and columns from which it is."""
+MAX_RATIO = 0.95
+"""The largest share of PyTorch's time that oneDNN may take."""
+TERMS = 192
+"""How many terms MKL adds in one go, to sums that it adds up then; found by comparing results."""
+TILE = 512
+"""Rows and columns of what oneDNN computes in one go, so that sums stay in a cache."""
+TRIED_SIZE = 1024
+"""The most rows and columns of matrices with which both ways are tried."""
+TRIED_S, TRIED_TIMES = 0.03, 2
+"""For how many seconds both are tried, and at least how often."""
+COMPARED_ROWS = 64
+"""The rows of the first result in a program that are compared."""
 
-The choice has to be the same in each process on a machine, since it decides how results are
-rounded. Measured ratios are near 1 or above 2.
-"""
-MEASURED_SIZE, MEASURED_TIMES = 384, 7
-"""Size of the measured product of two squares, and how often it is computed in either way."""
-
-Product = Callable[..., Any]
+Way = Callable[..., Any]
 
 
-def quick_product(call: Call, program: Program, *, device_type: str) -> Product | None:
-    """Return a function that computes a call's product by oneDNN into ``out``.
+def quick_product(call: Call, program: Program, *, device_type: str) -> Way | None:
+    """Return a function for a call that computes its product by oneDNN where that is better.
 
     Args:
         call: The call.
@@ -49,29 +55,34 @@ def quick_product(call: Call, program: Program, *, device_type: str) -> Product 
         device_type: Where the program runs.
 
     Returns:
-        The function, which takes the arguments of the call; None where PyTorch's own one is to be
-        called: for other functions, small products, other types of numbers, and on machines where
-        oneDNN is not much faster.
+        The function. It takes the arguments of the call, and ``out``. None for other functions,
+        small products, other types of numbers, and where oneDNN is switched off.
     """
-    found = _PRODUCTS.get(call.function)
-    if found is None or device_type != "cpu" or call.kwargs:
+    ways = _WAYS.get(call.function)
+    if ways is None or device_type != "cpu" or not torch.backends.mkldnn.enabled:
         return None
-    product, num_dims = found
     metas = [program.meta[number] for number in (*call.refs, *call.outputs)]
-    if len(call.refs) != len(call.args) or any(dtype != torch.float32 for *_, dtype in metas):
+    if call.kwargs or len(call.refs) != len(call.args):
         return None
-    (*_, rows, terms), stride, _ = metas[-3]
-    (*_, columns), other_stride, _ = metas[-2]
+    if any(dtype != torch.float32 for *_, dtype in metas):
+        return None
+    (*_, rows, terms), left, _ = metas[-3]
+    (*_, columns), right, _ = metas[-2]
     multiplications = rows * terms * columns / torch.get_num_threads()
     if min(rows, terms, columns) < MIN_SIZE or multiplications < MIN_MULTIPLICATIONS:
         return None
-    if not (_is_plain((rows, terms), stride) and _is_plain((terms, columns), other_stride)):
+    if not (_is_plain((rows, terms), left) and _is_plain((terms, columns), right)):
         return None
-    if num_dims is not None:
-        shape = metas[0][0]
-        if len(shape) != num_dims or shape[-1] != columns or math.prod(shape[1:-1]) != 1:
-            return None
-    return product if torch.backends.mkldnn.enabled and is_quicker() else None
+    if len(metas) == 4 and not _is_one_row(metas[0][0], len(metas[-1][0]) - 1, columns):
+        return None
+    shape = _Shape(
+        rows=min(rows, TRIED_SIZE),
+        terms=terms,
+        columns=min(columns, TRIED_SIZE),
+        is_left_transposed=left[-1] != 1,
+        is_right_transposed=right[-1] != 1,
+    )
+    return _Product(call.function, shape)
 
 
 def _is_plain(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -80,62 +91,178 @@ def _is_plain(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return (right == 1 and down >= columns) or (down == 1 and right >= rows)
 
 
+def _is_one_row(shape: Sequence[int], num_dims: int, columns: int) -> bool:
+    """Return whether a bias is one row for each matrix, or one for all of them."""
+    return len(shape) == 2 * num_dims - 1 and shape[-1] == columns and math.prod(shape[1:-1]) == 1
+
+
+# -- which way -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """Sizes and layouts of two matrices.
+
+    Attributes:
+        rows: Rows of the first.
+        terms: Its columns, and the rows of the second.
+        columns: Columns of the second.
+        is_left_transposed: Whether the first lies in memory by columns.
+        is_right_transposed: Whether the second does.
+    """
+
+    rows: int
+    terms: int
+    columns: int
+    is_left_transposed: bool
+    is_right_transposed: bool
+
+    def matrices(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return random matrices."""
+        generator = torch.Generator().manual_seed(0)
+        rows, terms, columns = self.rows, self.terms, self.columns
+        left = torch.randn(
+            (terms, rows) if self.is_left_transposed else (rows, terms), generator=generator
+        )
+        right = torch.randn(
+            (columns, terms) if self.is_right_transposed else (terms, columns), generator=generator
+        )
+        return (
+            left.t() if self.is_left_transposed else left,
+            right.t() if self.is_right_transposed else right,
+        )
+
+
+class _Product:
+    """A product that decides which way to take when it is computed first.
+
+    It decides then, and not when a program is bound, since results may depend on the number of
+    threads.
+    """
+
+    __slots__ = ("_is_by_onednn", "_onednn", "_pytorch", "_shape")
+
+    def __init__(self, function: Any, shape: _Shape) -> None:
+        self._pytorch, self._onednn = _WAYS[function]
+        self._shape = shape
+        self._is_by_onednn: bool | None = None
+
+    def __call__(self, *args: torch.Tensor, out: torch.Tensor) -> None:
+        if self._is_by_onednn is None:
+            self._pytorch(*args, out=out)
+            self._is_by_onednn = is_better(
+                self._shape, threads=torch.get_num_threads()
+            ) and self._is_same(args, out)
+        elif self._is_by_onednn:
+            self._onednn(*args, out=out)
+        else:
+            self._pytorch(*args, out=out)
+
+    def _is_same(self, args: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
+        """Return whether oneDNN finds the same last rows as PyTorch did."""
+        *bias, x, y = args
+        found = torch.empty_like(out[..., -COMPARED_ROWS:, :])
+        self._onednn(*bias, x[..., -COMPARED_ROWS:, :], y, out=found)
+        return torch.equal(found, out[..., -COMPARED_ROWS:, :])
+
+
 @cache
-def is_quicker() -> bool:
-    """Return whether oneDNN multiplies matrices much faster here; it is measured once."""
+def is_better(shape: _Shape, *, threads: int) -> bool:  # noqa: ARG001
+    """Return whether oneDNN finds the same product of random matrices, and takes less time.
+
+    Args:
+        shape: Sizes and layouts of the matrices.
+        threads: Number of threads that compute it.
+    """
+    x, y = shape.matrices()
+    ways: list[Way] = [torch.mm, _mm]
+    results = [torch.empty(len(x), y.shape[1]) for _ in ways]
+    seconds = [math.inf, math.inf]
     try:
-        seconds = _measured()
+        end = time.perf_counter() + TRIED_S
+        times = 0
+        while times < TRIED_TIMES or time.perf_counter() < end:
+            for place, way in enumerate(ways):
+                start = time.perf_counter()
+                way(x, y, out=results[place])
+                seconds[place] = min(seconds[place], time.perf_counter() - start)
+            times += 1
     except (AttributeError, RuntimeError):  # a build of PyTorch without oneDNN, or another version
         return False
-    return seconds[0] >= MIN_RATIO * seconds[1]
+    return torch.equal(*results) and seconds[1] <= MAX_RATIO * seconds[0]
 
 
-def _measured() -> list[float]:
-    """Return the seconds of a product by PyTorch and by oneDNN, the shortest of several times."""
-    size = MEASURED_SIZE
-    x, out = torch.full((size, size), 0.5), torch.empty(size, size)
-    ways: list[Product] = [torch.mm, _mm]
-    seconds = [math.inf] * len(ways)
-    for _ in range(MEASURED_TIMES):
-        for place, way in enumerate(ways):
-            start = time.perf_counter()
-            way(x, x, out=out)
-            seconds[place] = min(seconds[place], time.perf_counter() - start)
-    return seconds
-
-
-def _product(
-    x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
-) -> None:
-    """Compute ``x @ y + bias``."""
-    linear = torch.ops.mkldnn._linear_pointwise.default
-    shift = None if bias is None else readable(bias)
-    out.copy_(linear(readable(x), readable(y).t(), shift, "none", [], ""))
+# -- products by oneDNN --------------------------------------------------------------------
 
 
 def _mm(x: torch.Tensor, y: torch.Tensor, *, out: torch.Tensor) -> None:
-    _product(x, y, None, out)
+    _multiply(x, y, None, out)
 
 
 def _addmm(bias: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, out: torch.Tensor) -> None:
-    _product(x, y, bias, out)
+    _multiply(x, y, bias, out)
 
 
 def _bmm(x: torch.Tensor, y: torch.Tensor, *, out: torch.Tensor) -> None:
     for each in zip(x, y, out, strict=True):
-        _product(each[0], each[1], None, each[2])
+        _multiply(each[0], each[1], None, each[2])
 
 
 def _baddbmm(bias: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, out: torch.Tensor) -> None:
     biases = bias.flatten(0, 1).expand(len(out), -1)
     for b, *each in zip(biases, x, y, out, strict=True):
-        _product(each[0], each[1], b, each[2])
+        _multiply(each[0], each[1], b, each[2])
 
 
-_PRODUCTS: dict[Any, tuple[Product, int | None]] = {
-    aten.mm.default: (_mm, None),
-    aten.addmm.default: (_addmm, 1),
-    aten.bmm.default: (_bmm, None),
-    aten.baddbmm.default: (_baddbmm, 3),
+_WAYS: dict[Any, tuple[Way, Way]] = {
+    aten.mm.default: (torch.mm, _mm),
+    aten.addmm.default: (torch.addmm, _addmm),
+    aten.bmm.default: (torch.bmm, _bmm),
+    aten.baddbmm.default: (torch.baddbmm, _baddbmm),
 }
-"""Products by oneDNN, and the number of dimensions that a bias must have."""
+"""Functions of PyTorch, and the same by oneDNN."""
+
+
+def _multiply(
+    x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> None:
+    """Compute ``x @ y + bias``, tile by tile."""
+    x, y = readable(x), readable(y)
+    bias = None if bias is None else readable(bias)
+    for rows in _parts(x.shape[0], TILE):
+        for columns in _parts(y.shape[1], TILE):
+            shift = None if bias is None else bias[columns]
+            out[rows, columns].copy_(_tile(x[rows], y[:, columns], shift))
+
+
+def _tile(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return ``x @ y + bias``, a block of terms after the other."""
+    linear = torch.ops.mkldnn._linear_pointwise
+    out: torch.Tensor | None = None
+    for terms in _parts(x.shape[1], _block_of_terms(x.shape[1])):
+        weight = _dense(y[terms]).t()
+        if out is None:
+            out = linear.default(x[:, terms], weight, bias, "none", [], "")
+        else:
+            out = linear.binary(x[:, terms], out, weight, None, "add")
+    assert out is not None
+    return out
+
+
+def _block_of_terms(num: int) -> int:
+    """Return how many of ``num`` terms MKL adds in one go.
+
+    >>> [_block_of_terms(num) for num in (100, 192, 300, 383, 384, 4096)]
+    [100, 192, 150, 191, 192, 192]
+    """
+    return num if num <= TERMS else min(TERMS, num // 2)
+
+
+def _dense(y: torch.Tensor) -> torch.Tensor:
+    """Return a matrix without gaps in memory; with gaps, oneDNN takes a thousand times as long."""
+    return y.contiguous() if y.stride(1) == 1 else y.t().contiguous().t()
+
+
+@cache
+def _parts(size: int, step: int) -> list[slice]:
+    return [slice(start, min(size, start + step)) for start in range(0, size, step)]
