@@ -14,7 +14,13 @@ from tests.pack._toys import Toy, normal
 from thrifty.pack import BlockOptions, FusedBackend
 from thrifty.pack._frozen import address, is_shared
 from thrifty.pack.fused import _lanes, _products
-from thrifty.pack.fused._products import COMPARED_ROWS, _Product, is_better, quick_product
+from thrifty.pack.fused._products import (
+    COMPARED_ROWS,
+    TRIED_SIZE,
+    _Product,
+    is_better,
+    quick_product,
+)
 from thrifty.pack.fused._record import record
 from thrifty.pack.fused._tape import bind
 
@@ -246,6 +252,23 @@ def test_the_first_result_of_a_program_decides_too(monkeypatch):
         tape()
         assert ways == [("pytorch", 240), ("onednn", COMPARED_ROWS), (expected, 240)]
         ways.clear()
+
+
+def test_each_number_of_threads_is_tried(monkeypatch):
+    tried = []
+
+    def is_better(shape, *, threads):
+        tried.append((shape.rows, shape.terms, shape.columns, threads))
+        return False
+
+    monkeypatch.setattr(_products, "is_better", is_better)
+    x, y = torch.randn(240, 3000), torch.randn(3000, 240)
+    tape = bind(recorded(torch.mm, x, y), [x, y])
+    for threads in (1, 1, 2, 2, 1):
+        torch.set_num_threads(threads)
+        tape()
+    sizes = (240, TRIED_SIZE, 240)  # what is tried is not larger than it has to be
+    assert tried == [(*sizes, 1), (*sizes, 2), (*sizes, 1)]
 
 
 def test_results_that_are_not_numbers_are_left_to_pytorch(monkeypatch):

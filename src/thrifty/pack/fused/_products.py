@@ -37,7 +37,7 @@ TERMS = 192
 TILE = 512
 """Rows and columns of what oneDNN computes in one go, so that sums stay in a cache."""
 TRIED_SIZE = 1024
-"""The most rows and columns of matrices with which both ways are tried."""
+"""The most rows, terms and columns of matrices with which both ways are tried."""
 TRIED_S, TRIED_TIMES = 0.03, 2
 """For how many seconds both are tried, and at least how often."""
 COMPARED_ROWS = 64
@@ -77,7 +77,7 @@ def quick_product(call: Call, program: Program, *, device_type: str) -> Way | No
         return None
     shape = _Shape(
         rows=min(rows, TRIED_SIZE),
-        terms=terms,
+        terms=min(terms, TRIED_SIZE),
         columns=min(columns, TRIED_SIZE),
         is_left_transposed=left[-1] != 1,
         is_right_transposed=right[-1] != 1,
@@ -136,27 +136,29 @@ class _Shape:
 class _Product:
     """A product that decides which way to take when it is computed first.
 
-    It decides then, and not when a program is bound, since results may depend on the number of
-    threads.
+    It decides then, and not when a program is bound, and again if the number of threads is another
+    one, since results may depend on that.
     """
 
-    __slots__ = ("_is_by_onednn", "_onednn", "_pytorch", "_shape")
+    __slots__ = ("_is_by_onednn", "_onednn", "_pytorch", "_shape", "_threads")
 
     def __init__(self, function: Any, shape: _Shape) -> None:
         self._pytorch, self._onednn = _WAYS[function]
         self._shape = shape
-        self._is_by_onednn: bool | None = None
+        self._threads = 0
+        self._is_by_onednn = False
 
     def __call__(self, *args: torch.Tensor, out: torch.Tensor) -> None:
-        if self._is_by_onednn is None:
-            self._pytorch(*args, out=out)
-            self._is_by_onednn = is_better(
-                self._shape, threads=torch.get_num_threads()
-            ) and self._is_same(args, out)
-        elif self._is_by_onednn:
+        threads = torch.get_num_threads()
+        if threads == self._threads and self._is_by_onednn:
             self._onednn(*args, out=out)
-        else:
-            self._pytorch(*args, out=out)
+            return
+        self._pytorch(*args, out=out)
+        if threads != self._threads:
+            self._threads = threads
+            self._is_by_onednn = is_better(self._shape, threads=threads) and self._is_same(
+                args, out
+            )
 
     def _is_same(self, args: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
         """Return whether oneDNN finds the same last rows as PyTorch did."""
