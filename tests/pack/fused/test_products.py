@@ -181,7 +181,7 @@ def test_matrices_are_tried_in_the_layout_of_the_program(left, right):
 
 @pytest.fixture
 def tried(monkeypatch):
-    """Return a function that says whether a way is taken that computes so, in so many seconds."""
+    """Return a function that says whether oneDNN is chosen with this result after these seconds."""
 
     def is_taken(compute, *, seconds):
         clock = iter(range(10**6))
