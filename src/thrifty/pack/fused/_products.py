@@ -73,7 +73,8 @@ def quick_product(call: Call, program: Program, *, device_type: str) -> Way | No
         return None
     if not (_is_plain((rows, terms), left) and _is_plain((terms, columns), right)):
         return None
-    if len(metas) == 4 and not _is_one_row(metas[0][0], len(metas[-1][0]) - 1, columns):
+    has_bias = len(call.refs) == 3
+    if has_bias and not _is_one_row(metas[0][0], columns, is_batched=len(metas[-1][0]) == 3):
         return None
     shape = _Shape(
         rows=min(rows, TRIED_SIZE),
@@ -91,9 +92,11 @@ def _is_plain(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return (right == 1 and down >= columns) or (down == 1 and right >= rows)
 
 
-def _is_one_row(shape: Sequence[int], num_dims: int, columns: int) -> bool:
+def _is_one_row(shape: Sequence[int], columns: int, *, is_batched: bool) -> bool:
     """Return whether a bias is one row for each matrix, or one for all of them."""
-    return len(shape) == 2 * num_dims - 1 and shape[-1] == columns and math.prod(shape[1:-1]) == 1
+    if is_batched:
+        return len(shape) == 3 and shape[1:] == (1, columns)
+    return tuple(shape) == (columns,)
 
 
 # -- which way -----------------------------------------------------------------------------
