@@ -362,3 +362,20 @@ def test_trials_of_a_pack_have_the_results_of_trials_alone(monkeypatch, by_onedn
     by_onednn.clear()
     assert_same(found, alone(task, trials), tolerance=SINGLE)
     assert not by_onednn, "a trial alone is plain PyTorch"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_pack_has_the_same_bits_with_and_without_onednn(monkeypatch, threads):
+    """Time does not count here, so oneDNN computes whatever it computes bit by bit."""
+    monkeypatch.setattr(_products, "MIN_MULTIPLICATIONS", 10_000)
+    monkeypatch.setattr(_products, "MAX_RATIO", math.inf)
+    monkeypatch.setattr(_products, "is_better", is_better.__wrapped__)
+    torch.set_num_threads(threads)
+    trials = [Trial(config={"lr": 0.01 * (k + 1)}, seed=k) for k in range(4)]
+
+    def train():
+        return together(FusedBackend(Wide(), device="cpu", block=BlockOptions(size=4)), trials)
+
+    with_onednn = train()
+    monkeypatch.setattr(_products, "MIN_MULTIPLICATIONS", math.inf)
+    assert_same(with_onednn, train())
