@@ -16,7 +16,7 @@ from thrifty.pack._frozen import address, is_shared
 from thrifty.pack.fused import _lanes, _products
 from thrifty.pack.fused._products import (
     COMPARED_ROWS,
-    TRIED_SIZE,
+    TRIED_NUMBERS,
     _Product,
     is_better,
     quick_product,
@@ -30,14 +30,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 SINGLE = 1e-5
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -165,18 +157,34 @@ def test_whoever_switches_onednn_off_does_not_get_it(monkeypatch):
 # -- which way is better -------------------------------------------------------------------
 
 
-def shape(rows=60, terms=400, columns=50, *, left=False, right=False):
+MM, ADDMM = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
+BMM, BADDBMM = torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default
+
+
+def shape(rows=60, terms=400, columns=50, *, function=MM, left=False, right=False):
     return _products._Shape(
-        rows=rows, terms=terms, columns=columns, is_left_transposed=left, is_right_transposed=right
+        function=function,
+        rows=rows,
+        terms=terms,
+        columns=columns,
+        is_left_transposed=left,
+        is_right_transposed=right,
     )
 
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("right", [False, True])
-def test_matrices_are_tried_in_the_layout_of_the_program(left, right):
-    x, y = shape(left=left, right=right).matrices()
-    assert (x.shape, y.shape) == ((60, 400), (400, 50))
-    assert [t.stride(1) != 1 for t in (x, y)] == [left, right]
+@pytest.mark.parametrize("function", [MM, ADDMM, BMM, BADDBMM])
+def test_what_is_tried_is_what_the_program_computes(function, left, right):
+    *bias, x, y = shape(function=function, left=left, right=right).arguments()
+    size = (2,) if function in (BMM, BADDBMM) else ()
+    assert (x.shape, y.shape) == ((*size, 60, 400), (*size, 400, 50))
+    assert [t.stride(-1) != 1 for t in (x, y)] == [left, right]
+    assert [t.shape for t in bias] == {MM: [], BMM: [], ADDMM: [(50,)], BADDBMM: [(2, 1, 50)]}[
+        function
+    ]
+    assert function(*bias, x, y).any(), "numbers other than zero, also for a bias"
+    assert is_better.__wrapped__(shape(function=function), threads=1) in (True, False)
 
 
 @pytest.fixture
@@ -199,8 +207,7 @@ def tried(monkeypatch):
             out.copy_(compute(x, y))
 
         monkeypatch.setattr(_products.time, "perf_counter", now)
-        monkeypatch.setattr(_products.torch, "mm", by_pytorch)
-        monkeypatch.setattr(_products, "_mm", by_onednn)
+        monkeypatch.setitem(_products._WAYS, MM, (by_pytorch, by_onednn))
         return is_better.__wrapped__(shape(), threads=1)
 
     return is_taken
@@ -229,8 +236,16 @@ def test_a_pytorch_without_onednn_multiplies_by_itself(tried, error):
     assert not tried(fails, seconds=0.5)
 
 
-def test_both_ways_are_tried_on_this_machine():
-    assert is_better.__wrapped__(shape(300, 400, 300), threads=1) in (True, False)
+def test_a_layout_that_onednn_does_not_take_is_left_to_pytorch(monkeypatch):
+    def fails(x, y, *, out):
+        raise RuntimeError("could not create a primitive")
+
+    monkeypatch.setattr(_products, "is_better", lambda shape, *, threads: True)
+    monkeypatch.setitem(_products._WAYS, MM, (torch.mm, fails))
+    tape = bind(recorded(torch.mm, X, Y), [X, Y])
+    for _ in range(2):
+        tape()
+    assert torch.equal(tape.outputs[0], X @ Y)
 
 
 def test_the_first_result_of_a_program_decides_too(monkeypatch):
@@ -246,7 +261,7 @@ def test_the_first_result_of_a_program_decides_too(monkeypatch):
 
     for moved, expected in [(0.0, "onednn"), (1e-6, "pytorch")]:
         mm = (way("pytorch"), way("onednn", moved=moved))
-        monkeypatch.setitem(_products._WAYS, torch.ops.aten.mm.default, mm)
+        monkeypatch.setitem(_products._WAYS, MM, mm)
         tape = bind(recorded(torch.mm, X, Y), [X, Y])
         tape()
         tape()
@@ -262,12 +277,12 @@ def test_each_number_of_threads_is_tried(monkeypatch):
         return False
 
     monkeypatch.setattr(_products, "is_better", is_better)
-    x, y = torch.randn(240, 3000), torch.randn(3000, 240)
+    x, y = torch.randn(2000, 4096), torch.randn(4096, 240)
     tape = bind(recorded(torch.mm, x, y), [x, y])
     for threads in (1, 1, 2, 2, 1):
         torch.set_num_threads(threads)
         tape()
-    sizes = (240, TRIED_SIZE, 240)  # what is tried is not larger than it has to be
+    sizes = (TRIED_NUMBERS // 4096, 4096, 240)  # all terms, but no more rows than needed
     assert tried == [(*sizes, 1), (*sizes, 2), (*sizes, 1)]
 
 

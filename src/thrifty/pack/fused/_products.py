@@ -36,8 +36,8 @@ TERMS = 192
 """How many terms MKL adds in one go, to sums that it adds up then; found by comparing results."""
 TILE = 512
 """Rows and columns of what oneDNN computes in one go, so that sums stay in a cache."""
-TRIED_SIZE = 1024
-"""The most rows, terms and columns of matrices with which both ways are tried."""
+TRIED_SIZE, TRIED_NUMBERS = 1024, 2**21
+"""The most rows and columns of matrices with which both ways are tried, and their most numbers."""
 TRIED_S, TRIED_TIMES = 0.03, 2
 """For how many seconds both are tried, and at least how often."""
 COMPARED_ROWS = 64
@@ -73,17 +73,19 @@ def quick_product(call: Call, program: Program, *, device_type: str) -> Way | No
         return None
     if not (_is_plain((rows, terms), left) and _is_plain((terms, columns), right)):
         return None
-    has_bias = len(call.refs) == 3
-    if has_bias and not _is_one_row(metas[0][0], columns, is_batched=len(metas[-1][0]) == 3):
+    is_batched = call.function in _BATCHED
+    if call.function in _BIASED and not _is_one_row(metas[0][0], columns, is_batched=is_batched):
         return None
+    most = max(COMPARED_ROWS, min(TRIED_SIZE, TRIED_NUMBERS // terms))
     shape = _Shape(
-        rows=min(rows, TRIED_SIZE),
-        terms=min(terms, TRIED_SIZE),
-        columns=min(columns, TRIED_SIZE),
+        function=call.function,
+        rows=min(rows, most),
+        terms=terms,
+        columns=min(columns, most),
         is_left_transposed=left[-1] != 1,
         is_right_transposed=right[-1] != 1,
     )
-    return _Product(call.function, shape)
+    return _Product(shape)
 
 
 def _is_plain(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -104,9 +106,10 @@ def _is_one_row(shape: Sequence[int], columns: int, *, is_batched: bool) -> bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """Sizes and layouts of two matrices.
+    """A function, and sizes and layouts of two matrices that it multiplies.
 
     Attributes:
+        function: The function of PyTorch.
         rows: Rows of the first.
         terms: Its columns, and the rows of the second.
         columns: Columns of the second.
@@ -114,26 +117,29 @@ class _Shape:
         is_right_transposed: Whether the second does.
     """
 
+    function: Any
     rows: int
     terms: int
     columns: int
     is_left_transposed: bool
     is_right_transposed: bool
 
-    def matrices(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return random matrices."""
+    def arguments(self) -> list[torch.Tensor]:
+        """Return random arguments: a bias, if there is one, and two matrices, or two of each."""
         generator = torch.Generator().manual_seed(0)
-        rows, terms, columns = self.rows, self.terms, self.columns
-        left = torch.randn(
-            (terms, rows) if self.is_left_transposed else (rows, terms), generator=generator
-        )
-        right = torch.randn(
-            (columns, terms) if self.is_right_transposed else (terms, columns), generator=generator
-        )
-        return (
-            left.t() if self.is_left_transposed else left,
-            right.t() if self.is_right_transposed else right,
-        )
+        size = (2,) if self.function in _BATCHED else ()
+
+        def matrix(rows: int, columns: int, *, transposed: bool) -> torch.Tensor:
+            shape = (*size, columns, rows) if transposed else (*size, rows, columns)
+            out = torch.randn(shape, generator=generator)
+            return out.mT if transposed else out
+
+        x = matrix(self.rows, self.terms, transposed=self.is_left_transposed)
+        y = matrix(self.terms, self.columns, transposed=self.is_right_transposed)
+        if self.function not in _BIASED:
+            return [x, y]
+        bias = matrix(1, self.columns, transposed=False)
+        return [bias if size else bias[0], x, y]
 
 
 class _Product:
@@ -145,8 +151,8 @@ class _Product:
 
     __slots__ = ("_is_by_onednn", "_onednn", "_pytorch", "_shape", "_threads")
 
-    def __init__(self, function: Any, shape: _Shape) -> None:
-        self._pytorch, self._onednn = _WAYS[function]
+    def __init__(self, shape: _Shape) -> None:
+        self._pytorch, self._onednn = _WAYS[shape.function]
         self._shape = shape
         self._threads = 0
         self._is_by_onednn = False
@@ -167,7 +173,10 @@ class _Product:
         """Return whether oneDNN finds the same last rows as PyTorch did."""
         *bias, x, y = args
         found = torch.empty_like(out[..., -COMPARED_ROWS:, :])
-        self._onednn(*bias, x[..., -COMPARED_ROWS:, :], y, out=found)
+        try:
+            self._onednn(*bias, x[..., -COMPARED_ROWS:, :], y, out=found)
+        except RuntimeError:  # a layout that oneDNN does not take
+            return False
         return torch.equal(found, out[..., -COMPARED_ROWS:, :])
 
 
@@ -176,12 +185,12 @@ def is_better(shape: _Shape, *, threads: int) -> bool:  # noqa: ARG001
     """Return whether oneDNN finds the same product of random matrices, and takes less time.
 
     Args:
-        shape: Sizes and layouts of the matrices.
+        shape: The function, and sizes and layouts of the matrices.
         threads: Number of threads that compute it.
     """
-    x, y = shape.matrices()
-    ways: list[Way] = [torch.mm, _mm]
-    results = [torch.empty(len(x), y.shape[1]) for _ in ways]
+    args = shape.arguments()
+    ways = _WAYS[shape.function]
+    results = [torch.empty(*args[-2].shape[:-1], shape.columns) for _ in ways]
     seconds = [math.inf, math.inf]
     try:
         end = time.perf_counter() + TRIED_S
@@ -189,7 +198,7 @@ def is_better(shape: _Shape, *, threads: int) -> bool:  # noqa: ARG001
         while times < TRIED_TIMES or time.perf_counter() < end:
             for place, way in enumerate(ways):
                 start = time.perf_counter()
-                way(x, y, out=results[place])
+                way(*args, out=results[place])
                 seconds[place] = min(seconds[place], time.perf_counter() - start)
             times += 1
     except (AttributeError, RuntimeError):  # a build of PyTorch without oneDNN, or another version
@@ -226,6 +235,8 @@ _WAYS: dict[Any, tuple[Way, Way]] = {
     aten.baddbmm.default: (torch.baddbmm, _baddbmm),
 }
 """Functions of PyTorch, and the same by oneDNN."""
+_BATCHED = (aten.bmm.default, aten.baddbmm.default)
+_BIASED = (aten.addmm.default, aten.baddbmm.default)
 
 
 def _multiply(
