@@ -1,7 +1,8 @@
 """Measurements of the LoRA sweep in a process of their own: ``python -m bench.finetune.runs``.
 
 ``speed`` prepares its trials, says that it is ready, waits for a line, and trains. ``memory``
-reports the peak of preparing trials and of training them.
+reports the peak of preparing trials and of training them; ``study_memory`` that of a whole study
+through the public interface.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import gc
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+import thrifty as th
 from bench.common.processes import say_result
 from bench.finetune.setting import (
     SEED,
@@ -251,6 +254,63 @@ def _distance(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tens
 # -- memory --------------------------------------------------------------------------------
 
 
+class InStudy:
+    """The trials as a study through the public interface, packed or one at a time."""
+
+    def __init__(
+        self, setting: Setting, configs: Sequence[Mapping[str, Any]], *, at_once: int
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.study = th.Study(
+            Sweep(setting),
+            th.Space(**{
+                name: th.Choice(list(dict.fromkeys(config[name] for config in configs)))
+                for name in configs[0]
+            }),
+            algorithm=th.RandomSearch(max_epochs=NUM_EPOCHS, num_trials=len(configs)),
+            metric="train_loss",
+            mode="min",
+            storage=f"sqlite:///{self._folder.name}/studies.db",
+            name="sweep",
+            seed=SEED,
+        )
+        for config in configs:
+            self.study.enqueue_trial(config)
+        self._executor = th.Local(
+            workers=1,
+            threads=1,
+            pack="solo" if at_once == 1 else "fused",
+            pack_size=at_once,
+            devices=(setting.device,),
+        )
+
+    def train(self) -> None:
+        """Train all trials to their end."""
+        self.study.run(executor=self._executor, progress=False)
+        assert all(len(trial.curve) == NUM_EPOCHS for trial in self.study.trials)
+
+
+NUM_EPOCHS = 2
+
+
+def study_memory(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the peak memory of a study's trials beyond that of an empty process, in bytes."""
+    tiny = Setting(hidden=64, layers=1, vocabulary=64, length=8, steps=1, device=setting.device)
+    InStudy(tiny, configurations(2), at_once=min(args.at_once, 2)).train()
+    gc.collect()
+    empty = memory_now(setting)
+    run = InStudy(setting, configurations(args.trials), at_once=args.at_once)
+    began = time.monotonic()
+    with peak_memory(setting) as training:
+        run.train()
+    seconds = time.monotonic() - began
+    return {
+        "training": training["bytes"] - empty,
+        "kept": memory_now(setting) - empty,
+        "trial_steps_a_second": args.trials * NUM_EPOCHS * setting.steps / seconds,
+    }
+
+
 def memory(setting: Setting, args: argparse.Namespace) -> dict[str, Any]:
     """Return the peak memory of trials beyond that of an empty process, in bytes."""
     configs = configurations(args.trials)
@@ -308,7 +368,13 @@ def memory_now(setting: Setting) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-JOBS = {"equality": equality, "speed": speed, "parts": parts, "memory": memory}
+JOBS = {
+    "equality": equality,
+    "speed": speed,
+    "parts": parts,
+    "memory": memory,
+    "study_memory": study_memory,
+}
 
 
 def main() -> None:

@@ -137,8 +137,10 @@ class Sweep(th.FineTune):
     """The sweep as a task. It evaluates nothing, as the plain loops do not."""
 
     def __init__(self, setting: Setting) -> None:
+        plain = not (setting.double or setting.bits)
         super().__init__(
-            setting.base,
+            setting.config if plain else setting.base,  # of the same weights
+            base_seed=SEED,
             adapter=th.LoRA(r="rank", alpha="alpha", targets="targets", all_targets=TARGETS[1]),
             data=partial(_sequences, setting),
             optimizer=th.AdamW(lr="lr"),

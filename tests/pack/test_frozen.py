@@ -20,17 +20,23 @@ from thrifty.core import StateError, TaskError
 from thrifty.integrations._object_graphs import _bytes as copied_bytes
 from thrifty.pack import EMA, SWA, BlockOptions, FusedBackend, SoloBackend, UnfusableError
 from thrifty.pack._frozen import (
+    CAN_SHARE,
     FrozenTensors,
     address,
+    bytes_of,
     cheap_copy,
     digest_of,
+    has_views,
+    is_same_memory,
     is_shared,
+    snapshot,
     unshare_before_steps,
 )
 from thrifty.pack.fused._fusable import signature
 from thrifty.pack.identity import content_digest
 from thrifty.pack.task._sources import _content as data_content
 from thrifty.pack.task._trial_stream import digest_of as batch_digest
+from thrifty.pack.trial._loading import load_model
 from thrifty.pack.verify import tensor_content
 from thrifty.run._alone import epoch_plan
 from thrifty.space import MultiStep, Step
@@ -726,3 +732,73 @@ def test_a_view_that_the_model_keeps_goes_on_seeing_its_parameter(view):
     for k, (model, kept) in enumerate(zip(models, views, strict=True)):
         kept[:] = k + 7
         assert (model.trunk[0].weight[:2] == k + 7).all()
+
+
+# -- loading -------------------------------------------------------------------------------
+
+
+def lent():
+    """Return a model with a frozen layer that it shares."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    model[0].requires_grad_(False)
+    FrozenTensors().adopt(model)
+    return model
+
+
+needs_sharing = pytest.mark.skipif(not CAN_SHARE, reason="models share no memory")
+
+
+@needs_sharing
+def test_loading_leaves_what_is_there_already_shared():
+    model = lent()
+    state = {**model.state_dict(), "1.weight": torch.zeros(1, 3)}
+    load_model(model, state)
+    assert is_shared(model[0].weight)
+    assert not model[1].weight.any()
+    load_model(model, {**state, "0.bias": torch.ones(3)})
+    assert model[0].bias.tolist() == [1.0] * 3
+
+
+@needs_sharing
+def test_code_that_loads_a_state_itself_gets_all_of_it():
+    model, seen = lent(), set()
+
+    def note(module, state, *rest):
+        seen.update(state)
+
+    model.register_load_state_dict_pre_hook(note)
+    load_model(model, model.state_dict())
+    assert seen == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+@needs_sharing
+@pytest.mark.parametrize("change", [{"other": torch.ones(1)}, {"1.bias": None}])
+def test_a_state_of_another_model_is_an_error(change):
+    model = lent()
+    state = {n: t for n, t in {**model.state_dict(), **change}.items() if t is not None}
+    with pytest.raises(RuntimeError, match="key"):
+        load_model(model, state)
+
+
+@needs_sharing
+def test_a_snapshot_of_a_shared_tensor_takes_no_memory_and_keeps_its_values():
+    model = lent()
+    before = snapshot(model[0].weight)
+    assert is_same_memory(before, model[0].weight)
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    assert not is_same_memory(before, model[0].weight)
+    assert torch.allclose(before + 1.0, model[0].weight)
+    own = snapshot(model[1].weight)
+    assert torch.equal(own, model[1].weight)
+    assert address(own) != address(model[1].weight)
+
+
+@needs_sharing
+def test_bytes_are_those_of_the_values_wherever_they_are():
+    model = lent()
+    for tensor in (model[0].weight, model[1].weight, model[0].weight.t(), torch.zeros(0)):
+        wanted = tensor.detach().clone().numpy().tobytes()
+        assert b"".join(bytes_of(tensor)) == wanted
+    assert is_shared(model[0].weight)
+    assert not has_views(model[1].weight)

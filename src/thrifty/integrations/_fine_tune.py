@@ -52,6 +52,7 @@ from ._fine_tune_parts import (
     trained_whole,
     without_idle,
 )
+from ._kept_bases import KeptBase, stamps, unlend_trained
 
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class FineTune(Task):
                 'share a row; leave packed out, or give kind="causal"'
             )
         self._base, self._adapter, self._data, self.kind = model, adapter, data, kind
-        self._is_packed = packed
+        self._is_packed, self._kept = packed, KeptBase()
         self._set_optimizer(optimizer)
         self._set_options(
             batch_size=batch_size,
@@ -323,6 +324,7 @@ class FineTune(Task):
         self._check_positions(base)
         masks = masks_of(base, kind=self.kind, is_packed=self._is_packed)
         model = self._with_adapters(base, hp, missing=missing)
+        unlend_trained(model)
         hold(model, masks, kind=self.kind, is_packed=self._is_packed)
         return model
 
@@ -398,6 +400,16 @@ class FineTune(Task):
         if not _is_described(self._base):
             make: Any = self._base
             return make(hp), ()
+        base: Any = self._base
+        if isinstance(base, str | Path):
+            content: Any = (str(Path(base).resolve()), stamps(Path(base)))
+        else:
+            content = (type(base), repr(base.to_dict() | _implementations(base)))
+        where = (torch.get_default_dtype(), str(torch.get_default_device()))
+        made_from = (content, self.kind, self.num_labels, self.base_seed, where)
+        return self._kept.copy(made_from, make=self._made_base)
+
+    def _made_base(self) -> tuple[Any, Collection[str]]:
         # the base does not depend on the seed of a trial
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.base_seed)

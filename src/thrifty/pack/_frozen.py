@@ -102,6 +102,19 @@ _ALIASES: WeakValueDictionary[int, FrozenTensor] = WeakValueDictionary()
 """Tensors that models share as aliases, by address."""
 
 
+def keep(tensor: torch.Tensor) -> FrozenTensor:
+    """Return a shared tensor over a tensor's memory, which models then find there.
+
+    As long as it is kept, so is its digest.
+    """
+    out = _KEPT[address(tensor)] = FrozenTensor(tensor.detach())
+    return out
+
+
+_KEPT: WeakValueDictionary[int, FrozenTensor] = WeakValueDictionary()
+"""Tensors that are kept for models to come, by address."""
+
+
 def written(frozen: Mapping[K, FrozenTensor]) -> list[K]:
     """Return the keys of shared tensors that something has written into without copying them."""
     found = {key: each.difference() for key, each in frozen.items()}
@@ -218,9 +231,11 @@ class FrozenTensors:
                 return each
         if as_alias and not tensor.untyped_storage().resizable():
             tensor = tensor.clone()  # its memory is an array's, or a file's
-        fresh = FrozenTensor(tensor, as_alias=as_alias)
-        known.add(fresh)
-        return fresh
+        kept = _KEPT.get(address(tensor))
+        if kept is None or as_alias or not kept.is_in(tensor):
+            kept = FrozenTensor(tensor, as_alias=as_alias)
+        known.add(kept)
+        return kept
 
 
 class Base(ABC):
@@ -363,6 +378,29 @@ def cheap_copy(tensor: torch.Tensor) -> torch.Tensor:
     return plain(tensor) if is_lent(tensor) else tensor.clone()
 
 
+def snapshot(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor as it is now; one of a shared tensor takes no memory.
+
+    What is not seen to be written into is copied.
+    """
+    is_dense = tensor.layout is torch.strided
+    if is_dense and is_shared(tensor) and not _writes_are_unseen(tensor):
+        return torch._lazy_clone(tensor.detach())
+    return tensor.detach().clone()
+
+
+def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two shared tensors are in the same memory, so that they have the same bits."""
+    return (
+        one.layout is other.layout is torch.strided
+        and is_shared(one)
+        and is_shared(other)
+        and address(one) == address(other)
+        and (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+        and (one.is_conj(), one.is_neg()) == (other.is_conj(), other.is_neg())
+    )
+
+
 def unshare_before_steps(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer give shared parameters memory of their own before it writes into them.
 
@@ -404,7 +442,7 @@ def copy_of(model: torch.nn.Module) -> torch.nn.Module:
 
 def are_intact(frozen: Mapping[str, FrozenTensor], tensors: Mapping[str, torch.Tensor]) -> bool:
     """Return whether some named tensors are still those that were lent."""
-    return all(each.is_in(tensors[name]) for name, each in frozen.items())
+    return all(n in tensors and each.is_in(tensors[n]) for n, each in frozen.items())
 
 
 def digest_of(tensor: torch.Tensor) -> str:
@@ -417,10 +455,21 @@ def digest_of(tensor: torch.Tensor) -> str:
 
 
 def bytes_of(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """Return a tensor's values as bytes, in parts; a shared tensor stays shared."""
-    # In bytes, because NumPy has no bfloat16; in parts, because each part is copied.
-    for part in torch.split(bits(tensor.detach().contiguous()), _CHUNK):
-        yield part.clone().cpu().numpy().data
+    """Return a tensor's values as bytes, in parts; a shared tensor stays shared.
+
+    They are read where they are, so they are those of now only until something writes there.
+    """
+    flat = bits(tensor.detach().contiguous())  # in bytes, because NumPy has no bfloat16
+    if not flat.is_cpu:
+        for part in torch.split(flat, _CHUNK):
+            yield part.cpu().numpy().data
+    elif flat.numel():
+        # An array of the tensor would count as a view of it, and give it memory of its own.
+        memory = (ctypes.c_byte * flat.numel()).from_address(address(flat))
+        memory.tensor = cheap_copy(flat) if is_shared(flat) else flat  # type: ignore[attr-defined]
+        whole = memoryview(memory).cast("B")
+        for begin in range(0, len(whole), _CHUNK):
+            yield whole[begin : begin + _CHUNK]
 
 
 def has_views(tensor: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from .fused._checking import StepCheck
 from .fused._dry_run import dry_run
 from .fused._fusable import UnfusableError, check_memory, dropout_rates, rate_places, signature
 from .fused._member import FusedTrial, IteratorFeed
-from .fused._step import BlockOptions, denormals_flushed
+from .fused._step import BlockOptions
 from .fused._tape import BufferPool
 from .fused.optimizers import grouped_optimizer
 from .task._data import own_copy
@@ -218,8 +218,7 @@ class Pack:
         if early or self.checks.allows(block.check_s):
             drawn = derive_seed(0, "check", self._num_steps)
             self._trials[drawn % len(self._trials)].check_at(0)
-        with denormals_flushed():
-            return block.one_step(checked=True, keeps_states=True)
+        return block.one_step(checked=True, keeps_states=True)
 
     def _unfuse(self, reason: str, *, back_to: Sequence[OwnState] | None) -> None:
         """Train in turn from now on, from the present state of each model or from ``back_to``."""

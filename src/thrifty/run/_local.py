@@ -14,6 +14,7 @@ import torch
 
 from thrifty.core import StoreWriteError, UsageError
 from thrifty.core._child import Child, ChildEndedError, pickled, wait_for
+from thrifty.core._stream_use import STREAMS
 from thrifty.pack import ACTIVATION_DISK, Prefer, Task, Trainable
 from thrifty.store._plan_files import MAX_BASE_BYTES
 
@@ -31,9 +32,15 @@ from ._worker import Worker, WorkerSpec
 
 
 class InlineExecutor(Executor):
-    """An executor that trains inside ``poll``, one epoch at a time."""
+    """An executor that trains inside ``poll``, one epoch at a time.
+
+    Raises:
+        UsageError: Another thread of this process trains.
+    """
 
     def __init__(self, worker: Worker, *, stop_flag: list[bool]) -> None:
+        STREAMS.take("a study")
+        self._is_closed = False
         self._worker = worker
         self._stop_flag = stop_flag
 
@@ -63,7 +70,12 @@ class InlineExecutor(Executor):
 
     def close(self) -> None:
         """Stop the worker."""
-        self._worker.close()
+        try:
+            self._worker.close()
+        finally:
+            if not self._is_closed:
+                self._is_closed = True
+                STREAMS.give_back()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

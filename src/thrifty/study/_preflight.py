@@ -23,6 +23,7 @@ from thrifty.core import (
     plain_logger,
     plain_text,
 )
+from thrifty.core._stream_use import STREAMS
 from thrifty.pack import (
     TRAIN_LOSS,
     Optimizer,
@@ -292,6 +293,7 @@ def _call_of(kind: type) -> str:
     return f"{kind.__name__}({', '.join(words)})"
 
 
+@STREAMS.used("a study")
 def check_study(
     task: Task | Trainable,
     space: Space,

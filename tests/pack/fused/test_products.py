@@ -95,6 +95,27 @@ def test_products_are_right_in_all_layouts(by_onednn, left, right, has_bias, siz
     assert by_onednn == [(700, 400, 530)] * 2 * (size or 1), "the first step is PyTorch's"
 
 
+@pytest.mark.parametrize("kind", ["every other", "a column", "one number"])
+@pytest.mark.parametrize("size", [0, 3])
+def test_a_bias_with_gaps_is_read_where_it_is(by_onednn, kind, size):
+    numbers = torch.randn(400, 2)
+    bias = {
+        "every other": numbers.flatten()[::2],
+        "a column": numbers[:, 1],
+        "one number": numbers[:1, 0].expand(400),
+    }[kind]
+    x, y = matrix(max(size, 1), 300, 400), matrix(max(size, 1), 400, 400)
+    inputs = [bias.expand(size, 1, 400), x, y] if size else [bias, x[0], y[0]]
+    function = torch.baddbmm if size else torch.addmm
+    tape = bind(recorded(function, *inputs), inputs)
+    tape.run()
+    assert torch.allclose(tape.outputs[0], function(*inputs), atol=1e-3)
+    # the operator itself, wherever the bias comes from
+    out = torch.empty_like(tape.outputs[0])
+    (_products._baddbmm if size else _products._addmm)(*inputs, out=out)
+    assert torch.allclose(out, function(*inputs), atol=1e-3)
+
+
 def test_a_bias_may_be_the_same_for_all_matrices(by_onednn):
     inputs = [torch.randn(1, 1, 230), matrix(2, 220, 200), matrix(2, 200, 230)]
     tape = bind(recorded(torch.baddbmm, *inputs), inputs)

@@ -34,7 +34,7 @@ from thrifty.pack.fused._fusable import (
 )
 from thrifty.pack.fused._member import ArrayFeed, Feed, FeedError, FusedTrial, IteratorFeed
 from thrifty.pack.fused._row_state import steps_taken
-from thrifty.pack.fused._step import BlockOptions, denormals_flushed
+from thrifty.pack.fused._step import BlockOptions
 from thrifty.pack.fused._tape import BufferPool
 from thrifty.pack.fused.optimizers import GroupedOptimizer, grouped_optimizer
 from thrifty.pack.task._data import LastingError, samples_of
@@ -330,10 +330,9 @@ class FusedBackend(Backend):
 
     def one_step(self) -> None:
         """Take one step of every block; for measurements."""
-        with denormals_flushed():
-            for block in self._all_blocks():
-                if block.trials:  # ``adapt`` may have moved them all to another one
-                    block.one_step()
+        for block in self._all_blocks():
+            if block.trials:  # ``adapt`` may have moved them all to another one
+                block.one_step()
 
     @property
     def keeps_activations(self) -> bool:

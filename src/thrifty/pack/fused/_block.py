@@ -23,7 +23,7 @@ from ._programs import Bound, Programs
 from ._randomness import draw_masks
 from ._row_state import RowState
 from ._shared_operations import SharedOperations
-from ._step import BlockOptions, LossHistory, denormals_flushed
+from ._step import BlockOptions, LossHistory
 from ._structure import Structure
 from ._tape import BufferPool
 from .optimizers import GroupedOptimizer
@@ -204,7 +204,7 @@ class Block:
 
     def advance(self) -> list[FusedTrial]:
         """Train all trials until at least one ends its epoch or fails a check; return those."""
-        with torch.no_grad(), denormals_flushed():
+        with torch.no_grad():
             while num := min(trial.steps_left for trial in self.trials):
                 num = min(num, *(trial.steps_to_check for trial in self.trials))
                 if num and self._in_step():

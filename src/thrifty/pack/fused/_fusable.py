@@ -6,8 +6,11 @@ models except the numbers in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from thrifty.core import TaskError
 from thrifty.pack._frozen import is_lent, storage_address
 from thrifty.pack._quantized import layer_of
 from thrifty.pack.identity import content_digest
+from thrifty.pack.verify import num_hooks
 
 
 Rule = Callable[..., Any]
@@ -36,6 +40,59 @@ class UnfusableError(Exception):
 
     Another back-end then trains the model.
     """
+
+
+class _Refusals(threading.local):
+    """What has been raised in this thread to say that something cannot be packed."""
+
+    depth = 0
+    """How many functions on packed tensors run now, one within the other."""
+    first: Exception | None = None
+
+
+_refusals = _Refusals()
+
+
+@contextmanager
+def within_rule() -> Iterator[None]:
+    """Run a function on packed tensors; what it raises reaches the user's code."""
+    _refusals.depth += 1
+    try:
+        yield
+    except Exception as error:
+        if _refusals.depth == 1:
+            note_refusal(error)
+        raise
+    finally:
+        _refusals.depth -= 1
+
+
+def note_refusal(error: Exception) -> Exception:
+    """Note an error that reaches the user's code, unless a function on packed tensors handles it.
+
+    ``none_caught`` raises it again if that code goes on.
+    """
+    if _refusals.depth <= 1 and _refusals.first is None:
+        _refusals.first = error
+    return error
+
+
+@contextmanager
+def none_caught() -> Iterator[None]:
+    """Refuse code that catches an error which only packed tensors raise, and goes on without it.
+
+    Alone, there is no such error, so the code would compute something else.
+
+    Raises:
+        UnfusableError: It did so within the context.
+    """
+    before, _refusals.first = _refusals.first, None
+    try:
+        yield
+        if _refusals.first is not None:
+            raise UnfusableError(f"it goes on after an error: {_refusals.first}")
+    finally:
+        _refusals.first = before
 
 
 def register_rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
@@ -92,6 +149,8 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
     Raises:
         UnfusableError: The model has hooks, which may do anything, or is a scripted one.
     """
+    if _is_backward_patched():
+        raise UnfusableError("Tensor.backward is not that of PyTorch")
     parts: list[Hashable] = [_value(dict(attributes), 0)]
     places: dict[int, int] = {}  # tells one tensor used in several places from equal tensors
     for path, module in model.named_modules():
@@ -113,6 +172,14 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
         )
         parts.append((path, f"{kind.__module__}.{kind.__qualname__}", _value(settings, 0), tensors))
     return tuple(parts)
+
+
+def _is_backward_patched() -> bool:
+    """Return whether a step alone computes gradients in a way of the user's own."""
+    own = str(Path(torch.__file__).parent)
+    found = (torch.Tensor.backward, torch.autograd.backward)
+    files = (getattr(getattr(each, "__code__", None), "co_filename", "") for each in found)
+    return not all(file.startswith(own) for file in files)
 
 
 NO_RECURRENT_RULE = "recurrent layers (nn.LSTM, nn.GRU, nn.RNN) have no batched rule"
@@ -150,8 +217,9 @@ def _settings(path: str, module: torch.nn.Module) -> dict[str, Any]:
     """Return the attributes of a module in which trials of one signature agree.
 
     Raises:
-        UnfusableError: The module has hooks.
+        UnfusableError: The module or one of its tensors has hooks.
     """
+    _check_tensors(path, module)
     settings = {}
     for name, value in vars(module).items():
         if name in _OWN:
@@ -170,6 +238,22 @@ def _settings(path: str, module: torch.nn.Module) -> dict[str, Any]:
         settings = {k: v for k, v in settings.items() if k not in layer.attributes}
         settings["scales"] = layer.digest()
     return settings
+
+
+def _check_tensors(path: str, module: torch.nn.Module) -> None:
+    """Check that rows can stand for the tensors of a module.
+
+    Raises:
+        UnfusableError: One has hooks, or is of a class of its own.
+    """
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is None:
+            continue
+        where = f"{path}.{name}" if path else name
+        if num_hooks(tensor):
+            raise UnfusableError(f"its {where} has hooks")
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not layer_of(module):
+            raise UnfusableError(f"its {where} is a {type(tensor).__name__}, not a plain tensor")
 
 
 _WIDTHS = frozenset({

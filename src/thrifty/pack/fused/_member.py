@@ -241,7 +241,7 @@ class FusedTrial(TaskTrial):
         out = []
         for name in sorted(names):
             shared = self.frozen.get(name)
-            if shared is None or not shared.equals(own[name]):
+            if shared is None or name not in own or not shared.equals(own[name]):
                 raise UnfusableError(f"{name}, which was frozen, has changed")
             out.append(shared.number)
         return tuple(out)
@@ -256,7 +256,8 @@ class FusedTrial(TaskTrial):
             return True
         own = named_tensors(self.model)
         names = self.frozen.keys() & own.keys() if self.held is None else self.held
-        return all(name in self.frozen and self.frozen[name].is_in(own[name]) for name in names)
+        lent = self.frozen
+        return all(n in lent and n in own and lent[n].is_in(own[n]) for n in names)
 
     def look_again(self) -> Change | None:
         """Return a changed watched value, or None; then watch from the present values on."""

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._fusable import DRAWS, RULES, UnfusableError
+from ._fusable import DRAWS, RULES, UnfusableError, note_refusal, within_rule
 from ._randomness import Randomness, TrialValue
 
 
@@ -199,7 +199,7 @@ class Packed(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        raise UnfusableError(f"{func} reached a packed tensor below autograd")
+        raise note_refusal(UnfusableError(f"{func} reached a packed tensor below autograd"))
 
     def __init__(self, group: Group, value: torch.Tensor, axis: int = 0) -> None:
         self.group = group
@@ -264,7 +264,7 @@ def _same(name: str) -> property:
 
 def _refuse(name: str) -> Callable[..., Any]:
     def call(*_: Any, **__: Any) -> Any:
-        raise _reads(name)
+        raise note_refusal(_reads(name))
 
     return call
 
@@ -303,6 +303,11 @@ def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     Raises:
         UnfusableError: The function cannot be applied in either way.
     """
+    with within_rule():
+        return _applied(func, args, kwargs)
+
+
+def _applied(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rule = RULES.get(func)
     group = group_of(args, kwargs)
     if rule is None:
@@ -320,7 +325,9 @@ def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         reason = str(error).strip().split("\n")[0]
         if "called random operation" in reason:
             reason = "it draws random numbers, and in a fused step only dropout may"
-        raise UnfusableError(f"{name}: {reason}") from error
+        if "must only return Tensors" in reason:
+            reason = "it returns something else than tensors"
+        raise UnfusableError(f"{name}: {reason or type(error).__name__}") from error
 
 
 class EachItsOwnMask(TorchFunctionMode):

@@ -74,7 +74,7 @@ def quick_product(call: Call, program: Program, *, device_type: str) -> Way | No
     if not (_is_plain((rows, terms), left) and _is_plain((terms, columns), right)):
         return None
     is_batched = call.function in _BATCHED
-    if call.function in _BIASED and not _is_one_row(metas[0][0], columns, is_batched=is_batched):
+    if call.function in _BIASED and not _is_one_row(*metas[0][:2], columns, is_batched=is_batched):
         return None
     most = max(COMPARED_ROWS, min(TRIED_SIZE, TRIED_NUMBERS // terms))
     shape = _Shape(
@@ -94,11 +94,14 @@ def _is_plain(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return (right == 1 and down >= columns) or (down == 1 and right >= rows)
 
 
-def _is_one_row(shape: Sequence[int], columns: int, *, is_batched: bool) -> bool:
-    """Return whether a bias is one row for each matrix, or one for all of them."""
-    if is_batched:
-        return len(shape) == 3 and shape[1:] == (1, columns)
-    return tuple(shape) == (columns,)
+def _is_one_row(
+    shape: Sequence[int], stride: Sequence[int], columns: int, *, is_batched: bool
+) -> bool:
+    """Return whether a bias is one row for each matrix, or one for all of them, without gaps."""
+    if is_batched and (len(shape) != 3 or shape[1] != 1):
+        return False
+    rank = 3 if is_batched else 1
+    return len(shape) == rank and shape[-1] == columns and stride[-1] == 1
 
 
 # -- which way -----------------------------------------------------------------------------
@@ -244,7 +247,8 @@ def _multiply(
 ) -> None:
     """Compute ``x @ y + bias``, tile by tile."""
     x, y = readable(x), readable(y)
-    bias = None if bias is None else readable(bias)
+    # oneDNN takes numbers that lie side by side, wherever those of the bias are
+    bias = None if bias is None else readable(bias).contiguous()
     for rows in _parts(x.shape[0], TILE):
         for columns in _parts(y.shape[1], TILE):
             shift = None if bias is None else bias[columns]

@@ -19,7 +19,7 @@ from torch.utils.weak import TensorWeakRef
 
 from thrifty.pack._frozen import address
 
-from ._fusable import UnfusableError
+from ._fusable import UnfusableError, none_caught, note_refusal
 
 
 aten: Any = torch.ops.aten
@@ -242,7 +242,8 @@ def record(
     """
     recorder = _Recorder(inputs)
     # On a GPU, backward passes run on a thread of their own: the order of calls would depend on it.
-    with recorder, _Reads(recorder), torch.autograd.set_multithreading_enabled(False):
+    one_thread = torch.autograd.set_multithreading_enabled(False)
+    with recorder, _Reads(recorder), one_thread, none_caught():
         outputs = compute()
     program = Program(
         calls=tuple(recorder.calls),
@@ -281,15 +282,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags and draws(func, args, kwargs or {}):
-            raise UnfusableError(f"it draws random numbers ({func.name()})")
+            raise note_refusal(UnfusableError(f"it draws random numbers ({func.name()})"))
         kwargs = kwargs or {}
         refs: list[int] = []
         ref_args = tuple(self._refer(a, refs) for a in args)
         ref_kwargs = {name: self._refer(a, refs) for name, a in kwargs.items()}
         follows = not self._follows.isdisjoint(refs)
         if follows and _depends_on_values(func, args, kwargs):
-            raise UnfusableError(f"it reads the value of a tensor ({func.name()})")
-        out = func(*args, **kwargs)
+            raise note_refusal(UnfusableError(f"it reads the value of a tensor ({func.name()})"))
+        try:
+            out = func(*args, **kwargs)
+        except Exception as error:  # of other values, it may not be raised
+            if follows:
+                note_refusal(error)
+            raise
         found = out if isinstance(out, list | tuple) else (out,)
         places = tuple(i for i, t in enumerate(found) if isinstance(t, torch.Tensor))
         outputs = [found[i] for i in places]
@@ -380,7 +386,7 @@ class _Reads(TorchFunctionMode):
             and type(args[0]) in (torch.Tensor, torch.nn.Parameter)
             and self._recorder.follows(args[0])
         ):
-            raise UnfusableError(f"it reads the value of a tensor ({name})")
+            raise note_refusal(UnfusableError(f"it reads the value of a tensor ({name})"))
         return func(*args, **(kwargs or {}))
 
 

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thrifty.pack._frozen import CAN_SHARE, bits, has_views, is_shared, storage_address
+from thrifty.pack.identity._precision import matmul_precision, unusual_precisions
 
 from ._activations import free_memory
 from ._record import CREATIONS, draws
@@ -237,10 +238,10 @@ def _settings() -> Hashable:
     """Return the settings of PyTorch on which results depend, besides arguments."""
     return (
         torch.get_default_dtype(),
-        torch.get_float32_matmul_precision(),
+        matmul_precision(),
+        unusual_precisions(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_num_threads(),
-        torch.backends.cudnn.allow_tf32,
         torch.backends.cudnn.benchmark,
         torch.backends.cudnn.deterministic,
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -12,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from thrifty.pack._frozen import copy_of
 from thrifty.pack._state import loose_streams, seed_step, torch_streams
+from thrifty.pack.identity._own import is_own_file
 from thrifty.pack.task._data import WholeBatch
 from thrifty.pack.task._task import Task
 
@@ -54,19 +58,6 @@ def flushes_denormals() -> bool:
     """Return whether this thread treats denormal numbers as zero."""
     # torch can set the mode but cannot report it, so multiply two normal numbers to find out
     return bool(torch.tensor(1e-30) * torch.tensor(1e-10) == 0)
-
-
-@contextmanager
-def denormals_flushed() -> Iterator[None]:
-    """Treat denormal numbers as zero while a pack trains, then restore this thread's mode."""
-    flushed = flushes_denormals()
-    if not flushed:
-        torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        if not flushed:
-            torch.set_flush_denormal(False)
 
 
 class LossHistory:
@@ -178,7 +169,8 @@ def train_alone(
     device = next(model.parameters()).device
     seed_step(seed, device)
     model.train()
-    with upcast(named(model, lower)), torch.autograd.set_multithreading_enabled(not lower):
+    many = torch.autograd.set_multithreading_enabled(not lower)
+    with upcast(named(model, lower)), many, _no_reads_of_streams():
         loss = task.loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
     if before != loose_streams():
@@ -192,6 +184,52 @@ def train_alone(
     )
 
 
+@contextmanager
+def _no_reads_of_streams() -> Iterator[None]:
+    """Refuse code of the user that asks for the seed or the state of a random stream.
+
+    Each step of a trial alone has its own, and a recorded program would keep that of the recording.
+
+    Raises:
+        UnfusableError: It asked within the context.
+    """
+    before, reads = sys.getprofile(), False
+
+    def note(frame: FrameType, event: Any, arg: Any) -> None:
+        nonlocal reads
+        if (
+            event == "c_call"
+            and getattr(arg, "__name__", "") in _READS_OF_STREAMS
+            and isinstance(getattr(arg, "__self__", None), torch.Generator | random.Random)
+            and _asks(frame)
+        ):
+            reads = True
+        if before is not None:
+            before(frame, event, arg)
+
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+    if reads:
+        raise UnfusableError("it reads the seed or the state of a random stream")
+
+
+_READS_OF_STREAMS = frozenset({"initial_seed", "get_state", "graphsafe_get_state", "getstate"})
+
+
+def _asks(frame: FrameType) -> bool:
+    """Return whether the user's own code calls, through PyTorch's functions for that or not."""
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename in _FILES_OF_STREAMS:
+        caller = caller.f_back
+    return caller is not None and is_own_file(caller.f_code.co_filename)
+
+
+_FILES_OF_STREAMS = frozenset({torch.random.__file__, torch.cuda.random.__file__, random.__file__})
+
+
 def evaluate_alone(
     task: Task, model: torch.nn.Module, batch: Any, *, lower: Collection[str] = ()
 ) -> Mapping[str, Any]:
@@ -203,7 +241,7 @@ def evaluate_alone(
     """
     model.eval()
     before = loose_streams()
-    with torch.no_grad(), upcast(named(model, lower)):
+    with torch.no_grad(), upcast(named(model, lower)), _no_reads_of_streams():
         found = task.metrics(model, batch)
     if before != loose_streams():
         raise UnfusableError("they draw from Python's or NumPy's random stream")

@@ -22,7 +22,7 @@ from thrifty.pack.task._task import Task
 from thrifty.pack.verify import KnownRounding
 
 from . import rules as rules
-from ._fusable import UnfusableError, dropouts, follows_rate_itself, numbers_of
+from ._fusable import UnfusableError, dropouts, follows_rate_itself, none_caught, numbers_of
 from ._packed import EachItsOwnMask, Group, Layout, Packed
 from ._randomness import DropoutMask, Randomness, TrialValue, plain
 from ._record import VIEWS, Program, record
@@ -332,7 +332,8 @@ class Structure:
         group = Group(len(randomness.generators), randomness=randomness)
         num_trained = len(self.layout.segments)
         trained = [t.detach().requires_grad_() for t in state[:num_trained]]
-        with self._holding(group, [*trained, *state[num_trained:]]), torch.enable_grad():
+        holding = self._holding(group, [*trained, *state[num_trained:]])
+        with holding, torch.enable_grad(), none_caught():
             self.model.train()
             return self._train(group, batch, trained)
 
@@ -345,7 +346,7 @@ class Structure:
             UnfusableError: As for ``run``.
         """
         group = Group(size, randomness=Randomness([]))
-        with self._holding(group, state), torch.no_grad():
+        with self._holding(group, state), torch.no_grad(), none_caught():
             self.model.eval()
             return self._evaluate(group, batch)
 

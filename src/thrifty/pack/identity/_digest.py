@@ -34,6 +34,7 @@ from ._own import (
     positional_of,
 )
 from ._place import MISSING, MOVES, Key, Place, Texts, slots_of, vars_of
+from ._precision import matmul_precision, unusual_precisions
 from ._reach import Reach, reach
 from ._syntax import code_digest, extension_digest, mentions
 from ._unnamed import planted_in, registered
@@ -213,7 +214,9 @@ class _Identification:
         for package, version in versions({*found.packages, "torch"}).items():
             parts[f"package {package}"] = [version]
         parts["torch default dtype"] = [str(torch.get_default_dtype())]
-        parts["torch matmul precision"] = [torch.get_float32_matmul_precision()]
+        parts["torch matmul precision"] = [str(matmul_precision())]
+        for name, value in unusual_precisions():
+            parts[f"torch precision {name or 'of all'}"] = [value]
         for name, entries in self._registered.items():
             parts[f"registered {name}"] = [f"#{self._values.digest(entries, path=name)}"]
         for name, names in found.subclasses.items():

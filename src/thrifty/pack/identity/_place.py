@@ -12,6 +12,8 @@ from typing import Any, Final, Literal
 
 import torch
 
+from ._precision import matmul_precision, set_matmul_precision
+
 
 class _Missing:
     def __repr__(self) -> str:
@@ -231,7 +233,7 @@ class Settings:
                 torch.get_default_device, torch.set_default_device
             ),
             "torch.get_float32_matmul_precision()": _Setting(
-                torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+                matmul_precision, set_matmul_precision
             ),
             "torch.are_deterministic_algorithms_enabled()": _Setting(
                 torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from thrifty.core import StateError
+from thrifty.pack._frozen import is_same_memory
 from thrifty.pack._quantized import WEIGHT, plain, quantized_layers
 from thrifty.pack._state import state_versions, with_versions
 
@@ -29,10 +30,10 @@ def load_model(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
         StateError: A layer is not quantised as in the state.
     """
     layers = quantized_layers(model)
-    if not layers:
+    apart = _there_already(model, state)
+    if not (layers or apart):
         model.load_state_dict(state)
         return
-    apart: set[str] = set()
     for path, layer in layers.items():
         prefix, now = f"{path}." if path else "", layer.contents()
         apart |= {prefix + name for name in now}
@@ -50,6 +51,36 @@ def load_model(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
     found = model.load_state_dict(with_versions(others, state_versions(state)), strict=False)
     if found.unexpected_keys or set(found.missing_keys) - apart:
         model.load_state_dict(state)  # which says what is wrong
+
+
+def _there_already(model: torch.nn.Module, state: Mapping[str, Any]) -> set[str]:
+    """Return the names of what need not be loaded, since a model has it in the same memory.
+
+    Loading would copy it, and so take the memory again that models share. The result is empty if a
+    module loads its state by code of its own, which may expect all of it.
+    """
+    if not all(map(_loads_plainly, model.modules())):
+        return set()
+    own = model.state_dict()
+    return {
+        name
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+        and isinstance(own.get(name), torch.Tensor)
+        and is_same_memory(own[name], value)
+    }
+
+
+def _loads_plainly(module: torch.nn.Module) -> bool:
+    kind = type(module)
+    return (
+        kind._load_from_state_dict is torch.nn.Module._load_from_state_dict
+        and kind.load_state_dict is torch.nn.Module.load_state_dict
+        and kind.set_extra_state is torch.nn.Module.set_extra_state
+        and "load_state_dict" not in vars(module)
+        and not module._load_state_dict_pre_hooks
+        and not module._load_state_dict_post_hooks
+    )
 
 
 def _are_alike(now: torch.Tensor, value: Any) -> bool:

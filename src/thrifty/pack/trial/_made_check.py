@@ -11,6 +11,7 @@ import torch
 
 from thrifty.core import StateError, TaskError
 from thrifty.pack._backend import Member, out_of_memory
+from thrifty.pack._frozen import snapshot
 from thrifty.pack.task._task import HyperParameters, SelfDescribing, Task, Trainable, own_task
 from thrifty.pack.verify import CheckBudget, MadeOnce, digest_or_none, own_tensors, same
 
@@ -168,7 +169,7 @@ def restored_trial(
     first = new_trial(task, device)
     assert isinstance(first, TaskTrial)
     first.begin(replace(member, state=None))
-    fresh = {name: t.detach().clone() for name, t in own_tensors(first.model).items()}
+    fresh = {name: snapshot(t) for name, t in own_tensors(first.model).items()}
     _check_shared(task, live, first)
     restored.begin(replace(member, state=None))
     names = [n for n, t in own_tensors(restored.model).items() if not same(t, fresh.get(n))]

@@ -64,7 +64,7 @@ from ._restored import (
     stand_in,
 )
 from ._used_names import UsedNames, used_names
-from ._watch import Change, Watch
+from ._watch import Change, Watch, num_hooks
 
 
 __all__ = [
@@ -107,6 +107,7 @@ __all__ = [
     "is_unread",
     "median_interval",
     "moment_tensors",
+    "num_hooks",
     "opaque_content",
     "outside_of_state",
     "own_state",

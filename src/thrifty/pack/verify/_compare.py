@@ -10,7 +10,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from thrifty.pack._frozen import is_same_memory
 from thrifty.pack.identity import parts_of
+from thrifty.pack.identity._precision import allows_tf32
 
 
 def same(one: Any, other: Any) -> bool:
@@ -52,6 +54,8 @@ def _same_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if one.layout != other.layout:
         return False
+    if is_same_memory(one, other):
+        return True
     one, other = one.detach(), other.detach()
     if one.layout != torch.strided:
         return all(map(_same_tensors, parts_of(one), parts_of(other)))
@@ -77,7 +81,7 @@ FINEST = 1e-10
 Terms may cancel, so even two computations in double precision do not agree more closely.
 """
 SMALLEST = 1e-30
-"""Differences below this are denormal numbers, which packs flush to zero."""
+"""Differences below this are lost among denormal numbers."""
 SMALLEST_LOSS = 1e-2
 """The least magnitude assumed for a loss, which may be a small difference of large terms."""
 SLACK = 4.0
@@ -293,9 +297,9 @@ def rounds_to_tf32(tensors: Iterable[torch.Tensor]) -> bool:
         tensors: The tensors of a model.
     """
     ranks = [tensor.dim() for tensor in tensors if tensor.is_cuda]
-    if torch.backends.cuda.matmul.allow_tf32:
+    if allows_tf32("cuda.matmul"):
         return bool(ranks)
-    return torch.backends.cudnn.allow_tf32 and max(ranks, default=0) > 2
+    return allows_tf32("cudnn.conv") and max(ranks, default=0) > 2
 
 
 TF32_EPS = 2.0**-10

@@ -18,6 +18,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
+from thrifty.pack._frozen import snapshot
 from thrifty.pack.identity import parts_of
 
 from ._compare import same
@@ -193,7 +194,7 @@ def _apart(one: Any, other: Any) -> float:
 def stand_in(batch: Any) -> Any:
     """Return a copy of the tensors of a batch, to compare with another one."""
     if isinstance(batch, torch.Tensor):
-        return batch.detach().clone()
+        return snapshot(batch)
     if isinstance(batch, Mapping):
         return {key: stand_in(value) for key, value in batch.items()}
     if isinstance(batch, list | tuple):

@@ -221,7 +221,13 @@ def _facts(
     tensors: Sequence[torch.Tensor], hooks: Iterable[Sized], *, memory: bool
 ) -> list[bool | int]:
     trained = map(attrgetter("requires_grad"), tensors)
-    return [*trained, *(places_in_memory(tensors) if memory else ()), *map(len, hooks)]
+    places = places_in_memory(tensors) if memory else ()
+    return [*trained, *map(num_hooks, tensors), *places, *map(len, hooks)]
+
+
+def num_hooks(tensor: torch.Tensor) -> int:
+    """Return how many hooks a tensor has, which see or change its gradient."""
+    return len(tensor._backward_hooks or ()) + len(tensor._post_accumulate_grad_hooks or ())
 
 
 class _Glance:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -382,6 +383,11 @@ def optimizer_for(spec: Optimizer, options: Mapping[str, Any]) -> tuple[RowOptim
     return kind(), (name, bool(options.get("momentum", 0.0)))
 
 
+_TORCH = sys.modules["torch.optim.optimizer"]  # not an attribute of its package
+_HOOKS_OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+"""Where PyTorch keeps hooks of the steps of all optimizers."""
+
+
 def grouped_optimizer(
     followed: FollowedOptimizer, values: Mapping[str, Any]
 ) -> tuple[GroupedOptimizer, Hashable]:
@@ -395,6 +401,8 @@ def grouped_optimizer(
     Raises:
         UnfusableError: There is no optimizer over rows for this optimizer or these options.
     """
+    if any(getattr(_TORCH, name, None) for name in _HOOKS_OF_ALL):
+        raise UnfusableError("hooks are registered for all optimizers")
     try:
         options, _ = followed.options(values)
     except (
