@@ -86,6 +86,7 @@ def main() -> None:
         "sizes": sizes,
         "quantized": quantized,
         "heads": heads,
+        "rounding": rounding,
         "checkpoints": checkpoints,
     }
     options = parser(__doc__)
@@ -433,6 +434,51 @@ def heads(given: Given) -> Part:
     for case in given.cases:
         print(f"passes of the trunk in a step of all trials, {case}: {figures[case]['passes']}")
     return figures, goals
+
+
+def rounding(given: Given) -> Part:
+    """Compare accuracies with plain runs', beside plain runs that begin one ulp apart.
+
+    At the highest rates, a top block that trains is chaotic: it turns samples around that are next
+    to a border, whatever rounds differently.
+    """
+    more = ["--quick"] if given.quick else []
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(method: str) -> dict[str, Any]:
+            options = (method, "block", "--folder", folder, "--text", given.text)
+            return in_fresh_process("bench.finetune.heads", *options, *more)
+
+        run("pretrain")
+        ours, plain = run(OURS)["accuracies"], run("moved")
+    of = [ours[number] for number in plain["configs"]]
+    apart = _apart(of, plain["plain"])
+    drifts = [_apart(each, plain["plain"]) for each in plain["moved"]]
+    table([
+        {"runs": "thrifty's", "mean distance, %": 100 * apart, "same": _same(of, plain["plain"])},
+        *(
+            {
+                "runs": f"plain, moved by one ulp ({number})",
+                "mean distance, %": 100 * drift,
+                "same": _same(each, plain["plain"]),
+            }
+            for number, (drift, each) in enumerate(zip(drifts, plain["moved"], strict=True), 1)
+        ),
+    ])
+    figures = {"thrifty": of, **plain}
+    drift = median(drifts)
+    ratio = apart / drift if drift else float(bool(apart))
+    name = "block, highest rates: distance of accuracies / that of runs moved by one ulp"
+    return figures, [at_most(name, ratio, 1)]
+
+
+def _apart(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the mean distance of accuracies."""
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
+
+
+def _same(one: Sequence[float], other: Sequence[float]) -> int:
+    return sum(abs(a - b) <= SAME for a, b in zip(one, other, strict=True))
 
 
 def _head_row(

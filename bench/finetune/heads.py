@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import thrifty as th
 from bench.common.processes import say_result
+from bench.finetune.runs import move
 from bench.ladder.setting import BLOCK, GPT, loss_of, text_of
 from thrifty.core import derive_seed, step_seed
 from thrifty.pack import BlockOptions, EpochPlan, FusedBackend, Member, epoch_order
@@ -258,11 +259,17 @@ def optuna(work: Work, *, given: bool = False) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - began, "accuracies": found}
 
 
-def train_plainly(task: Tuning, data: Any, config: Mapping[str, float]) -> float:
-    """Train one configuration in plain PyTorch and return its accuracy."""
+def train_plainly(task: Tuning, data: Any, config: Mapping[str, float], *, moved: int = 0) -> float:
+    """Train one configuration in plain PyTorch and return its accuracy.
+
+    ``moved`` is the seed by which each weight is moved one ulp up or down at the beginning; 0: none
+    is.
+    """
     sizes = task.work.sizes
     torch.manual_seed(derive_seed(SEED, "model"))
     model = task.model(th.HyperParameters(config))
+    if moved:
+        move(model, seed=moved)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config["lr"], weight_decay=config["decay"])
     for epoch in range(sizes.epochs):
@@ -277,6 +284,28 @@ def train_plainly(task: Tuning, data: Any, config: Mapping[str, float]) -> float
     with torch.no_grad():
         valid = data.valid[:] if isinstance(data, th.DatasetPair) else data.valid
         return float(task.metrics(model, valid)["accuracy"])
+
+
+def moved(work: Work) -> dict[str, Any]:
+    """Train the configurations of the highest rates plainly: as they are, and moved by one ulp.
+
+    They train on given features, which changes no bit of the results.
+    """
+    task = Tuning(work, given=True)
+    data = task.data(th.HyperParameters({}))
+    configs = work.sizes.configs
+    highest = sorted({config["lr"] for config in configs})[-NUM_HIGHEST:]
+    chosen = [number for number, config in enumerate(configs) if config["lr"] in highest]
+    runs = [
+        [train_plainly(task, data, configs[number], moved=seed) for number in chosen]
+        for seed in range(NUM_MOVED + 1)
+    ]
+    return {"configs": chosen, "plain": runs[0], "moved": runs[1:]}
+
+
+NUM_HIGHEST = 3
+"""How many of the highest rates are looked at: below them, all accuracies are the same."""
+NUM_MOVED = 3
 
 
 def _rows(data: Any, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -371,6 +400,7 @@ METHODS: dict[str, Callable[[Work], dict[str, Any]]] = {
     "thrifty, features": partial(thrifty, given=True),
     "features": features_alone,
     "passes": passes,
+    "moved": moved,
 }
 
 

@@ -228,7 +228,7 @@ def _solo_weights(
 ) -> dict[str, torch.Tensor]:
     model = adapted(setting, config)
     if moved:
-        _move(model, seed=moved)
+        move(model, seed=moved)
     run = solo_steps(setting, model, config["lr"])
     for _ in range(setting.steps):
         next(run)
@@ -236,7 +236,7 @@ def _solo_weights(
 
 
 @torch.no_grad()
-def _move(model: torch.nn.Module, *, seed: int) -> None:
+def move(model: torch.nn.Module, *, seed: int) -> None:
     """Move each weight by one ulp, up or down."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
