@@ -4,8 +4,10 @@ One training sample is far off, so most steps (and the sampled checks of a pack)
 """
 
 import contextlib
+import cProfile
 import logging
 import random
+import sys
 import threading
 
 import pytest
@@ -353,3 +355,26 @@ def test_whether_a_part_may_round_to_tf32(monkeypatch):
     assert not allows_tf32("cuda.matmul")
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     assert allows_tf32("cuda.matmul")
+
+
+def test_profilers_go_on(tmp_path):
+    calls = []
+
+    def note(frame, event, arg):
+        calls.append(event)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        curves(OwnStream, tmp_path, pack="fused")
+        assert sys.getprofile() is note
+    finally:
+        sys.setprofile(before)
+    assert calls
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        assert curves(Careful, tmp_path, pack="auto")[0]
+        assert sys.getprofile() is profiler
+    finally:
+        profiler.disable()
