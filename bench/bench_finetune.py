@@ -196,7 +196,10 @@ def memory(given: Given) -> Part:
             _memory_row(f"{name}: {TRIALS} in chunks of {chunk}", parts, limit=CHUNKED * peak),
         ]
         highest = max(whole["building"], whole["training"])
-        studies = {size: job("study_memory", setting, at_once=size) for size in (TRIALS, 4, 1)}
+        studies = {
+            size: job("study_memory", setting, at_once=size)
+            for size in dict.fromkeys((TRIALS, chunk, 1))
+        }
         figures[name]["studies"] = studies
         for size, found in studies.items():
             in_turn = "one at a time" if size == 1 else f"{size} at a time"

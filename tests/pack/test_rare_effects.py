@@ -378,3 +378,9 @@ def test_profilers_go_on(tmp_path):
         assert sys.getprofile() is profiler
     finally:
         profiler.disable()
+
+
+def test_settings_of_cudnn_are_no_other_identity(monkeypatch):
+    before = Far().identity()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not torch.backends.cudnn.allow_tf32)
+    assert Far().identity() == before

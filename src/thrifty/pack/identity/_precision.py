@@ -11,18 +11,12 @@ from typing import Any
 import torch
 
 
-_USUAL = {
-    "": "none",
-    "cuda.matmul": "none",
-    "cudnn": "none",
-    "cudnn.conv": "tf32",
-    "cudnn.rnn": "tf32",
-    "mkldnn": "none",
-    "mkldnn.matmul": "none",
-    "mkldnn.conv": "none",
-    "mkldnn.rnn": "none",
-}
-"""The parts of ``torch.backends`` with a precision of their own, and what it is at first."""
+_PARTS = (
+    "", "cuda.matmul", "cudnn", "cudnn.conv", "cudnn.rnn",
+    "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn",
+)  # fmt: skip
+"""The parts of ``torch.backends`` with a precision of their own."""
+_LEFT_OUT = frozenset({"cuda.matmul", "mkldnn.matmul", "cudnn", "cudnn.conv", "cudnn.rnn"})
 
 Precisions = tuple[tuple[str, str], ...]
 """Names of parts, and their precisions."""
@@ -54,13 +48,13 @@ def set_matmul_precision(value: str | Precisions) -> None:
 def unusual_precisions() -> Precisions:
     """Return the parts whose precision is not that of PyTorch, besides products of matrices.
 
+    Those of cuDNN are left out, as its other settings are: scripts for CPUs set them, too.
+
     >>> unusual_precisions()
     ()
     """
     return tuple(
-        (name, value)
-        for name, value in _precisions()
-        if value != _USUAL[name] and not name.endswith("matmul")
+        (name, value) for name, value in _precisions() if value != "none" and name not in _LEFT_OUT
     )
 
 
@@ -80,7 +74,7 @@ def allows_tf32(name: str) -> bool:
 
 
 def _precisions() -> Precisions:
-    found = ((name, getattr(_part(name), "fp32_precision", None)) for name in _USUAL)
+    found = ((name, getattr(_part(name), "fp32_precision", None)) for name in _PARTS)
     return tuple((name, value) for name, value in found if value is not None)
 
 
