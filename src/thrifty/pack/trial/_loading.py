@@ -54,9 +54,9 @@ def load_model(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def _there_already(model: torch.nn.Module, state: Mapping[str, Any]) -> set[str]:
-    """Return the names of what need not be loaded, since a model has it in the same memory.
+    """Return the names of the tensors that a model has in the same memory already.
 
-    Loading would copy it, and so take the memory again that models share. The result is empty if a
+    Loading would copy them, and take the memory again that models share. The result is empty if a
     module loads its state by code of its own, which may expect all of it.
     """
     if not all(map(_loads_plainly, model.modules())):
