@@ -259,7 +259,7 @@ class Completeness:
         self._check.check(live, member, plan, epoch=course.epoch, seconds=course.epoch_s)
 
 
-CACHE_BYTES = 256 * 2**20
+CACHE_BYTES = 32 * 2**20
 """Size of the cache of recent states, so that a branch need not read what was just written."""
 
 
