@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import cProfile
 import random
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,7 +17,6 @@ from torch.utils import _pytree as pytree
 
 from thrifty.pack._frozen import copy_of
 from thrifty.pack._state import loose_streams, seed_step, torch_streams
-from thrifty.pack.identity._own import is_own_file
 from thrifty.pack.task._data import WholeBatch
 from thrifty.pack.task._task import Task
 
@@ -186,7 +187,7 @@ def train_alone(
 
 @contextmanager
 def _no_reads_of_streams() -> Iterator[None]:
-    """Refuse code of the user that asks for the seed or the state of a random stream.
+    """Refuse code that asks for the seed or the state of a random stream.
 
     Each step of a trial alone has its own, and a recorded program would keep that of the recording.
 
@@ -194,9 +195,6 @@ def _no_reads_of_streams() -> Iterator[None]:
         UnfusableError: It asked within the context.
     """
     before, reads = sys.getprofile(), False
-    if before is not None and not callable(before):
-        yield  # a profiler that is written in C, which cannot be set again: there can be only one
-        return
 
     def note(frame: FrameType, event: Any, arg: Any) -> None:
         nonlocal reads
@@ -207,30 +205,49 @@ def _no_reads_of_streams() -> Iterator[None]:
             and _asks(frame)
         ):
             reads = True
-        if before is not None:
+        if callable(before):
             before(frame, event, arg)
 
-    sys.setprofile(note)
+    with _no_profiler(before):
+        sys.setprofile(note)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+    if reads:
+        raise UnfusableError("it reads the seed or the state of a random stream")
+
+
+@contextmanager
+def _no_profiler(before: Any) -> Iterator[None]:
+    """Stop a profiler within the context: there can be only one, and one in C starts itself."""
+    if isinstance(before, cProfile.Profile):
+        before.disable()
     try:
         yield
     finally:
-        sys.setprofile(before)
-    if reads:
-        raise UnfusableError("it reads the seed or the state of a random stream")
+        if isinstance(before, cProfile.Profile):
+            before.enable()
+        else:
+            sys.setprofile(before)
 
 
 _READS_OF_STREAMS = frozenset({"initial_seed", "get_state", "graphsafe_get_state", "getstate"})
 
 
 def _asks(frame: FrameType) -> bool:
-    """Return whether the user's own code calls, through PyTorch's functions for that or not."""
+    """Return whether other code than PyTorch's and thrifty's asks, such as that of the user.
+
+    PyTorch puts back what it reads, as in ``torch.utils.checkpoint``.
+    """
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_filename in _FILES_OF_STREAMS:
         caller = caller.f_back
-    return caller is not None and is_own_file(caller.f_code.co_filename)
+    return caller is not None and not caller.f_code.co_filename.startswith(_FOLDERS)
 
 
 _FILES_OF_STREAMS = frozenset({torch.random.__file__, torch.cuda.random.__file__, random.__file__})
+_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
 def evaluate_alone(
