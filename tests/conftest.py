@@ -30,6 +30,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from thrifty.pack.identity._precision import all_precisions, set_matmul_precision
 from thrifty.perf import PackCurve
 
 from .depth import IS_THOROUGH, drawn, draws
@@ -154,9 +155,33 @@ def known_gains(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Run torch with one thread, because bits may depend on the number of threads."""
-    before = torch.get_num_threads()
+def settings_of_torch():
+    """Run torch with one thread, because bits may depend on it; give back what a test has set.
+
+    What one test left would change the results of others, whichever come after it in a process.
+    """
+    threads = torch.get_num_threads()
+    before = _settings_of_torch()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads)
+    if _settings_of_torch() == before:
+        return
+    deterministic, warn_only, cudnn, precisions, dtype = before
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
+    # PyTorch refuses to read by the older interface what only the newer one has set.
+    torch.backends.cudnn.allow_tf32 = dict(precisions).get("cudnn.conv") == "tf32"
+    torch.set_float32_matmul_precision("highest")
+    set_matmul_precision(precisions)
+    torch.set_default_dtype(dtype)
+
+
+def _settings_of_torch():
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        all_precisions(),
+        torch.get_default_dtype(),
+    )

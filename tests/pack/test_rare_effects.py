@@ -313,23 +313,6 @@ def test_studies_in_two_threads_are_refused(tmp_path):
 # -- precisions ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def own_precisions():
-    before = {n: _part(n).fp32_precision for n in ("mkldnn.matmul", "mkldnn.conv", "cuda.matmul")}
-    yield
-    for name, value in before.items():
-        _part(name).fp32_precision = value
-    torch.set_float32_matmul_precision("highest")
-
-
-def _part(name):
-    part = torch.backends
-    for each in name.split("."):
-        part = getattr(part, each)
-    return part
-
-
-@pytest.mark.usefixtures("own_precisions")
 def test_the_newer_interface_of_precisions_is_no_error(tmp_path):
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     with pytest.raises(RuntimeError):
@@ -342,7 +325,6 @@ def test_the_newer_interface_of_precisions_is_no_error(tmp_path):
     assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
 
 
-@pytest.mark.usefixtures("own_precisions")
 def test_a_precision_of_convolutions_is_another_identity():
     before = Far().identity()
     torch.backends.mkldnn.conv.fp32_precision = "bf16"
@@ -350,8 +332,7 @@ def test_a_precision_of_convolutions_is_another_identity():
     assert Far().identity() != before
 
 
-@pytest.mark.usefixtures("own_precisions")
-def test_whether_a_part_may_round_to_tf32(monkeypatch):
+def test_whether_a_part_may_round_to_tf32():
     assert allows_tf32("cudnn.conv")
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     assert not allows_tf32("cuda.matmul")

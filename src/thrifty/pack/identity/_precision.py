@@ -31,7 +31,7 @@ def matmul_precision() -> str | Precisions:
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
-        return _precisions()
+        return all_precisions()
 
 
 def set_matmul_precision(value: str | Precisions) -> None:
@@ -53,9 +53,16 @@ def unusual_precisions() -> Precisions:
     >>> unusual_precisions()
     ()
     """
+    found = all_precisions()
     return tuple(
-        (name, value) for name, value in _precisions() if value != "none" and name not in _LEFT_OUT
+        (name, value) for name, value in found if value != "none" and name not in _LEFT_OUT
     )
+
+
+def all_precisions() -> Precisions:
+    """Return the precision of each part that has one: none before PyTorch 2.9."""
+    found = ((name, getattr(_part(name), "fp32_precision", None)) for name in _PARTS)
+    return tuple((name, value) for name, value in found if value is not None)
 
 
 def allows_tf32(name: str) -> bool:
@@ -71,11 +78,6 @@ def allows_tf32(name: str) -> bool:
     if value == "none":
         value = getattr(torch.backends, "fp32_precision", "none")
     return bool(value == "tf32")
-
-
-def _precisions() -> Precisions:
-    found = ((name, getattr(_part(name), "fp32_precision", None)) for name in _PARTS)
-    return tuple((name, value) for name, value in found if value is not None)
 
 
 def _part(name: str) -> Any:
