@@ -132,8 +132,11 @@ def frozen_heap():
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch):
-    """Remove THRIFTY_ variables, so that no test depends on the caller's shell."""
+def clean_environment(settings_of_torch, monkeypatch):
+    """Remove THRIFTY_ variables, so that no test depends on the caller's shell.
+
+    What is patched is given back before settings of torch are, since it comes after them here.
+    """
     for name in list(os.environ):
         if name.startswith("THRIFTY_"):
             monkeypatch.delenv(name)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import math
+import mmap
+import pathlib
 import random
+import sys
 
 import pytest
 import torch
@@ -13,7 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from tests.devices import here
-from tests.pack._drive import Trial, alone, assert_same, assert_same_state, together
+from tests.pack._drive import Trial, alone, assert_same, assert_same_state, epoch_plan, together
 from tests.pack._toys import (
     TOYS,
     Attending,
@@ -407,6 +411,55 @@ def test_metrics_over_widths_do_not_see_the_padding():
     trials = widths(16, 12, 14, 16)
     assert num_blocks(task, trials) == 1
     check(task, trials)
+
+
+@by_optimizer
+@pytest.mark.parametrize("order", [(16, 12, 14, 12, 16, 13), (12, 16, 13, 14, 16, 12)])
+def test_trials_of_other_widths_take_over_rows(name, order):
+    optimizer, extra = OPTIMIZERS[name]
+    trials = [
+        Trial(
+            config={"lr": RATES[k % len(RATES)], "width": width, **extra}, seed=k, epochs=2 + k % 3
+        )
+        for k, width in enumerate(order)
+    ]
+    check(in_double(Toy, optimizer=optimizer), trials, at_once=3, size=3)
+
+
+class Large(Toy):
+    dtype = torch.float32
+    optimizer = AdamW(lr="lr")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at Linux's page tables")
+def test_moments_of_narrower_trials_take_less_memory():
+    """What lies outside of the narrower model is never written to."""
+    if here().type != "cpu":
+        pytest.skip("a GPU's rows are allocated as a whole")
+    held = {}
+    for width in (40_000, 24_000):
+        backend = fused(Large())
+        trials = widths(40_000, width)
+        for slot, trial in enumerate(trials):
+            backend.stack(slot, trial.member)
+        backend.step({
+            slot: epoch_plan(backend, trial.timeline, epoch=0, slot=slot)
+            for slot, trial in enumerate(trials)
+        })
+        (block,) = set(backend._home.values())
+        held[width] = sum(map(bytes_held, block._state._moments.values()))
+    # Adam has two moments of each number. The first layer has six in a row.
+    assert held[24_000] < held[40_000] - 0.9 * 2 * 16_000 * 6 * 4
+
+
+def bytes_held(tensor):
+    """Return how much of a tensor's memory the system has given."""
+    size = mmap.PAGESIZE
+    first, last = tensor.data_ptr() // size, (tensor.data_ptr() + tensor.nbytes - 1) // size
+    with pathlib.Path("/proc/self/pagemap").open("rb") as file:
+        file.seek(8 * first)
+        entries = array.array("Q", file.read(8 * (last + 1 - first)))
+    return size * sum(entry >> 63 for entry in entries)
 
 
 class NotingItsWidth(Toy):

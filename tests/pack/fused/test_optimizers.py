@@ -214,6 +214,29 @@ def test_a_row_that_is_moved_goes_on(kind, options):
         )
 
 
+@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+def test_a_row_of_which_parts_are_in_use(kind, options):
+    rows = rows_of(kind, len(options))
+    used = torch.zeros(WIDTH, dtype=torch.bool)
+    used[3:11] = used[20:WIDTH] = True
+    rows.parameters[-1, ~used] = 0
+    rows.use(len(options) - 1, [(3, 11), (20, WIDTH)])
+    trial = Alone(kind, rows.parameters[-1], options[-1])
+    for _ in range(4):
+        rows.gradients.normal_()
+        rows.gradients[-1, ~used] = 0
+        trial.step(rows.gradients[-1], options[-1])
+        kind().step(rows, options)
+    own = trial.parameter.detach()
+    torch.testing.assert_close(rows.parameters[-1], own, rtol=1e-12, atol=1e-12)
+    rows.move(len(options) - 1, 0)
+    torch.testing.assert_close(rows.parameters[0], own, rtol=1e-12, atol=1e-12)
+    rows.empty(0)
+    assert not rows.parameters[0].any()
+    assert not any(moment[0][used].any() for moment in rows.moments.values())
+    assert rows.steps[0] == 0
+
+
 @pytest.mark.parametrize("by", ["step", "update"])
 @pytest.mark.parametrize(("kind", "options"), OPTIONS)
 def test_single_precision(kind, options, by):

@@ -354,21 +354,43 @@ def test_steps_alone_are_freed_before_the_next_trial_takes_one(monkeypatch, keep
 @pytest.mark.slow
 def test_copies_of_states_are_freed_before_buffers_have_memory_again(monkeypatch):
     copies, left = [], []
-    own_state, give_memory = _row_state.RowState.own_state, BufferPool._give_memory
+    copied, give_memory = _row_state.RowState.copied_tensors, BufferPool._give_memory
 
     def noted(*args):
-        state = own_state(*args)
-        copies.append(weakref.ref(next(iter(state.tensors.values()))))
-        return state
+        tensors = copied(*args)
+        copies.append(weakref.ref(next(iter(tensors.values()))))
+        return tensors
 
     def counted(*args):
         left.append(sum(copy() is not None for copy in copies))
         return give_memory(*args)
 
-    monkeypatch.setattr(_row_state.RowState, "own_state", noted)
+    monkeypatch.setattr(_row_state.RowState, "copied_tensors", noted)
     monkeypatch.setattr(BufferPool, "_give_memory", counted)
     packed()
     assert len(copies) > len(RATES)
+    assert set(left) == {0}
+
+
+@pytest.mark.slow
+def test_moments_are_copied_when_activations_are_no_longer_needed(monkeypatch):
+    """A step needs most memory for its activations; then there are no copies beside them."""
+    copies, left = [], []
+    copied, gradients = _row_state.RowState.copied_moments, _block.Block._gradients
+
+    def noted(*args):
+        moments = copied(*args)
+        copies.extend(weakref.ref(each["momentum_buffer"]) for each in moments.values())
+        return moments
+
+    def counted(*args):
+        left.append(sum(copy() is not None for copy in copies))
+        return gradients(*args)
+
+    monkeypatch.setattr(_row_state.RowState, "copied_moments", noted)
+    monkeypatch.setattr(_block.Block, "_gradients", counted)
+    packed()
+    assert copies
     assert set(left) == {0}
 
 

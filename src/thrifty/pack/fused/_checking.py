@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -198,7 +199,8 @@ class StepCheck:
     ``judge``, and ``release`` when the state before the step is no longer needed.
 
     Attributes:
-        before: The trial's state before the step; empty after ``release``.
+        before: The trial's state before the step, its moments from ``note_gradients`` on; empty
+            after ``release``.
         seconds: Seconds that the check has taken so far.
         solo_s: Seconds that the step took alone. None before ``judge``, if operations were shared,
             and for a first step, which takes longer than others because its optimizer has no state
@@ -211,15 +213,20 @@ class StepCheck:
         self.solo_s: float | None = None
         self._rows = rows
         self._row = row
-        self.before = rows.own_state(trial, row)
+        self.before = OwnState(tensors=rows.copied_tensors(trial, row), moments={})
         self._gradients: dict[str, torch.Tensor] = {}
         self._alone: StepTaken | None = None
         self._num_numbers = 1
         self.seconds = time.perf_counter() - began
 
     def note_gradients(self) -> None:
-        """Copy the block's gradients, since clipping and optimizers change them in place."""
+        """Copy the block's gradients, since clipping and optimizers change them in place.
+
+        Moments are copied now, too: computing gradients leaves them alone, and needs much memory.
+        """
         began = time.perf_counter()
+        moments = self._rows.copied_moments(self.trial, self._row)
+        self.before = replace(self.before, moments=moments)
         self._gradients = self._rows.own_gradients(self.trial, self._row)
         self.seconds += time.perf_counter() - began
 

@@ -104,6 +104,31 @@ class Layout:
             shape = segment.shape if shapes is None else shapes[segment.name]
             yield view if shape == segment.shape else corner(view, shape)
 
+    def parts(
+        self, shapes: Mapping[str, torch.Size], *, within: tuple[int, int]
+    ) -> list[tuple[int, int]]:
+        """Return the ranges of a row that hold all numbers of a narrower model: one at least.
+
+        A parameter that is narrower in its first dimension alone lies in one piece. Of others, the
+        range of the whole is returned.
+
+        Args:
+            shapes: The shapes of its parameters, by name.
+            within: A range of columns, at the borders of parameters; the ranges count from there.
+        """
+        out: list[tuple[int, int]] = []
+        ends = [segment.start for segment in self.segments[1:]] + [self.width]
+        for segment, end in zip(self.segments, ends, strict=True):
+            if not within[0] <= segment.start < within[1]:
+                continue
+            shape = shapes[segment.name]
+            is_one_piece = shape != segment.shape and shape[1:] == segment.shape[1:]
+            start, stop = segment.start, segment.start + shape.numel() if is_one_piece else end
+            if out and out[-1][1] == start - within[0]:
+                start = out.pop()[0] + within[0]
+            out.append((start - within[0], stop - within[0]))
+        return out
+
     def holds(self, parameters: Mapping[str, torch.Tensor]) -> bool:
         """Return whether a model with these parameters fits into the corners of this layout's."""
         return all(

@@ -56,9 +56,12 @@ class RowState:
 
         self._parameters, self._gradients = zeros(), zeros()
         self._moments = {name: zeros() for name in optimizer.moments}
-        self._groups = [self._group(layout.range_of(names)) for names in optimizer.names]
+        self._columns = [layout.range_of(names) for names in optimizer.names]
+        self._groups = [self._group(columns) for columns in self._columns]
         self._outside: dict[int, list[torch.Tensor]] = {}
         """Views of the gradients outside of a narrower model's own tensors, for each row."""
+        self._unused = set(range(capacity))
+        """Rows that no trial has had yet. Writing zeros to them would only take memory."""
         self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
         self.lent: dict[str, FrozenTensor] = {}
         self._is_held = [name in structure.held for name in structure.untrained]
@@ -190,14 +193,16 @@ class RowState:
                 for name in untrained
             ]
         with torch.no_grad():
-            self._parameters[row].zero_()
+            if row in self._unused:
+                self._unused.remove(row)
+            else:
+                for rows in self._trained_groups():
+                    rows.empty(row)
             self._note_width(trial, row)
             for name, view in self._views(trial, self._parameters[row]):
                 view.copy_(own[name])
             for other, name in self._apart(untrained):
                 other[row].copy_(own[name])
-            for rows in self._trained_groups():
-                rows.clear(row)
             self._load_moments(trial, row)
         self._attach(trial, row)
 
@@ -271,9 +276,12 @@ class RowState:
         return zip(self._structure.trained, layout.row_views(row, shapes), strict=True)
 
     def _note_width(self, trial: FusedTrial, row: int) -> None:
-        """Note where gradients are outside of a narrower model's own tensors."""
+        """Note which part of a row a model has, and where gradients are outside of it."""
         self._outside[row] = []
         shapes = {name: p.shape for name, p in named_tensors(trial.model).items()}
+        for rows, columns in zip(self._groups, self._columns, strict=True):
+            if rows is not None and columns is not None:
+                rows.use(row, self._structure.layout.parts(shapes, within=columns))
         layout = self._structure.layout
         for segment, whole in zip(
             layout.segments, layout.row_views(self._gradients[row]), strict=True
@@ -300,15 +308,16 @@ class RowState:
         views = {m: dict(self._views(trial, rows[row])) for m, rows in self._moments.items()}
         return self._moments_in(views, trial, row)
 
-    def own_state(self, trial: FusedTrial, row: int) -> OwnState:
-        """Return a copy of a trial's tensors and moments."""
+    def copied_tensors(self, trial: FusedTrial, row: int) -> dict[str, torch.Tensor]:
+        """Return a copy of a trial's tensors, by name."""
         trained = self._copied_views(trial, self._parameters[row])
         own = own_tensors(trial.model)
-        moments = {m: self._copied_views(trial, rows[row]) for m, rows in self._moments.items()}
-        return OwnState(
-            tensors={n: trained[n] if n in trained else cheap_copy(t) for n, t in own.items()},
-            moments=self._moments_in(moments, trial, row),
-        )
+        return {n: trained[n] if n in trained else cheap_copy(t) for n, t in own.items()}
+
+    def copied_moments(self, trial: FusedTrial, row: int) -> dict[str, dict[str, Any]]:
+        """Return a copy of a trial's moments, as ``moments`` does."""
+        copied = {m: self._copied_views(trial, rows[row]) for m, rows in self._moments.items()}
+        return self._moments_in(copied, trial, row)
 
     def _copied_views(self, trial: FusedTrial, row: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a copy of the trial's part of each trained tensor of a row, by name."""

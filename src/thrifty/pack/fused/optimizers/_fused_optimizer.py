@@ -42,23 +42,50 @@ class Rows:
     steps: list[int]
     updates: dict[int, _Update] = field(init=False, default_factory=dict)
     """On a GPU, the updates captured so far, by the number of rows (``update_on_gpu``)."""
+    ranges: list[Sequence[tuple[int, int]]] = field(init=False)
+    """The columns of each row that are in use (``use``): at first all."""
     singles: dict[str, list[list[torch.Tensor]]] = field(init=False)
-    """Each row in a list of its own, as torch's fused kernels take lists of tensors."""
+    """These parts of each row, in a list of its own, as torch's fused kernels take lists."""
 
     def __post_init__(self) -> None:
-        whole = {"parameters": self.parameters, "gradients": self.gradients, **self.moments}
-        self.singles = {name: [[row] for row in t.unbind()] for name, t in whole.items()}
+        num, width = self.parameters.shape
+        self.ranges = [()] * num
+        self.singles = {name: [[]] * num for name in self._all()}
+        for row in range(num):
+            self.use(row, [(0, width)])
+
+    def _all(self) -> dict[str, torch.Tensor]:
+        return {"parameters": self.parameters, "gradients": self.gradients, **self.moments}
+
+    def use(self, row: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Set which columns of a row are in use.
+
+        The parameters of other columns are zero, and stay so. Optimizers need not update them, and
+        those that don't leave memory untouched that the system has not given yet.
+        """
+        self.ranges[row] = ranges
+        for name, whole in self._all().items():
+            self.singles[name][row] = [whole[row, start:stop] for start, stop in ranges]
 
     def move(self, source: int, target: int) -> None:
         """Copy one trial's row over another row."""
-        for tensor in (self.parameters, *self.moments.values()):
-            tensor[target].copy_(tensor[source])
+        if source == target:
+            return
+        self.empty(target)
+        self.use(target, self.ranges[source])
+        for name in ("parameters", *self.moments):
+            torch._foreach_copy_(self.singles[name][target], self.singles[name][source])
         self.steps[target] = self.steps[source]
+
+    def empty(self, row: int) -> None:
+        """Reset the parameters of a row to zero, and its optimizer state."""
+        torch._foreach_zero_(self.singles["parameters"][row])
+        self.clear(row)
 
     def clear(self, row: int) -> None:
         """Reset the optimizer state of a row."""
-        for moment in self.moments.values():
-            moment[row].zero_()
+        for name in self.moments:
+            torch._foreach_zero_(self.singles[name][row])
         self.steps[row] = 0
 
 

@@ -173,7 +173,7 @@ class Adam(RowOptimizer):
                     m,
                     v,
                     [],
-                    [step],
+                    [step] * len(p),
                     lr=option.get("lr", 1e-3),
                     beta1=beta1,
                     beta2=beta2,
