@@ -125,12 +125,16 @@ class Features(torch.nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One case: its sizes, its text and the folder with the pretrained model."""
+    """One case: its sizes, its text and the folder with the pretrained model.
+
+    With ``double``, all is computed in double precision.
+    """
 
     case: str
     sizes: Sizes
     text: str
     folder: str
+    double: bool = False
 
     @property
     def opened(self) -> bool:
@@ -143,7 +147,8 @@ class Work:
                 windows(self.text, self.sizes)[2], width=self.sizes.width, layers=self.sizes.layers
             )
         base.load_state_dict(load_file(Path(self.folder) / "base.safetensors"))
-        return Reader(base, opened=self.opened)
+        reader = Reader(base, opened=self.opened)
+        return reader.double() if self.double else reader
 
     def data(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         x, y, _ = windows(self.text, self.sizes)
@@ -286,7 +291,7 @@ def train_plainly(task: Tuning, data: Any, config: Mapping[str, float], *, moved
         return float(task.metrics(model, valid)["accuracy"])
 
 
-def moved(work: Work) -> dict[str, Any]:
+def highest(work: Work, *, num_moved: int = 0) -> dict[str, Any]:
     """Train the configurations of the highest rates plainly: as they are, and moved by one ulp.
 
     They train on given features, which changes no bit of the results.
@@ -294,11 +299,11 @@ def moved(work: Work) -> dict[str, Any]:
     task = Tuning(work, given=True)
     data = task.data(th.HyperParameters({}))
     configs = work.sizes.configs
-    highest = sorted({config["lr"] for config in configs})[-NUM_HIGHEST:]
-    chosen = [number for number, config in enumerate(configs) if config["lr"] in highest]
+    rates = sorted({config["lr"] for config in configs})[-NUM_HIGHEST:]
+    chosen = [number for number, config in enumerate(configs) if config["lr"] in rates]
     runs = [
         [train_plainly(task, data, configs[number], moved=seed) for number in chosen]
-        for seed in range(NUM_MOVED + 1)
+        for seed in range(num_moved + 1)
     ]
     return {"configs": chosen, "plain": runs[0], "moved": runs[1:]}
 
@@ -400,7 +405,8 @@ METHODS: dict[str, Callable[[Work], dict[str, Any]]] = {
     "thrifty, features": partial(thrifty, given=True),
     "features": features_alone,
     "passes": passes,
-    "moved": moved,
+    "highest": highest,
+    "highest, moved": partial(highest, num_moved=NUM_MOVED),
 }
 
 
@@ -411,10 +417,15 @@ def main() -> None:
     parser.add_argument("--folder", required=True)
     parser.add_argument("--text", default="")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--double", action="store_true", help="compute in double precision")
     args = parser.parse_args()
     torch.set_num_threads(1)
     work = Work(
-        case=args.case, sizes=Sizes.of(quick=args.quick), text=args.text, folder=args.folder
+        case=args.case,
+        sizes=Sizes.of(quick=args.quick),
+        text=args.text,
+        folder=args.folder,
+        double=args.double,
     )
     windows(work.text, work.sizes)
     say_result(METHODS[args.method](work))
