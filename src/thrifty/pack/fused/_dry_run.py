@@ -25,6 +25,7 @@ from thrifty.pack.task._task import Task
 from thrifty.pack.verify import Watch, as_it_was
 
 from ._fusable import UnfusableError, numbers_of, rate_places
+from ._padding import reads_outputs_alone
 from ._step import (
     Experiment,
     Step,
@@ -218,9 +219,9 @@ def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> boo
     """Return whether a narrower model, padded with zeros, gets its own results.
 
     Its tensors are padded to the shapes of the structure. Training zeroes the gradients of the
-    padding, so loss and gradients that are right for one step are right for all steps. Metrics are
-    compared, too: a mean over the width of an adapter sees the padding. All is compared for random
-    weights, because a fresh adapter is zero in a factor, which would hide a difference.
+    padding. That no value depends on the padding is proved from the programs of both models
+    (``_padding``), so it holds for all data. Loss, gradients and metrics are compared, too, for
+    random weights, because a fresh adapter is zero in a factor, which would hide a difference.
     """
     if structure.whole:
         return False
@@ -253,12 +254,25 @@ def _fits_inside(
             numbers=structure.numbers,
         )
         wide.lower = lower
-        experiment = Experiment(
-            structure=wide, models=[narrow], batches=[rows], tolerance=TOLERANCE
+        own = Structure(
+            structure.task,
+            copy_of(narrow),
+            batch_spec=structure.batch_spec,
+            trained=structure.trained,
+            held=structure.held,
+            numbers=structure.numbers,
         )
-        return experiment.trains_alike() and (
-            not structure.fused_metrics or replace(experiment, shared=True).evaluates_alike()
+        own.lower = lower
+        padded, alone = (
+            Experiment(structure=each, models=[narrow], batches=[rows], tolerance=TOLERANCE)
+            for each in (wide, own)
         )
+        if not padded.trains_alike(own=alone):
+            return False
+        if not structure.fused_metrics:
+            return True
+        beside = replace(alone, shared=True) if reads_outputs_alone(structure.task) else None
+        return replace(padded, shared=True).evaluates_alike(own=beside)
     except UnfusableError:
         return False
 

@@ -32,6 +32,7 @@ from thrifty.pack.verify import (
 from ._checking import metrics_agree_in_double
 from ._fusable import UnfusableError
 from ._member import Feed, FusedTrial, IteratorFeed
+from ._padding import reads_outputs_alone
 from ._programs import Programs
 from ._randomness import Randomness
 from ._row_state import RowState
@@ -189,18 +190,10 @@ class Evaluation:
     def _may_see_padding(self, trial: FusedTrial) -> bool:
         """Return whether metrics may depend on the zeros that a narrower trial is padded with.
 
-        Such as the share of an adapter's weights above some size: no comparison for some weights
-        could rule that out for later ones. Only metrics of thrifty's own are known to depend on a
-        model's outputs alone.
+        What reads outputs alone is proved not to before such a trial is put into a wider block
+        (``fits_inside``).
         """
-        kinds = type(trial.task).__mro__
-        home = next((kind for kind in kinds if "metrics" in vars(kind)), None)
-        by_outputs = (
-            home is not None
-            and "metrics" not in vars(trial.task)
-            and vars(home).get("_metrics_of_outputs", False)
-        )
-        return not by_outputs and trial.is_narrow
+        return trial.is_narrow and not reads_outputs_alone(trial.task)
 
     def _is_due(self, trial: FusedTrial) -> bool:
         """Return whether to compare the metrics of a trial with those it has alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cProfile
+import logging
 import random
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,9 +24,13 @@ from thrifty.pack.task._task import Task
 from ._fusable import UnfusableError, dropout_rates
 from ._narrowing import optimized
 from ._packed import corner
+from ._padding import not_proved
 from ._randomness import Randomness, fill
 from ._structure import Recorded, Structure, Variant, in_order, named, upcast
 from ._tape import bind
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,19 +294,27 @@ class Experiment:
     shared: bool = False
     num_rows: Sequence[int] | None = None
 
-    def trains_alike(self) -> bool:
-        """Return whether each model's step is the same packed and alone."""
+    def trains_alike(self, *, own: Experiment | None = None) -> bool:
+        """Return whether each model's step is the same packed and alone.
+
+        Args:
+            own: The same models in a structure that is as wide as they are, if this one's is wider;
+                then that the step does not see the padding is proved, too.
+        """
         alone = self._alone()
         try:
-            self.check(self.record(), alone)
+            recorded = self.record()
+            self.check(recorded, alone)
+            return own is None or _sees_no_padding(recorded, own.record())
         except UnfusableError:
             return False
-        return True
 
-    def evaluates_alike(self) -> bool:
-        """Return whether each model's metrics are the same packed and alone."""
+    def evaluates_alike(self, *, own: Experiment | None = None) -> bool:
+        """Return whether each model's metrics are the same packed and alone; ``own`` as above."""
         try:
             recorded = self.record(training=False)
+            if own is not None and not _sees_no_padding(recorded, own.record(training=False)):
+                return False
         except UnfusableError:
             return False
         found = self._replay(recorded, self._state())
@@ -454,6 +467,13 @@ class Experiment:
     def _state_of(self, model: torch.nn.Module) -> list[torch.Tensor]:
         own = self.structure.state_of(model)
         return [own[name].detach() for name in self.structure.state_names]
+
+
+def _sees_no_padding(recorded: Recorded, own: Recorded) -> bool:
+    why_not = not_proved(recorded.program, own.program)
+    if why_not:
+        logger.debug("a narrower model has a block of its own: %s may see its padding", why_not)
+    return not why_not
 
 
 def run_packed(
