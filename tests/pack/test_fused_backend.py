@@ -46,6 +46,7 @@ from thrifty.pack import (
     UnverifiedError,
 )
 from thrifty.pack.fused._dry_run import dry_run
+from thrifty.pack.fused._structure import Structure
 from thrifty.space import Cosine, Linear, MultiStep, Step
 from thrifty.testing import FaultyTask
 
@@ -256,6 +257,38 @@ def test_attention_with_dropout_in_single_precision():
     task = variant(Attending, batch_size="size")
     trials = [Trial(config={"lr": 0.02, **size}, seed=k) for k, size in enumerate(sizes)]
     check(task, trials, tolerance=10 * SINGLE)
+
+
+class Penalised(Toy):
+    """A penalty on weights, of which some may have as many rows as the batch."""
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) + 0.05 * sum(p.square().sum() for p in model.parameters())
+
+
+def penalised(*, width):
+    """Return a trial of small batches that goes on with one of large batches, for an epoch."""
+    task = in_double(Penalised, batch_size="batch")
+    configs = [{"lr": 0.02, "width": width, "batch": size} for size in (7, 7, 8)]
+    return task, [Trial(config=c, seed=k, epochs=(3, 1, 1)[k]) for k, c in enumerate(configs)]
+
+
+def test_a_weight_has_as_many_rows_as_the_batch():
+    """Which tensors have the rows of a batch is told by their size."""
+    check(*penalised(width=9), at_once=2)
+    task, trials = penalised(width=8)
+    one, _, other = together(fused(task), trials, at_once=2)
+    for result in (one, other):
+        assert isinstance(result.error, UnfusableError)
+        assert "may have 8 rows, too" in str(result.error)
+
+
+def test_a_new_step_is_checked_on_a_trial_that_is_padded(monkeypatch):
+    monkeypatch.setattr(Structure, "_check_padded", lambda *args, **options: None)
+    task, trials = penalised(width=8)
+    one, _, other = together(fused(task), trials, at_once=2)
+    assert isinstance(one.error, UnverifiedError)
+    assert other.error is None
 
 
 def test_batch_sizes_far_apart_have_blocks_of_their_own():

@@ -262,7 +262,11 @@ class Block:
         # a new program keeps present values as constants, and another trial may have set them
         moved = [trial for trial in self.trials if trial.watch.changed()]
         firsts = [self.trials[rows.start] for rows in bound.rows_apart]
-        return list(dict.fromkeys([*(due if len(firsts) == 1 and due else firsts), *due, *moved]))
+        if len(firsts) == 1 and due:
+            firsts = []
+        if bound.variant.padded:  # one whose rows are all real would not show what padding does
+            firsts.append(min(self.trials, key=lambda t: t.feed.num_rows(t.step_index)))
+        return list(dict.fromkeys([*firsts, *due, *moved]))
 
     def _judge(
         self, checks: Sequence[StepCheck], losses: torch.Tensor, bound: Bound | None

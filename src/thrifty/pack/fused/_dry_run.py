@@ -334,7 +334,8 @@ def _tested(
     out.draws_nothing = not recorded.draws
     out.fused_metrics = together.evaluates_alike()
     out.sharing = together.trains_alike()
-    out.padding = _padding_agrees(experiment)
+    out.padded_calls = _padded_calls(experiment)
+    out.padding = out.padded_calls is not None
     return out
 
 
@@ -402,12 +403,14 @@ def _steady(experiment: Experiment) -> Recorded:
     return first
 
 
-def _padding_agrees(experiment: Experiment) -> bool:
-    """Return whether rows of weight zero leave each model's step unchanged."""
+def _padded_calls(experiment: Experiment) -> tuple[str, ...] | None:
+    """Return the arithmetic of a step with rows of weight zero; None if they change the step."""
     rows = len(experiment.batches[0][0])
     if rows < 2:
-        return False
-    return replace(experiment, num_rows=(rows, max(1, rows - 2))).trains_alike()
+        return None
+    padded = replace(experiment, num_rows=(rows, max(1, rows - 2)))
+    recorded = padded.trained_alike()
+    return None if recorded is None else recorded.program.arithmetic()
 
 
 def _lent(

@@ -201,6 +201,11 @@ class Program:
     outputs: tuple[int | None, ...]
     meta: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
 
+    def arithmetic(self) -> tuple[str, ...]:
+        """Return the names of the functions that compute, without those that only move values."""
+        names = (call.function.name() for call in self.calls if call.function not in CREATIONS)
+        return tuple(name for name in names if name.partition(".")[0] not in _MOVING)
+
     def same_calls(self, other: Program) -> bool:
         """Return whether another recording has the same calls.
 
@@ -219,6 +224,16 @@ class Program:
                 if i not in self.draws
             )
         )
+
+
+_MOVING = frozenset({
+    f"aten::{name}"
+    for name in (
+        "_reshape_alias", "_to_copy", "_unsafe_view", "alias", "as_strided", "clone", "contiguous",
+        "copy_", "detach", "expand", "movedim", "permute", "reshape", "select", "slice", "squeeze",
+        "t", "transpose", "unsqueeze", "view",
+    )
+})  # fmt: skip
 
 
 def record(

@@ -301,13 +301,23 @@ class Experiment:
             own: The same models in a structure that is as wide as they are, if this one's is wider;
                 then that the step does not see the padding is proved, too.
         """
+        recorded = self.trained_alike()
+        if recorded is None or own is None:
+            return recorded is not None
+        try:
+            return _sees_no_padding(recorded, own.record())
+        except UnfusableError:
+            return False
+
+    def trained_alike(self) -> Recorded | None:
+        """Return the packed step if it is that of each model alone; None if it is not."""
         alone = self._alone()
         try:
             recorded = self.record()
             self.check(recorded, alone)
-            return own is None or _sees_no_padding(recorded, own.record())
         except UnfusableError:
-            return False
+            return None
+        return recorded
 
     def evaluates_alike(self, *, own: Experiment | None = None) -> bool:
         """Return whether each model's metrics are the same packed and alone; ``own`` as above."""
