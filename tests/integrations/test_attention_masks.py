@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     MistralConfig,
+    MixtralConfig,
     ModernBertConfig,
     MptConfig,
     OPTConfig,
@@ -278,6 +280,39 @@ def test_models_that_see_later_tokens_are_not_trained_to_predict_them():
     task = task_of(BertConfig(**SIZES, is_decoder=True))
     ids = torch.arange(3, 11)[None]
     assert task.loss(task.model(HyperParameters({})), (ids,)).isfinite()
+
+
+EXPERTS = MixtralConfig(
+    vocab_size=60, hidden_size=64, intermediate_size=96, num_hidden_layers=24,
+    num_attention_heads=4, num_key_value_heads=2, pad_token_id=0,
+    num_local_experts=8, num_experts_per_tok=2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_experts_that_round_differently_beside_another_token_see_no_later_ones(packed):
+    found = masks.masks_of(
+        AutoModelForCausalLM.from_config(EXPERTS), kind="causal", is_packed=packed
+    )
+    assert found == masks.Masks("left")
+
+
+def test_rounding_hides_no_later_token(monkeypatch):
+    """What a token adds may be as small as rounding: then gradients tell."""
+    monkeypatch.setattr(masks, "_TOLERANCE", math.inf)
+    with pytest.raises(th.TaskError, match="BertLMHeadModel sees later tokens"):
+        task_of(BertConfig(**SIZES, num_labels=2)).model(HyperParameters({}))
+    unknown = WithoutTable(LLAMA)
+    monkeypatch.setattr(masks, "_ULPS", -1)
+    with pytest.raises(th.TaskError, match="WithoutTable sees later tokens"):
+        masks.masks_of(unknown, kind="causal", is_packed=False)
+
+
+class WithoutTable(LlamaForCausalLM):
+    """A model that does not say where its embeddings are."""
+
+    def get_input_embeddings(self):
+        raise NotImplementedError
 
 
 class WithoutLogits(LlamaForCausalLM):

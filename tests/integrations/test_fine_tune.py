@@ -696,6 +696,64 @@ def test_a_study_and_its_adapter(tmp_path, adapter):
         assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
 
 
+class Averaged(th.FineTune):
+    average = th.EMA(0.5)
+
+
+@pytest.mark.parametrize(("metric", "chosen"), [("ema_loss", "ema"), ("loss", None)])
+def test_an_exported_adapter_has_the_weights_that_the_metric_is_measured_with(
+    tmp_path, metric, chosen, capsys
+):
+    study = th.Study(
+        Averaged(SMALL, adapter=LORA, data=sentences, optimizer=th.AdamW(lr="lr")),
+        th.Space(lr=0.05, rank=2, alpha=8),
+        algorithm=th.GridSearch(max_epochs=2),
+        metric=metric,
+        mode="min",
+        storage=f"sqlite:///{tmp_path / 'studies.db'}",
+        name="adapters",
+    )
+    study.run(progress=False, executor=th.Local(threads=1))
+    folders = {given: tmp_path / str(given) for given in (None, "ema", "none")}
+    for given, folder in folders.items():
+        _write_adapter(study, None, folder, average=given)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].endswith(", with the weights of ema, which ema_loss is measured with") == (
+        chosen is not None
+    )
+    assert said[1].endswith("ema, with the weights of ema")
+    assert said[2].endswith("none")
+    written = {
+        given: load_file(folder / "adapter_model.safetensors") for given, folder in folders.items()
+    }
+    for given in (None, "ema", "none"):
+        average = chosen if given is None else {"ema": "ema", "none": None}[given]
+        model = study.best_trial.load_model(average=average)
+        own = peft.get_peft_model_state_dict(model)
+        assert own.keys() == written[given].keys()
+        assert all(torch.equal(own[name], written[given][name]) for name in own)
+    name = next(name for name in own if "lora_B" in name)
+    assert not torch.equal(written["ema"][name], written["none"][name])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"targets": ("all-linear", "lm_head")}, r'"all-linear" is for all layers.*other targets'),
+        ({"layers": (1,)}, r'"all-linear" is for all.*beside layers=\(1,\); name the layers'),
+        ({"targets": ("q_proj",), "layers": ()}, r"layers must be the numbers.*or None for all"),
+        ({"targets": ("q_proj",), "layers": 1}, r"layers must be the numbers.*got 1"),
+        ({"targets": ("q_proj",), "layers": (-1,)}, "must be numbers of blocks from 0, got -1"),
+        ({"targets": ("q_proj",), "layers": (0, 9)}, r"block 9.*has 2 blocks.*0 to 1"),
+        ({"targets": ("q_proj",), "layers": "which"}, r"layers must be the numbers.*got \(\)"),
+        ({"targets": ("q_proj",), "all_layers": ("1",)}, "all_layers must be numbers of blocks"),
+    ],
+)
+def test_blocks_that_get_no_adapters_are_no_surprise(options, message):
+    with pytest.raises(TaskError, match=message):
+        llama(adapter=th.LoRA(r=2, **options)).model(HyperParameters({"which": ()}))
+
+
 def test_all_epochs_of_a_sweep_are_packed(tmp_path):
     adapter = th.LoRA(r="rank", alpha=8, targets=("q_proj", "v_proj"), dropout="dropout")
     study = th.Study(
@@ -1232,6 +1290,11 @@ def test_a_mask_in_the_place_of_labels_and_labels_that_are_shifted_already_are_r
         llama(data=pairs).data(HyperParameters({}))
     bits = th.ArrayData(train=(mask, mask), valid=(mask, mask))
     assert llama(data=bits).data(HyperParameters({})) is bits
+    task = llama()
+    model = task.model(HyperParameters({"rank": 2, "alpha": 4}))
+    with pytest.raises(TaskError, match=r"is 0 and 1 only.*give \(ids, mask, labels\)"):
+        task.loss(model, (tokens(4, 0), mask))
+    assert task.loss(model, (tokens(4, 0), torch.where(mask == 1, -100, mask))).isnan()
     tokens(8, 0).flatten().to(torch.uint16).numpy().tofile(tmp_path / "tokens.bin")
     file = th.TokenFile(tmp_path / "tokens.bin", block_size=8, num_valid=2)
     with pytest.raises(TaskError, match="labels of a TokenFile are shifted by one token"):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 from rich.bar import Bar
@@ -191,6 +191,11 @@ def importance_command(
 @click.option(
     "--trial", "number", type=int, help="Trial whose adapter is written  [default: the best one]"
 )
+@click.option(
+    "--average",
+    type=click.Choice(["ema", "swa", "none"]),
+    help="Which averaged weights the adapter has  [default: those of the study's metric]",
+)
 @trust_option
 @json_option
 def export_command(  # noqa: PLR0913 (one argument for each option)
@@ -203,6 +208,7 @@ def export_command(  # noqa: PLR0913 (one argument for each option)
     optuna: Path | None,
     adapter: Path | None,
     number: int | None,
+    average: str | None,
     trust_file: bool,
     as_json: bool,
 ) -> None:
@@ -217,12 +223,14 @@ def export_command(  # noqa: PLR0913 (one argument for each option)
         )
     if number is not None and adapter is None:
         raise UsageError("--trial says whose adapter to write; add --adapter DIR")
+    if average is not None and adapter is None:
+        raise UsageError("--average says which weights an adapter has; add --adapter DIR")
     if as_json and any(file is None for _, file in wanted):
         raise UsageError("--json prints which files were written; name a file with --out FILE")
     written: list[Path] = []
     if adapter is not None:
         study = load_stored_study(name, storage=storage, trust_file=trust_file)
-        _write_adapter(study, number, adapter)
+        _write_adapter(study, number, adapter, average=average)
         written.append(adapter)
     if optuna is not None:
         export_optuna(storage, name, file=optuna)
@@ -268,8 +276,18 @@ def _write_tables(
     return written
 
 
-def _write_adapter(study: Study, number: int | None, folder: Path) -> None:
-    """Write the adapter of a trial into a folder that appears when it is complete."""
+def _write_adapter(
+    study: Study, number: int | None, folder: Path, *, average: str | None = None
+) -> None:
+    """Write the adapter of a trial into a folder that appears when it is complete.
+
+    Args:
+        study: The study.
+        number: Number of the trial; None for the best one.
+        folder: The new folder.
+        average: Which averaged weights it has: ``"ema"``, ``"swa"`` or ``"none"``; None for those
+            that the study's metric is measured with.
+    """
     if folder.exists():
         raise UsageError(f"{folder} exists already; name a new folder")
     if number is None:
@@ -279,7 +297,9 @@ def _write_adapter(study: Study, number: int | None, folder: Path) -> None:
         if number not in known:
             raise UsageError(no_such_trial(study.name, number, num_trials=len(known)))
         trial = known[number]
-    model: Any = trial.load_model()
+    chosen = _average_of(study) if average is None else average
+    kind = None if chosen == "none" else cast("Literal['ema', 'swa']", chosen)
+    model: Any = trial.load_model(average=kind)
     if not hasattr(model, "peft_config"):
         what = type(model).__name__
         raise UsageError(
@@ -292,13 +312,24 @@ def _write_adapter(study: Study, number: int | None, folder: Path) -> None:
         unfinished.replace(folder)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}; name another place") from error
-    say(f"wrote the adapter of trial {trial.number} to {folder}")
+    said = "" if chosen == "none" else f", with the weights of {chosen}"
+    if chosen != "none" and average is None:
+        said += f", which {study.metric} is measured with"
+    say(f"wrote the adapter of trial {trial.number} to {folder}{said}")
     if _has_other_base(study):
         say(
             "warning: the files of the base model have changed since the study was made, and the "
             "adapter fits the former ones; load it onto a copy of those, or train a new study",
             err=True,
         )
+
+
+def _average_of(study: Study) -> str:
+    """Return which averaged weights the metric of a study is measured with."""
+    kept = getattr(study.task, "average", None) or ()
+    prefixes = [each.prefix for each in (kept if isinstance(kept, Sequence) else [kept])]
+    found = [prefix for prefix in prefixes if study.metric.startswith(prefix)]
+    return found[0].removesuffix("_") if found else "none"
 
 
 def _has_other_base(study: Study) -> bool:

@@ -20,6 +20,7 @@ from thrifty.pack.trial._trial_needs import BASE_BYTES
 
 from ._adapters import check_class, set_by_class
 from ._attention_masks import (
+    check_labels,
     check_padding,
     check_tokens,
     held,
@@ -37,6 +38,7 @@ from ._fine_tune_parts import (
     accuracy_of_sequences,
     accuracy_of_tokens,
     add_idle,
+    check_blocks,
     check_classes,
     check_classes_of,
     check_num_labels,
@@ -374,6 +376,7 @@ class FineTune(Task):
         if apart := not_adapted(base, classifies=classifies, whole=whole):
             options["exclude_modules"] = apart  # older versions of peft do not know it
         config = self._adapter.config(hp, kind=self.kind, **options)
+        check_blocks(config.layers_to_transform, base)
         try:
             with warnings.catch_warnings():
                 # peft asks transformers for an attribute by the name that it had before
@@ -536,6 +539,8 @@ class FineTune(Task):
         if self.kind == "causal":
             if mask is not None:
                 check_padding(mask, labels, ignored=IGNORED)
+            elif labels is not None and labels is not ids:
+                check_labels(ids, labels)
             # tokens look to the left only, so padding on the right changes nothing
             logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
             return logits

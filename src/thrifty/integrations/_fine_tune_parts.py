@@ -60,7 +60,8 @@ class LoRA:
     32
 
     Raises:
-        TaskError: ``r`` is neither a whole number of at least 1 nor a name.
+        TaskError: ``r`` is neither a whole number of at least 1 nor a name; ``layers`` are no
+            numbers of blocks.
 
     References:
         Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
@@ -83,6 +84,10 @@ class LoRA:
                 object.__setattr__(self, name, (ALL_LINEAR,))
         if not isinstance(self.r, str):
             _check_rank(self.r)
+        if not isinstance(self.layers, str):
+            _check_layers(self.layers)
+        if self.all_layers:
+            _check_layers(self.all_layers, name="all_layers")
 
     def values(self, hp: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields, with hyper-parameters in place of their names.
@@ -152,6 +157,7 @@ class LoRA:
         found = self.values(hp)
         rank, targets, layers = found["r"], found["targets"], found["layers"]
         _check_rank(rank)
+        _check_layers(layers)
         if not 0.0 <= found["dropout"] < 1.0:
             raise TaskError(f"LoRA: dropout must be in [0, 1), got {found['dropout']!r}")
         if not isinstance(found["rslora"], bool):
@@ -159,6 +165,12 @@ class LoRA:
         names = [targets] if isinstance(targets, str) else list(targets)
         if not names:
             raise TaskError('LoRA: targets is empty; name layers, such as ("q_proj", "v_proj")')
+        if ALL_LINEAR in names and (len(names) > 1 or layers is not None):
+            beside = f"layers={tuple(layers)}" if len(names) == 1 else "other targets"
+            raise TaskError(
+                f'LoRA: "all-linear" is for all layers of all blocks, and cannot stand beside '
+                f'{beside}; name the layers, such as targets=("q_proj", "v_proj", "up_proj")'
+            )
         made: peft.LoraConfig = peft_library().LoraConfig(
             r=rank,
             lora_alpha=found["alpha"],
@@ -175,6 +187,34 @@ class LoRA:
 def _check_rank(rank: object) -> None:
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise TaskError(f"LoRA: r must be a whole number of at least 1, got {rank!r}")
+
+
+def _check_layers(layers: object, *, name: str = "layers") -> None:
+    if layers is None:
+        return
+    if not isinstance(layers, Sequence) or isinstance(layers, str) or not layers:
+        raise TaskError(
+            f"LoRA: {name} must be the numbers of some blocks, such as (4, 5), or None for all; "
+            f"got {layers!r}"
+        )
+    for number in layers:
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise TaskError(f"LoRA: {name} must be numbers of blocks from 0, got {number!r}")
+
+
+def check_blocks(layers: Sequence[int] | int | None, base: Any) -> None:
+    """Check that a model has the blocks that get adapters, if its configuration says how many.
+
+    Raises:
+        TaskError: It has fewer.
+    """
+    num = getattr(getattr(base, "config", None), "num_hidden_layers", None)
+    last = layers if isinstance(layers, int) else max(layers or [0])
+    if isinstance(num, int) and last >= num > 0:
+        raise TaskError(
+            f"LoRA: layers names block {last}, and {type(base).__name__} has {num} blocks; "
+            f"give numbers from 0 to {num - 1}"
+        )
 
 
 _NAME = "default"
@@ -515,18 +555,21 @@ def digests_of(folder: Path) -> dict[str, str]:
 
 def _digest(file: Path) -> str:
     stat = file.stat()
-    key = (str(file.resolve()), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    key = (str(file.resolve()), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     found = _DIGESTS.get(key)
     if found is None:
         with file.open("rb") as read:
             found = hashlib.file_digest(read, "blake2b").hexdigest()
-        if time.time() - stat.st_mtime > _SETTLED_S:
+        if time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED_S:
             _DIGESTS[key] = found
     return found
 
 
 _DIGESTS: dict[tuple[Any, ...], str] = {}
-"""Digests of files by path, inode, size and time, so that each trial may ask for them."""
+"""Digests of files by path, inode, size and times, so that each trial may ask for them.
+
+Programs set the time of a file's last change as they like, but not that of its entry (ctime).
+"""
 _SETTLED_S = 2.0
 """A file that was written so recently may be written again without another time."""
 
