@@ -291,7 +291,7 @@ def train_plainly(task: Tuning, data: Any, config: Mapping[str, float], *, moved
         return float(task.metrics(model, valid)["accuracy"])
 
 
-def highest(work: Work, *, num_moved: int = 0) -> dict[str, Any]:
+def highest(work: Work) -> dict[str, Any]:
     """Train the configurations of the highest rates plainly: as they are, and moved by one ulp.
 
     They train on given features, which changes no bit of the results.
@@ -303,7 +303,7 @@ def highest(work: Work, *, num_moved: int = 0) -> dict[str, Any]:
     chosen = [number for number, config in enumerate(configs) if config["lr"] in rates]
     runs = [
         [train_plainly(task, data, configs[number], moved=seed) for number in chosen]
-        for seed in range(num_moved + 1)
+        for seed in range(NUM_MOVED + 1)
     ]
     return {"configs": chosen, "plain": runs[0], "moved": runs[1:]}
 
@@ -406,7 +406,6 @@ METHODS: dict[str, Callable[[Work], dict[str, Any]]] = {
     "features": features_alone,
     "passes": passes,
     "highest": highest,
-    "highest, moved": partial(highest, num_moved=NUM_MOVED),
 }
 
 
