@@ -267,6 +267,8 @@ def _pointwise(at: _Pair) -> Proof:
 def _of_output(at: _Pair, number: int) -> dict[int, tuple[int, int]]:
     """Return an argument's two sizes by dimension of the result that it is broadcast to."""
     lead = len(at.out_shapes()[0]) - len(at.shapes_of(number)[0])
+    if lead < 0:
+        raise at.unknown()  # a reduction
     wide, own = at.shapes_of(number)
     return {dim + lead: pair for dim, pair in enumerate(zip(wide, own, strict=True))}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import cProfile
-import logging
 import random
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.core import plain_logger
 from thrifty.pack._frozen import copy_of
 from thrifty.pack._state import loose_streams, seed_step, torch_streams
 from thrifty.pack.task._data import WholeBatch
@@ -30,7 +30,7 @@ from ._structure import Recorded, Structure, Variant, in_order, named, upcast
 from ._tape import bind
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
