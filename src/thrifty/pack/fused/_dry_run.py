@@ -334,8 +334,8 @@ def _tested(
     out.draws_nothing = not recorded.draws
     out.fused_metrics = together.evaluates_alike()
     out.sharing = together.trains_alike()
-    out.padded_calls = _padded_calls(experiment)
-    out.padding = out.padded_calls is not None
+    out.reads_of_rows = _reads_of_rows(experiment)
+    out.padding = out.reads_of_rows is not None
     return out
 
 
@@ -403,14 +403,14 @@ def _steady(experiment: Experiment) -> Recorded:
     return first
 
 
-def _padded_calls(experiment: Experiment) -> tuple[str, ...] | None:
-    """Return the arithmetic of a step with rows of weight zero; None if they change the step."""
+def _reads_of_rows(experiment: Experiment) -> tuple[str, ...] | None:
+    """Return what a step computes with weights of rows; None if rows of weight zero change it."""
     rows = len(experiment.batches[0][0])
     if rows < 2:
         return None
     padded = replace(experiment, num_rows=(rows, max(1, rows - 2)))
     recorded = padded.trained_alike()
-    return None if recorded is None else recorded.program.arithmetic()
+    return None if recorded is None else recorded.program.readers(len(experiment.batches[0]))
 
 
 def _lent(

@@ -201,10 +201,21 @@ class Program:
     outputs: tuple[int | None, ...]
     meta: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
 
-    def arithmetic(self) -> tuple[str, ...]:
-        """Return the names of the functions that compute, without those that only move values."""
-        names = (call.function.name() for call in self.calls if call.function not in CREATIONS)
-        return tuple(name for name in names if name.partition(".")[0] not in _MOVING)
+    def readers(self, number: int) -> tuple[str, ...]:
+        """Return the names of the functions that compute with a value, or a view of it, in order.
+
+        In another precision or on another device, these are the same; other functions may not be.
+        """
+        views, out = {number}, []
+        for call in self.calls:
+            if views.isdisjoint(call.refs):
+                continue
+            name = call.function.name()
+            if name.partition(".")[0] in _MOVING:
+                views.update(call.outputs)
+            else:
+                out.append(name)
+        return tuple(out)
 
     def same_calls(self, other: Program) -> bool:
         """Return whether another recording has the same calls.

@@ -138,8 +138,8 @@ class Structure:
         """Whether trials that see the same batch may read a single copy of it."""
         self.padding = True
         """Whether batches of different sizes may be padded."""
-        self.padded_calls: tuple[str, ...] | None = None
-        """The arithmetic of a step on padded batches in the dry run; None if there was none."""
+        self.reads_of_rows: tuple[str, ...] | None = None
+        """What a step on padded batches computes with the weights of rows; None if unknown."""
         self.draws_nothing = False
         """Whether the training steps need no random numbers."""
         self.fused_metrics = True
@@ -222,7 +222,7 @@ class Structure:
     def _with_findings(self, other: Structure) -> Structure:
         other.built_in |= self.built_in
         other.whole, other.sharing, other.padding = self.whole, self.sharing, self.padding
-        other.padded_calls = self.padded_calls
+        other.reads_of_rows = self.reads_of_rows
         other.draws_nothing, other.fused_metrics = self.draws_nothing, self.fused_metrics
         return other
 
@@ -310,19 +310,20 @@ class Structure:
         if self.held & written:
             raise UnfusableError(f"it writes into {min(self.held & written)}, which is frozen")
         if variant.padded and variant.training:
-            self._check_padded(program, num_rows=len(leaves[0]))
+            self._check_padded(program, place=len(batch))
         return Recorded(program=program, draws=tuple(draws), names=tuple(names))
 
-    def _check_padded(self, program: Program, *, num_rows: int) -> None:
-        """Refuse a step that treats other tensors as padded rows than the dry run's did.
+    def _check_padded(self, program: Program, *, place: int) -> None:
+        """Refuse a step that weighs other tensors by rows than the dry run's did.
 
         Which tensors have the rows of a batch is told by their size, and another one, such as a
         weight, may have the same. In the dry run, which has few rows, results would be wrong then.
         """
-        if self.padded_calls is not None and program.arithmetic() != self.padded_calls:
+        found = program.readers(place)
+        if self.reads_of_rows is not None and found != self.reads_of_rows:
             raise UnfusableError(
-                f"batches differ in size, and its step is not that of smaller batches: a tensor "
-                f"other than the batch may have {num_rows} rows, too"
+                "batches differ in size, and its step is not that of smaller batches: a tensor "
+                f"other than the batch may have {program.meta[place][0][1]} rows, too"
             )
 
     def _written(self, program: Program, *, num_before: int) -> set[str]:
