@@ -52,7 +52,7 @@ def twin(mask, law, threads):
     """Return a mask one number at a time."""
     out = np.empty(mask.numel, dtype=np.float32)
     keep = np.float32(1 - mask.rate)
-    for group in range(mask.numel // 4):
+    for group in range(-(-mask.numel // 4)):
         begin = mask.place.offset // 4
         if law == "attention":
             numbers = philox(mask.place.seed, begin + group, 0)
@@ -61,7 +61,8 @@ def twin(mask, law, threads):
         for lane, number in enumerate(numbers):
             uniform = np.float32(number) * np.float32(2**-32) + np.float32(2**-33)
             kept = uniform > np.float32(mask.rate) if law == "attention" else uniform < keep
-            out[4 * group + lane] = np.float32(1) / keep if kept else 0.0
+            if 4 * group + lane < mask.numel:
+                out[4 * group + lane] = np.float32(1) / keep if kept else 0.0
     return out
 
 
