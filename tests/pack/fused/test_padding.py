@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,8 @@ from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy
 from thrifty.pack import SGD, AdamW, ArrayData, BlockOptions, FusedBackend
+from thrifty.pack.fused._padding import not_proved
+from thrifty.pack.fused._record import record
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
@@ -136,6 +140,59 @@ def test_functions_that_may_see_the_padding(between):
 def test_one_feature_is_repeated_where_many_are_not():
     task = task_of(lambda net, x: (net.first(x) * net.last.weight.sum() * x[:, :1]).sum(1, True))
     check(task, widths(2, 1, 2))
+
+
+aten = torch.ops.aten
+FIRST = torch.arange(1.0, 7.0).view(2, 3)
+"""The tensor of a narrower model; the wider one's has a fourth column, of zeros."""
+
+
+def said_of(wide, own):
+    """Return what is said of two programs that reduce the result of a function to a number."""
+    programs = []
+    for function, x in ((wide, F.pad(FIRST, (0, 1))), (own, FIRST)):
+        with torch.no_grad():
+            programs.append(record(lambda f=function, x=x: [f(x).sum()], [x])[0])
+    return not_proved(*programs)
+
+
+def test_a_view_by_strides_is_that_of_each_model_s_own_memory():
+    """In memory, the wider one's first six numbers are not the narrower one's."""
+    assert not said_of(lambda x: x.reshape(2, -1), lambda x: x.reshape(2, -1))
+    flat = (lambda x: aten._reshape_alias(x, [8], [1]), lambda x: aten._reshape_alias(x, [6], [1]))
+    assert said_of(*flat) == "aten._reshape_alias.default"
+
+
+@pytest.mark.parametrize(
+    ("wide", "own", "message"),
+    [
+        (lambda x: x.neg(), lambda x: x.neg().neg(), "another number of calls"),
+        (lambda x: x.neg(), lambda x: x.abs(), "neg.* and .*abs"),
+        (lambda x: x + torch.ones(4), lambda x: x + torch.ones(3), "sum"),
+        (lambda x: x + torch.tensor(1.0), lambda x: x + torch.tensor(2.0), "constant"),
+        (lambda x: x * 2, lambda x: x * 3, "mul"),
+        (lambda x: x.cumsum(1), lambda x: x.cumsum(1), "cumsum"),
+        (lambda x: x.cumsum(0), lambda x: x.cumsum(0), "sum"),
+        (lambda x: x.mul_(2), lambda x: x.mul_(2), "mul_"),
+        (lambda x: x.cos(), lambda x: x.cos(), "sum"),
+        (lambda x: x.select(1, -1), lambda x: x.select(1, -1), "select"),
+        (lambda x: x.new_full((4,), 1.0), lambda x: x.new_full((3,), 1.0), "sum"),
+        (lambda x: torch.arange(4.0) + x, lambda x: torch.arange(3.0) + x, "sum"),
+        (lambda x: torch.linspace(0, 1, 4) * x, lambda x: torch.linspace(0, 1, 3) * x, "linspace"),
+    ],
+)
+def test_what_is_not_proved(wide, own, message):
+    assert re.search(message, said_of(wide, own))
+
+
+def test_what_is_proved():
+    for function in (
+        lambda x: x.sin(),
+        lambda x: x.new_zeros(x.shape) + x,
+        lambda x: torch.arange(float(x.shape[1])) * x,
+        lambda x: x.expand(3, *x.shape).permute(2, 0, 1).sqrt(),
+    ):
+        assert not said_of(function, function)
 
 
 class Words(nn.Module):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils import _pytree as pytree
 from thrifty.pack.task._task import Task
 
 from ._packed import corner
-from ._record import CREATIONS, Call, Program, Ref, named_arguments
+from ._record import CREATIONS, Call, Program, Ref, named_arguments, rule_for
 
 
 aten: Any = torch.ops.aten
@@ -183,10 +184,12 @@ class _Pair:
             if name not in besides
         )
 
-    def inputs(self, *, of_own: bool) -> list[tuple[int, torch.Size, tuple[int, ...]]]:
-        """Return number, shape and strides of each argument that is a tensor."""
-        meta = self._own_meta if of_own else self._wide_meta
-        return [(number, meta[number][0], meta[number][1]) for number in self.wide.refs]
+    def laid_out(self, elements: torch.Tensor, number: int, *, of_own: bool) -> torch.Tensor:
+        """Return elements with the strides that a value has in one of the programs."""
+        strides = (self._own_meta if of_own else self._wide_meta)[number][1]
+        if 0 in strides:
+            return elements.contiguous()
+        return torch.empty_strided(elements.shape, strides, dtype=elements.dtype).copy_(elements)
 
     def unknown(self) -> _NoProofError:
         return _NoProofError(str(self.wide.function))
@@ -200,6 +203,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 Rule = Callable[[_Pair], Proof]
 _RULES: dict[Any, Rule] = {}
+_rule = partial(rule_for, _RULES)
 
 
 def _kinds_of(at: _Pair) -> Proof:
@@ -235,17 +239,6 @@ def _created(at: _Pair) -> Proof:
     if at.packet is aten.arange and (wide == own) != at.same_arguments():
         raise at.unknown()
     return [None if wide == own else Padded(zero=at.packet in _ZEROS)]
-
-
-def _rule(*packets: str) -> Callable[[Rule], Rule]:
-    def add(rule: Rule) -> Rule:
-        for name in packets:
-            packet = getattr(aten, name, None)
-            if packet is not None:  # not in this version of PyTorch
-                _RULES[packet] = rule
-        return rule
-
-    return add
 
 
 # -- functions of each element -------------------------------------------------------------
@@ -328,19 +321,20 @@ def _same(at: _Pair) -> Proof:
 def _moved(at: _Pair) -> Proof:
     """Let both calls move numbers of elements, and look where these are afterwards."""
     try:
-        numbers = _numbered(at)
-        wide = _run(at.wide, numbers)
-        own_shapes = {number: shape for number, shape, _ in at.inputs(of_own=True)}
-        own = _run(at.own, {n: corner(t, own_shapes[n]) for n, t in numbers.items()})
-        filled = _run(at.wide, {n: _may_be_filled(at, n, t) for n, t in numbers.items()})
-    except (RuntimeError, TypeError):
+        elements = _numbered(at)
+        wide = _run(at.wide, {n: at.laid_out(t, n, of_own=False) for n, t in elements.items()})
+        corners = {n: corner(t, at.shapes_of(n)[1]) for n, t in elements.items()}
+        own = _run(at.own, {n: at.laid_out(t, n, of_own=True) for n, t in corners.items()})
+        fills = {n: _may_be_filled(at, n) for n in elements}
+        filled = _run(at.wide, {n: at.laid_out(t, n, of_own=False) for n, t in fills.items()})
+    except (IndexError, RuntimeError, TypeError):
         raise at.unknown() from None
     out: list[Kind] = []
-    for one, other, fills in zip(wide, own, filled, strict=True):
+    for one, other, fill in zip(wide, own, filled, strict=True):
         if one.dim() != other.dim() or not corner(one, other.shape).equal(other):
             raise at.unknown()
-        corner(fills, other.shape).zero_()
-        out.append(None if one.shape == other.shape else Padded(zero=not fills.any()))
+        corner(fill, other.shape).zero_()
+        out.append(None if one.shape == other.shape else Padded(zero=not fill.any()))
     return out
 
 
@@ -352,23 +346,20 @@ def _numbered(at: _Pair) -> dict[int, torch.Tensor]:
     """Return the arguments of the wider call with a number of its own in place of each element."""
     out: dict[int, torch.Tensor] = {}
     begin = 1
-    for number, shape, strides in at.inputs(of_own=False):
-        elements = torch.arange(begin, begin + shape.numel()).view(shape)
+    for number in at.wide.refs:
+        shape = at.shapes_of(number)[0]
+        out[number] = torch.arange(begin, begin + shape.numel()).view(shape)
         begin += shape.numel()
-        if 0 in strides:
-            out[number] = elements
-        else:
-            out[number] = torch.empty_strided(shape, strides, dtype=torch.int64).copy_(elements)
     return out
 
 
-def _may_be_filled(at: _Pair, number: int, like: torch.Tensor) -> torch.Tensor:
+def _may_be_filled(at: _Pair, number: int) -> torch.Tensor:
     """Return ones where a value of the wider program may be other than zero."""
-    kind = at.kinds[number]
-    out = torch.ones_like(like)
+    kind, (wide, own) = at.kinds[number], at.shapes_of(number)
+    out = torch.ones(wide, dtype=torch.int64)
     if kind is not None and kind.zero:
         out.zero_()
-        corner(out, at.shapes_of(number)[1]).fill_(1)
+        corner(out, own).fill_(1)
     return out
 
 

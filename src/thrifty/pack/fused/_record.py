@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -171,6 +171,22 @@ class Call:
     refs: tuple[int, ...]
     outputs: tuple[int, ...]
     places: tuple[int, ...]
+
+
+def rule_for(table: dict[Any, Any], *names: str) -> Callable[[_Rule], _Rule]:
+    """Return a decorator that puts a rule into a table, for each of the named ATen functions."""
+
+    def add(rule: _Rule) -> _Rule:
+        for name in names:
+            packet = getattr(aten, name, None)
+            if packet is not None:  # not in this version of PyTorch
+                table[packet] = rule
+        return rule
+
+    return add
+
+
+_Rule = TypeVar("_Rule")
 
 
 def named_arguments(call: Call) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from ._record import CREATIONS, Call, Program, Ref, named_arguments
+from ._record import CREATIONS, Call, Program, Ref, named_arguments, rule_for
 from .rules._quantized_products import FUNCTIONS
 
 
@@ -96,6 +97,7 @@ class _Arguments:
 
 Rule = Callable[[_Arguments], Proof]
 _RULES: dict[Any, Rule] = {}
+_rule = partial(rule_for, _RULES)
 
 
 def kinds_of(
@@ -218,17 +220,6 @@ def _is_level(at: _Arguments, ref: Ref, dim: int) -> bool:
 
 
 # -- rules ---------------------------------------------------------------------------------
-
-
-def _rule(*packets: str) -> Callable[[Rule], Rule]:
-    def add(rule: Rule) -> Rule:
-        for name in packets:
-            packet = getattr(aten, name, None)
-            if packet is not None:  # not in this version of PyTorch
-                _RULES[packet] = rule
-        return rule
-
-    return add
 
 
 def _broadcast(at: _Arguments, refs: Iterable[Any]) -> Kind | None:
