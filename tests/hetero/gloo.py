@@ -47,7 +47,7 @@ def trained(kind, members, rank):
         ),
     )
     sizes = [report.sizes for report in trainer.run(epochs=2)]
-    return {"state": net.state_dict(), "sizes": sizes, "names": trainer._group.view.names}
+    return {"state": net.state_dict(), "sizes": sizes, "names": trainer._workers.group.view.names}
 
 
 def work(rank, port, folder):

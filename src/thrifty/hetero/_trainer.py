@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,24 +20,14 @@ from thrifty.core import (
     plain_logger,
     step_seed,
 )
-from thrifty.perf import Power, StepCurve
+from thrifty.perf import StepCurve
 
-from ._job import (
-    REFUSED,
-    Event,
-    HeteroOptions,
-    MembersChanged,
-    Note,
-    StepReport,
-    SummedNotes,
-    WorkerInfo,
-)
+from ._job import REFUSED, HeteroOptions, Note, StepReport, SummedNotes
 from ._loss_check import Inspector, LossCheck
+from ._rendezvous import Rendezvous
 from ._samples import Collate, Place, PublicAndPrivate, Share
-from .balance._allocation import Allocation, Standby
 from .training._learner import Learner, Loss, Objective, Pass, Reduction, Weight, settings_digest
-from .workers._group import WorkerGroup
-from .workers._measure import Meter, device_of
+from .workers._measure import Meter, StepTimer, device_of
 from .workers._membership import FixedMembership, Membership, sums_block
 
 
@@ -147,43 +135,41 @@ class HeteroTrainer:
             bucket_cap_mb=self._options.bucket_cap_mb,
             micro_batch=self._options.micro_batch,
         )
-        self._group = WorkerGroup(self._members, self, device=self._learner.device)
-        self._global_batch = global_batch
-        self._seed = seed
-        self._meter = meter
-        self._clock = clock or SystemClock()
-        self._curve = self._options.curve
-        if self._curve is not None:
-            min_samples = max(self._curve.min_samples, self._learner.min_samples)
-            self._curve = replace(self._curve, min_samples=min_samples)
-        self._place = Place()
-        self._standby = Standby(self._group, options=self._options, clock=self._clock)
-        self._stopped = self._failed = False
-        self._optimizer_s = 0.0
-        self._step_s = 0.0
-        self._whole_s = 0.0
-        self._in_sums_s = 0.0
-        self._refusal = ""
-        self._events: list[Event] = []
-        self._allocation: Allocation
+        clock = clock or SystemClock()
         self._inspector = Inspector(
             LossCheck(model, self._learner.objective, device=self._learner.device, collate=collate),
             self._learner,
             seed=seed,
-            clock=self._clock,
+            clock=clock,
             enabled=self._options.verify,
         )
-        self._broken = False
+        self._workers = Rendezvous(
+            self._members,
+            self,
+            rejoin_state=self._rejoin_state,
+            load_rejoin_state=self._load_rejoin_state,
+            on_change=self._inspector.restart,
+            learner=self._learner,
+            batch=global_batch,
+            seed=seed,
+            options=self._options,
+            clock=clock,
+        )
+        self._timer = StepTimer(clock=clock, meter=meter)
+        self._global_batch = global_batch
+        self._seed = seed
+        self._place = Place()
+        self._refusal = ""
 
     @property
     def split(self) -> tuple[int, ...]:
         """Samples in a step of each worker that trains; empty before the first one."""
-        return self._allocation.split if self._group.met else ()
+        return self._workers.allocation.split if self._workers.group.met else ()
 
     @property
     def curves(self) -> tuple[StepCurve, ...]:
         """Current speed curves of the workers that train; empty before the first step."""
-        return self._allocation.curves if self._group.met else ()
+        return self._workers.curves
 
     @property
     def bytes_per_step(self) -> int:
@@ -206,22 +192,23 @@ class HeteroTrainer:
             DivergedError: The loss is no longer finite.
             TooFewWorkersError: Not enough workers are left.
         """
-        self._stopped = self._failed = False
+        workers = self._workers
+        workers.begin()
         try:
             while self._continues(epochs):
                 report = self._try_step()
                 if report is None:
                     continue
                 yield report
-                if not (self._group.stands_by or self._allocation.left(self._place)):
+                if not (workers.group.stands_by or workers.allocation.left(self._place)):
                     self._place = Place(epoch=self._place.epoch + 1)
         except GeneratorExit:
-            self._release()
+            workers.release()
             raise
         except Exception as error:
-            self._fail(error)
+            workers.fail(error)
             raise
-        self._release()
+        workers.release()
 
     def state(self) -> dict[str, Any]:
         """Return everything needed to resume, equal on all workers.
@@ -250,26 +237,22 @@ class HeteroTrainer:
     def close(self) -> None:
         """Leave the other workers."""
         try:
-            self._release()
+            self._workers.release()
         finally:
             self._members.close()
 
     def _continues(self, epochs: int) -> bool:
         # A worker that stands by does not know how far the others are.
-        return not self._stopped and (self._group.stands_by or self._place.epoch < epochs)
+        workers = self._workers
+        return not workers.stopped and (workers.group.stands_by or self._place.epoch < epochs)
 
     def _try_step(self) -> StepReport | None:
         """Train one step; return None if a worker was lost during it, or this one stood by."""
+        workers = self._workers
         try:
-            if self._broken or self._group.is_due(self._options.admit_every):
-                self._meet(broken=self._broken)
-            if self._group.stands_by:
-                self._stand_by()
+            if not workers.trains_next():
                 return None
-            if self._standby.calls:
-                self._call_back(stop=False)
-            self._standby.beat()
-            if not self._allocation.left(self._place):
+            if not workers.allocation.left(self._place):
                 # The lost worker's private samples are gone, and nothing else is left of this
                 # epoch.
                 self._place = Place(epoch=self._place.epoch + 1)
@@ -278,15 +261,16 @@ class HeteroTrainer:
         except PeerLostError as error:
             _log.warning("step %d: %s", self.steps + 1, error)
             self._learner.undo()
-            self._meet(broken=True)
+            workers.meet(broken=True)
             return None
 
     def _step(self) -> StepReport | None:
-        began = self._clock.monotonic()
-        shares = self._allocation.shares(self._place)
+        workers = self._workers
+        self._timer.begin()
+        shares = workers.allocation.shares(self._place)
         sizes = tuple(len(share) for share in shares)
         check = self._inspector.begin(self.steps, largest=max(sizes))
-        told, probed = self._exchange(shares, began, check=check)
+        told, probed = self._exchange(shares, check=check)
         if any(told.news):
             # Discard the sums: the step is trained again, or training ends.
             self._learner.undo()
@@ -296,18 +280,14 @@ class HeteroTrainer:
         if len(set(told.settings)) > 1:
             self._share_settings()
         self._update(loss=loss)
-        self._allocation.advance(self._place, shares)
-        names, rank = self._group.view.names, self._group.view.rank
-        resplit = self._observe(told.busy_s, sizes, probed)
+        workers.allocation.advance(self._place, shares)
+        names, rank = workers.group.view.names, workers.group.view.rank
         if check:
             self._inspector.end(check_s=told.check_s, step_s=max(told.busy_s))
         if told.buffers and not all(sizes):
             self._share_buffers(sizes)
-        self._step_s = self._clock.monotonic() - began - self._inspector.seconds
-        self._narrow(
-            told, usual=sum(sizes) == self._allocation.batch and not check, resplit=resplit
-        )
-        events, self._events = self._events, []
+        self._timer.end(check_s=self._inspector.seconds)
+        workers.observe(told, sizes, probed=probed, checked=check)
         return StepReport(
             epoch=self._place.epoch,
             step=self.steps,
@@ -317,9 +297,9 @@ class HeteroTrainer:
             sizes=sizes,
             share=shares[rank],
             busy_s=told.busy_s,
-            step_s=self._step_s,
+            step_s=self._timer.step_s,
             joules=told.joules,
-            events=tuple(events),
+            events=workers.take_events(),
             check_s=told.check_s,
         )
 
@@ -329,17 +309,13 @@ class HeteroTrainer:
             self._members.all_reduce(tensor)
             return
         self._learner.synchronise()  # its own work until here does count
-        began = self._clock.monotonic()
-        self._members.all_reduce(tensor)
-        self._in_sums_s += self._clock.monotonic() - began
+        with self._timer.summing():
+            self._members.all_reduce(tensor)
 
-    def _exchange(
-        self, shares: Sequence[Share], began: float, *, check: bool
-    ) -> tuple[SummedNotes, int]:
+    def _exchange(self, shares: Sequence[Share], *, check: bool) -> tuple[SummedNotes, int]:
         """Sum gradients and notes over the workers; also return the number of probed samples."""
         sizes = tuple(len(share) for share in shares)
-        share = shares[self._group.view.rank]
-        self._in_sums_s = 0.0
+        share = shares[self._workers.group.view.rank]
         self._refusal = self._learner.refusal()
         news = REFUSED if self._refusal else self._learner.news()
         done = self._learner.backward(
@@ -351,29 +327,26 @@ class HeteroTrainer:
             inspect=self._inspector.inspect if check else None,
         )
         probed = 0 if news else self._probe(sizes)
-        spent_s = self._clock.monotonic() - began - self._inspector.seconds - self._in_sums_s
-        busy_s = spent_s + self._optimizer_s
+        busy_s = self._timer.busy_s(check_s=self._inspector.seconds)
         self._refusal = self._refusal or self._inspector.finding
         self._note(done, busy_s=busy_s, news=REFUSED if self._refusal else news)
         self._learner.gradients.reduce(self._members.begin_all_reduce)
         told = SummedNotes.read(self._learner.gradients.control)
-        self._whole_s = (
-            self._clock.monotonic() - began + self._optimizer_s - self._inspector.seconds
-        )
+        self._timer.summed(check_s=self._inspector.seconds)
         return told, probed
 
     def _note(self, done: Pass, *, busy_s: float, news: int) -> None:
         Note(
             busy_s=busy_s,
             news=news,
-            settings=self._settings_digest() if self._standby.has_stood_by else 0,
-            joules=self._joules(busy_s),
+            settings=self._settings_digest() if self._workers.standby.has_stood_by else 0,
+            joules=self._timer.joules(busy_s),
             loss=done.loss,
             weight=done.weight,
             check_s=self._inspector.seconds,
             buffers=done.buffers,
-            whole_s=self._whole_s,
-        ).write(self._learner.gradients.control, rank=self._group.view.rank)
+            whole_s=self._timer.summed_s,
+        ).write(self._learner.gradients.control, rank=self._workers.group.view.rank)
 
     def _follow(self, news: Sequence[int]) -> None:
         """Agree on a change that a worker has reported.
@@ -381,10 +354,11 @@ class HeteroTrainer:
         Raises:
             HeteroError: A loss or a layer cannot be split, or workers train different parameters.
         """
-        names = self._group.view.names
+        group = self._workers.group
+        names = group.view.names
         if REFUSED in news:
             source, said = news.index(REFUSED), {"why": self._refusal}
-            self._group.share(lambda: said, said.update, source=source)
+            group.share(lambda: said, said.update, source=source)
             raise HeteroError(f"{said['why']} (found by worker {names[source]})")
         if len(set(news)) > 1:
             changed = [name for name, what in zip(names, news, strict=True) if what]
@@ -393,13 +367,10 @@ class HeteroTrainer:
                 "train other parameters than before, and not all of them the same ones; freeze, "
                 "unfreeze and replace parameters after the same step on all workers"
             )
-        self._make_room()
+        self._workers.make_room()
         # Each worker has initialised a new parameter differently.
-        self._group.share_state()
+        group.share_state()
         self._inspector.restart()
-
-    def _make_room(self) -> None:
-        self._learner.make_room(num_control=SummedNotes.num(len(self._group.view.names)))
 
     def _normalise(self, told: SummedNotes, *, batch_size: int) -> float:
         """Divide gradient and loss by the weight of the global batch; return the loss."""
@@ -412,11 +383,11 @@ class HeteroTrainer:
     def _share_buffers(self, sizes: Sequence[int]) -> None:
         """Send the buffers that a forward pass has changed to workers without a share."""
         source = next(rank for rank, size in enumerate(sizes) if size)
+        learner = self._learner
         try:
-            self._group.share(self._learner.buffers, self._learner.load_buffers, source=source)
+            self._workers.group.share(learner.buffers, learner.load_buffers, source=source)
         except PeerLostError as error:
-            _log.warning("after step %d: %s", self.steps, error)
-            self._broken = True
+            self._workers.meet_after(error)
 
     def _settings(self) -> dict[str, Any]:
         return {"clip_norm": self.clip_norm, "groups": self._learner.settings()}
@@ -434,212 +405,56 @@ class HeteroTrainer:
             self.clip_norm = settings["clip_norm"]
             self._learner.load_settings(settings["groups"])
 
-        self._group.share(self._settings, take, source=self._standby.constant[0])
+        source = self._workers.standby.constant[0]
+        self._workers.group.share(self._settings, take, source=source)
 
     def _update(self, *, loss: float) -> None:
         if not math.isfinite(loss):
             raise DivergedError(
                 f"the loss of step {self.steps + 1} is {loss}: try a smaller learning rate"
             )
-        began = self._clock.monotonic()
         growth = self._options.growth
-        self._learner.update(
-            lr_factor=1.0
-            if growth is None
-            else growth.factor(
-                batch=self._allocation.batch, base=self._global_batch, step=self.steps
-            ),
-            clip_norm=self.clip_norm,
-        )
-        # The optimiser step is part of the worker's time. Add it to that of the following step.
-        self._optimizer_s = self._clock.monotonic() - began
+        with self._timer.updating():
+            self._learner.update(
+                lr_factor=1.0
+                if growth is None
+                else growth.factor(
+                    batch=self._workers.allocation.batch, base=self._global_batch, step=self.steps
+                ),
+                clip_norm=self.clip_norm,
+            )
         self.steps += 1
 
     def _probe(self, sizes: Sequence[int]) -> int:
-        num = self._allocation.probe(self.steps)
-        if num and not sizes[self._group.view.rank]:
+        num = self._workers.allocation.probe(self.steps)
+        if num and not sizes[self._workers.group.view.rank]:
             self._learner.rehearse(num)
             self._learner.gradients.zero()
         return num
 
-    def _observe(self, busy_s: Sequence[float], sizes: Sequence[int], probed: int) -> bool:
-        """Record the times of a step; return whether the split has changed."""
-        left_out = self._allocation.left_out
-        change = self._allocation.observe(busy_s, sizes, probed=probed)
-        if change is None:
-            return False
-        self._events.append(change)
-        if self._group.view.rank:
-            return True  # one log line per job is enough
-        _log.info(
-            "step %d: split %s -> %s (%s; %.0f -> %.0f ms)",
-            self.steps,
-            list(change.before),
-            list(change.after),
-            change.reason,
-            1e3 * change.step_s[0],
-            1e3 * change.step_s[1],
-        )
-        self._say_left_out(left_out)
-        for name in sorted(left_out - self._allocation.left_out):
-            _log.warning("worker %s is no longer left out: with it a step takes less time", name)
-        return True
+    def _rejoin_state(self) -> dict[str, Any]:
+        """Return what a worker that has stood by needs to train the next step."""
+        return {
+            "state": self.state(),
+            "buffers": self._learner.buffers(),
+            "clip_norm": self.clip_norm,
+            "next_check": self._inspector.next_step,
+        }
 
-    def _meet(self, *, broken: bool) -> None:
-        self._broken = False
-        if not self._group.met:
-            self._prepare()
-        before = self._group.everyone.names if self._group.met else ()
-        infos = self._group.meet(self._info, broken=broken)
-        if infos is None:
-            return
-        view = self._group.view
-        self._standby.meet(infos, batch=self._global_batch)
-        self._allocate()
-        self._inspector.restart()
-        event = MembersChanged(
-            step=self.steps,
-            generation=view.generation,
-            names=view.names,
-            joined=tuple(name for name in view.names if name not in before),
-            lost=tuple(name for name in before if name not in view.names),
-            split=self._allocation.split,
-            batch=self._allocation.batch,
-        )
-        self._events.append(event)
-        if view.rank:
-            return
-        _log.info("step %d: workers %s, split %s", event.step, list(event.names), list(event.split))
-        self._say_left_out(frozenset())
-
-    def _allocate(self) -> None:
-        """Split the batch over the workers that train."""
-        self._allocation = Allocation(
-            self._group.view.names,
-            self._standby.infos,
-            batch=self._global_batch,
-            num_public=self._learner.samples.num_public,
-            seed=self._seed,
-            options=self._options,
-        )
-        self._make_room()
-
-    def _narrow(self, told: SummedNotes, *, usual: bool, resplit: bool) -> None:
-        """Let workers stand by from the next step on if the others train faster without them."""
-        try:
-            change = self._standby.observe(
-                told, self._allocation.curves, step=self.steps, usual=usual, resplit=resplit
-            )
-        except PeerLostError as error:
-            _log.warning("after step %d: %s", self.steps, error)
-            self._broken = True
-            return
-        if change is not None:
-            self._events.append(change)
-        if not self._group.complete and self._allocation.names != self._group.view.names:
-            # Callers change models only after this step's report, so no change is missed here.
-            self._allocate()
-
-    def _stand_by(self) -> None:
-        """Wait until the workers that train call this one."""
-        goes_on = self._standby.await_call()
-        self._rejoin()
-        # If the others are lost before they have sent their state, this worker trains on.
-        self._stopped = not goes_on
-
-    def _call_back(self, *, stop: bool) -> None:
-        self._standby.call(stop=stop)
-        self._rejoin()
-
-    def _rejoin(self) -> None:
-        """Train with all workers again. Those that stood by take over the state of the others."""
-
-        def give() -> dict[str, Any]:
-            return {
-                "state": self.state(),
-                "buffers": self._learner.buffers(),
-                "clip_norm": self.clip_norm,
-                "standby": self._standby.state(),
-                "next_check": self._inspector.next_step,
-            }
-
-        def take(state: Mapping[str, Any]) -> None:
-            self.load_state(state["state"])
-            self._learner.load_buffers(state["buffers"])
-            self.clip_norm = state["clip_norm"]
-            self._standby.load_state(state["standby"])
-            self._inspector.next_step = state["next_check"]
-
-        infos = self._group.rejoin(self._info(), give, take)
-        self._standby.rejoined(infos)
-        self._allocate()
-
-    def _release(self) -> None:
-        """End the wait of workers that stand by, because training ends here, or pauses."""
-        if not self._group.met or self._group.complete or self._failed:
-            return
-        try:
-            if self._group.stands_by:
-                self._stand_by()
-            else:
-                self._call_back(stop=True)
-        except PeerLostError as error:
-            _log.warning("after step %d: %s", self.steps, error)
-            self._meet(broken=True)
-
-    def _fail(self, error: Exception) -> None:
-        """Tell workers that stand by that training has failed here."""
-        self._failed = True
-        if self._group.met and not self._group.complete and not self._group.stands_by:
-            with contextlib.suppress(PeerLostError):
-                self._standby.fail(error)
-
-    def _prepare(self) -> None:
-        """Measure this worker before the first meeting, while the others need not wait."""
-        if self._curve is None:
-            self._curve = self._measured()
-        if self._learner.min_samples:
-            # This worker's first step may have no samples for it, but it must know what the
-            # others sum.
-            self._learner.rehearse(2)
-
-    def _info(self) -> WorkerInfo:
-        """Return what this worker reports about itself."""
-        curve = self._curve
-        if self._group.met:
-            curve = self._standby.own_curve(self.curves)
-        assert curve is not None
-        return WorkerInfo(
-            curve=curve,
-            num_private=self._learner.samples.num_private,
-            power=self._options.power or Power(idle_w=0.0, busy_w=0.0),
-            new=not self._group.met,
-            structure=self._learner.structure(),
-            trained=self._learner.trained(),
-        )
-
-    def _measured(self) -> StepCurve:
-        growth, samples = self._options.growth, self._learner.samples
-        wanted = self._global_batch if growth is None else growth.max_batch or 2**20
-        return self._learner.measure(
-            max_samples=min(wanted, samples.num_public + samples.num_private), clock=self._clock
-        )
+    def _load_rejoin_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``_rejoin_state`` returned on another worker."""
+        self.load_state(state["state"])
+        self._learner.load_buffers(state["buffers"])
+        self.clip_norm = state["clip_norm"]
+        self._inspector.next_step = state["next_check"]
 
     def _draws(self, share: Share) -> int:
-        whose = self._group.view.names[self._group.view.rank] if share.private else "public"
+        view = self._workers.group.view
+        whose = view.names[view.rank] if share.private else "public"
         first = (share.private or share.public or (0,))[0]
         return step_seed(
             derive_seed(self._seed, "draws", whose, self._place.epoch) + first, self.steps
         )
-
-    def _joules(self, busy_s: float) -> float | None:
-        if self._meter is None:
-            return None
-        return self._meter.joules(busy_s=busy_s, whole_s=max(busy_s, self._step_s))
-
-    def _say_left_out(self, before: frozenset[str]) -> None:
-        for name in sorted(self._allocation.left_out - before):
-            _log.warning("worker %s is left out: with it a step would take longer", name)
 
 
 def balance(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 from typing import Any, Protocol
 
@@ -110,6 +111,65 @@ class ZeusMeter:
     def joules(self, *, busy_s: float, whole_s: float) -> float:
         """Return the energy according to the counters."""
         return self._counters.joules()
+
+
+class StepTimer:
+    """Measures what a step takes of one worker; checks of the loss do not count.
+
+    Args:
+        clock: Clock to measure with.
+        meter: Energy meter of this worker.
+
+    Attributes:
+        summed_s: Seconds of the last step until the sums over all workers were there, with the
+            optimizer's step before it.
+        step_s: Seconds of the last whole step.
+    """
+
+    def __init__(self, *, clock: Clock, meter: Meter | None) -> None:
+        self.summed_s = self.step_s = 0.0
+        self._clock = clock
+        self._meter = meter
+        self._began = self._in_sums_s = self._optimizer_s = 0.0
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._began, self._in_sums_s = self._clock.monotonic(), 0.0
+
+    @contextlib.contextmanager
+    def summing(self) -> Iterator[None]:
+        """Do not count the time in this block as this worker's own work."""
+        began = self._clock.monotonic()
+        yield
+        self._in_sums_s += self._clock.monotonic() - began
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Count the time in this block, the optimizer's step, as work of the following step."""
+        began = self._clock.monotonic()
+        yield
+        self._optimizer_s = self._clock.monotonic() - began
+
+    def busy_s(self, *, check_s: float) -> float:
+        """Return the seconds that this worker has worked for the step so far."""
+        return self._since(check_s) - self._in_sums_s + self._optimizer_s
+
+    def summed(self, *, check_s: float) -> None:
+        """Record that the sums over all workers are there."""
+        self.summed_s = self._since(check_s) + self._optimizer_s
+
+    def end(self, *, check_s: float) -> None:
+        """Record that the step has ended."""
+        self.step_s = self._since(check_s)
+
+    def joules(self, busy_s: float) -> float | None:
+        """Return the energy since the last call; None without a meter."""
+        if self._meter is None:
+            return None
+        return self._meter.joules(busy_s=busy_s, whole_s=max(busy_s, self.step_s))
+
+    def _since(self, check_s: float) -> float:
+        return self._clock.monotonic() - self._began - check_s
 
 
 _WINDOW = "thrifty"
