@@ -88,7 +88,7 @@ class Packed:
     @property
     def num_blocks(self) -> int:
         """Number of blocks that train trials."""
-        return sum(bool(block.trials) for block in self.backend._all_blocks())
+        return sum(bool(block.trials) for block in self.backend.blocks)
 
 
 class Solo:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 DATES = {
-    "integrations/_fine_tune_parts.py": "whether a file was written a moment ago",
+    "integrations/fine_tuning/_bases.py": "whether a file was written a moment ago",
     "core/_determinism.py": "the machine's date, behind the interface",
     "integrations/_trackers.py": "a date that MLflow asks for",
     "pack/fused/_activations.py": "the age of a file, whose date is the machine's",

@@ -181,7 +181,7 @@ def test_rates_of_dropout_do_not_part_trials():
     backend = fused(Nodes())
     for slot, trial in enumerate(trials(3)):
         backend.stack(slot, trial.member)
-    assert len(backend._blocks) == 1
+    assert len(backend.blocks.by_key) == 1
 
 
 class Halving(GNN):

@@ -28,7 +28,7 @@ from transformers import (
 import thrifty as th
 from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
-from thrifty.integrations import _attention_masks as masks
+from thrifty.integrations.fine_tuning import _attention_masks as masks
 from thrifty.pack import BlockOptions, FusedBackend, HyperParameters
 
 

@@ -29,7 +29,8 @@ from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from thrifty.cli._outputs import _write_adapter
 from thrifty.core import TaskError, derive_seed, step_seed
-from thrifty.integrations._fine_tune_parts import accuracy_of_tokens, loss_of_tokens, trained_whole
+from thrifty.integrations.fine_tuning._lora import trained_whole
+from thrifty.integrations.fine_tuning._token_losses import accuracy_of_tokens, loss_of_tokens
 from thrifty.pack import BlockOptions, FusedBackend, HyperParameters, UnfusableError
 from thrifty.pack._state import unpack_state
 from thrifty.pack.fused._dry_run import dry_run
@@ -170,7 +171,7 @@ def test_factors_of_adapters_are_packed_together():
     of = trials({}, {"alpha": 2}, {"rank": 2, "alpha": 32})
     for slot, trial in enumerate(of):
         backend.stack(slot, trial.member)
-    (block,) = {id(each): each for each in backend._home.values()}.values()
+    (block,) = {id(each): each for each in backend.blocks.home.values()}.values()
     assert len(block.structure.numbers) == 2, "one for each adapter of a trial"
     assert not {name for name in block.structure.frozen if name not in block.structure.held}
 
@@ -181,7 +182,7 @@ def test_ranks_come_in_any_order():
     backend = FusedBackend(llama(), device=here(), block=BlockOptions(size=8))
     for slot, trial in enumerate(of):
         backend.stack(slot, trial.member)
-    assert len({id(block) for block in backend._home.values()}) == 1
+    assert len({id(block) for block in backend.blocks.home.values()}) == 1
     check_packed(llama(), of)
 
 
@@ -199,7 +200,7 @@ def test_one_dry_run_for_adapters_that_fit_into_wider_ones(monkeypatch):
     for slot, trial in enumerate(of):
         backend.stack(slot, trial.member)
     assert len(tested) == 1
-    assert len({id(block) for block in backend._home.values()}) == 1
+    assert len({id(block) for block in backend.blocks.home.values()}) == 1
     backend.stack(len(of), trials({"rank": 5})[0].member)
     assert len(tested) == 2
     check_packed(llama(), of)
@@ -275,7 +276,7 @@ def num_blocks(task, of):
     backend = FusedBackend(task, device=here(), block=BlockOptions(size=8))
     for slot, trial in enumerate(of):
         backend.stack(slot, trial.member)
-    return len({id(home) for home in backend._home.values()})
+    return len({id(home) for home in backend.blocks.home.values()})
 
 
 @pytest.mark.sample(1)
@@ -620,7 +621,7 @@ def test_a_model_that_finds_out_its_loss_is_packed():
     backend = FusedBackend(task, device=here(), block=BlockOptions(size=8))
     for slot, trial in enumerate(trials({}, {"alpha": 2})):
         backend.stack(slot, trial.member)
-    assert len({id(each) for each in backend._home.values()}) == 1
+    assert len({id(each) for each in backend.blocks.home.values()}) == 1
 
 
 def test_parts_of_a_batch_count_by_their_tokens():

@@ -16,7 +16,8 @@ from tests.integrations._drive import assert_a_resumed_trial_is_the_same
 from tests.pack._drive import Trial, alone, assert_same, together
 from thrifty.cli._outputs import _write_adapter
 from thrifty.core import MissingExtraError, TaskError
-from thrifty.integrations import HuggingFaceTrainable, LightningTrainable, _fine_tune
+from thrifty.integrations import HuggingFaceTrainable, LightningTrainable
+from thrifty.integrations.fine_tuning import _fine_tune
 from thrifty.pack import BlockOptions, FusedBackend, HyperParameters
 from thrifty.pack._quantized import quantized_layers
 
@@ -113,7 +114,7 @@ def test_adapters_on_different_layers_are_in_one_pack(folder):
     backend = FusedBackend(task, device=CPU, block=BlockOptions(size=8))
     for slot, trial in enumerate(of):
         backend.stack(slot, trial.member)
-    assert len({id(home) for home in backend._home.values()}) == 1
+    assert len({id(home) for home in backend.blocks.home.values()}) == 1
     found = together(FusedBackend(task, device=CPU), of)
     assert_same(found, alone(task, of), tolerance=SINGLE if "int8" not in folder.name else 2e-3)
 

@@ -12,8 +12,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, BertConfig, LlamaConfig
 
 import thrifty as th
-from thrifty.integrations import _kept_bases
-from thrifty.integrations._kept_bases import KeptBase, stamps, unlend_trained
+from thrifty.integrations.fine_tuning import _bases
+from thrifty.integrations.fine_tuning._bases import KeptBase, stamps, unlend_trained
 from thrifty.pack import HyperParameters
 from thrifty.pack._frozen import CAN_SHARE, FrozenTensors, is_shared
 
@@ -147,14 +147,14 @@ def test_another_configuration_is_another_base(what, made, monkeypatch):
 
 
 def test_a_base_with_code_of_the_user_is_made_for_each_model(made, monkeypatch):
-    monkeypatch.setattr(_kept_bases, "is_copyable", lambda base: False)
+    monkeypatch.setattr(_bases, "is_copyable", lambda base: False)
     task = tuned(LlamaConfig(**SIZES))
     assert not any(is_shared(p) for _ in range(2) for p in task.model(HP).parameters())
     assert len(made) == 2
 
 
 def test_a_base_that_takes_much_of_the_memory_is_not_kept(made, monkeypatch):
-    monkeypatch.setattr(_kept_bases, "free_memory", lambda device: 1000.0)
+    monkeypatch.setattr(_bases, "free_memory", lambda device: 1000.0)
     task = tuned(LlamaConfig(**SIZES))
     task.model(HP)
     task.model(HP)
@@ -178,9 +178,9 @@ def test_a_base_with_views_is_not_kept():
 def test_a_base_is_kept_as_long_as_its_task(made):
     task = tuned(LlamaConfig(**SIZES))
     task.model(HP)
-    kept = len(_kept_bases._MADE)
+    kept = len(_bases._MADE)
     del task
-    assert len(_kept_bases._MADE) == kept - 1
+    assert len(_bases._MADE) == kept - 1
     assert len(made) == 1
 
 

@@ -49,7 +49,7 @@ def is_fused(backend, slot):
 
 def blocks(backend):
     """Return the number of trials in each block."""
-    return [len(block.trials) for each in backend._fused._blocks.values() for block in each]
+    return [len(block.trials) for each in backend._fused.blocks.by_key.values() for block in each]
 
 
 # -- by measurement ------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_the_order_of_images_that_is_best(monkeypatch):
     )
     backend = AutoBackend(Images(), device=here())
     assert_same(together(backend, TRIALS), alone(Images(), TRIALS), tolerance=1e-5)
-    held = [block for each in backend._fused._blocks.values() for block in each]
+    held = [block for each in backend._fused.blocks.by_key.values() for block in each]
     assert held
     assert all(block.structure.channels_last for block in held)
 

@@ -337,7 +337,7 @@ def test_a_frozen_buffer_that_grows_is_refused_with_what_to_do():
 
 def products(backend):
     """Return the shapes of the results of all matrix products of the training step."""
-    (block,) = {id(b): b for b in backend._home.values()}.values()
+    (block,) = {id(b): b for b in backend.blocks.home.values()}.values()
     bound = next(b for b in block._programs._bound.values() if b.variant.training)
     program = bound.recorded.program
     return [
@@ -386,11 +386,11 @@ def test_trials_on_other_batches_multiply_the_base_by_the_rows_of_all():
 def test_trials_that_see_the_same_batches_have_a_block_if_most_is_computed_once_for_them():
     trials = [Trial(config={"lr": 0.01 * k}, seed=k // 2) for k in (2, 3, 4, 5)]
     backend = under_way(Headed(), trials)
-    blocks = list({id(b): b for b in backend._home.values()}.values())
+    blocks = list({id(b): b for b in backend.blocks.home.values()}.values())
     assert [[t.seed for t in block.trials] for block in blocks] == [[1, 1], [2, 2]]
     for epoch, number in ((0, 3), (1, 2)):
         backend.stack(9 + epoch, Trial(config={"lr": 0.1}, seed=1, start=epoch).member)
-        assert len({id(b) for b in backend._home.values()}) == number
+        assert len({id(b) for b in backend.blocks.home.values()}) == number
         backend.release(9 + epoch)
     assert_same(
         together(fused(Headed()), trials, at_once=3), alone(Headed(), trials), tolerance=DOUBLE
@@ -400,7 +400,7 @@ def test_trials_that_see_the_same_batches_have_a_block_if_most_is_computed_once_
 def test_a_block_holds_the_base_once():
     def state_bytes(num):
         backend = under_way(Headed(), [Trial(config={"lr": 0.01 * (k + 1)}) for k in range(num)])
-        (block,) = {id(b): b for b in backend._home.values()}.values()
+        (block,) = {id(b): b for b in backend.blocks.home.values()}.values()
         return sum(t.nbytes for t in block._state.tensors())
 
     base = sum(p.nbytes for p in Headed().model({}).trunk.parameters())
@@ -440,7 +440,7 @@ def test_two_bases_of_equal_shape_stay_apart():
     check(Headed(), [{"base": k % 2} for k in range(4)])
     trials = [Trial(config={"lr": 0.01, "base": k % 2}) for k in range(4)]
     backend = under_way(Headed(), trials, epochs=2)
-    blocks = [backend._home[backend.trial(k)] for k in range(4)]
+    blocks = [backend.blocks.home[backend.trial(k)] for k in range(4)]
     assert blocks[0] is blocks[2] is not blocks[1] is blocks[3]
     assert all(block.structure.held for block in blocks)
 
@@ -451,7 +451,7 @@ def test_trials_that_all_have_another_base_are_packed_as_before():
     backend = fused(task)
     for k in range(5):
         backend.stack(k, Trial(config={"lr": 0.1, "base": k}).member)
-    assert len({id(backend._home[backend.trial(k)]) for k in (2, 3, 4)}) == 1
+    assert len({id(backend.blocks.home[backend.trial(k)]) for k in (2, 3, 4)}) == 1
 
 
 def test_a_teacher_that_follows_is_each_trials_own():

@@ -88,7 +88,7 @@ def num_blocks(task, trials, *, size=8):
     backend = fused(task, size=size)
     for slot, trial in enumerate(trials):
         backend.stack(slot, trial.member)
-    return len({id(home) for home in backend._home.values()})
+    return len({id(home) for home in backend.blocks.home.values()})
 
 
 # -- models --------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ def test_widths_may_differ_within_a_block():
 
 
 def padded(backend):
-    return [trial for trial in backend._home if trial.is_narrow]
+    return [trial for trial in backend.blocks.home if trial.is_narrow]
 
 
 def test_a_block_of_one_trial_has_its_width():
@@ -420,15 +420,15 @@ def test_blocks_of_one_that_were_found_to_pay_best():
     wide, *narrow = (
         (backend.prepare(trial.member), trial.member.values) for trial in widths(16, 12, 12)
     )
-    key = backend.key(*wide)
-    backend.configure(key, BlockOptions(size=1))
+    key = backend.blocks.key(*wide)
+    backend.blocks.configure(key, BlockOptions(size=1))
     for slot, (trial, values) in enumerate((wide, *narrow)):
-        assert backend.host(trial, values) == (key if slot else None)
+        assert backend.blocks.host(trial, values) == (key if slot else None)
         backend.place(slot, trial, values)
     assert not padded(backend)
-    assert len(set(backend._home.values())) == 3
+    assert len(set(backend.blocks.home.values())) == 3
     backend.release(0)
-    assert backend.host(*narrow[0]) is None, "no wider trial is in training"
+    assert backend.blocks.host(*narrow[0]) is None, "no wider trial is in training"
 
 
 class ShareOfLarge(Toy):
@@ -479,7 +479,7 @@ def test_moments_of_narrower_trials_take_less_memory():
             slot: epoch_plan(backend, trial.timeline, epoch=0, slot=slot)
             for slot, trial in enumerate(trials)
         })
-        (block,) = set(backend._home.values())
+        (block,) = set(backend.blocks.home.values())
         held[width] = sum(map(bytes_held, block._state._moments.values()))
     # Adam has two moments of each number. The first layer has six in a row.
     assert held[24_000] < held[40_000] - 0.9 * 2 * 16_000 * 6 * 4
@@ -559,7 +559,7 @@ def test_dropout_may_follow_a_schedule_in_its_block():
     ]
     task = in_double(Fading)
     backend = check(task, trials)
-    assert [len(blocks) for blocks in backend._blocks.values()] == [1]
+    assert [len(blocks) for blocks in backend.blocks.by_key.values()] == [1]
 
 
 class Sloping(Toy):

@@ -79,7 +79,7 @@ def check_fused(task, given, *, blocks=1, **options):
     wanted = alone(task, given)
     assert [result.error for result in found] == [None] * len(given)
     assert_same(without_train_loss(found), without_train_loss(wanted), tolerance=DOUBLE)
-    assert sum(len(each) for each in backend._blocks.values()) == blocks
+    assert sum(len(each) for each in backend.blocks.by_key.values()) == blocks
 
 
 def plain_groups(parameters, lr, wd):

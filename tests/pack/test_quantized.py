@@ -144,7 +144,7 @@ def test_trials_are_in_one_block(task):
     backend = FusedBackend(task, device=CPU, block=BlockOptions(size=8))
     for slot, trial in enumerate(trials(0.02, 0.05)):
         backend.stack(slot, trial.member)
-    assert len({id(home) for home in backend._home.values()}) == 1
+    assert len({id(home) for home in backend.blocks.home.values()}) == 1
 
 
 def test_the_base_is_in_memory_once(task):

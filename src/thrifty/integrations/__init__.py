@@ -12,13 +12,14 @@ from thrifty.core import gc_paused
 
 
 if TYPE_CHECKING:
-    from ._fine_tune import FineTune as FineTune
-    from ._fine_tune_parts import LoRA as LoRA, pack_tokens as pack_tokens
     from ._huggingface import HuggingFaceTrainable as HuggingFaceTrainable
     from ._lightning import LightningTrainable as LightningTrainable
     from ._lightning_cli import lightning_cli as lightning_cli
     from ._lr_scheduler import LRScheduler as LRScheduler
     from ._trackers import MLflow as MLflow, TensorBoard as TensorBoard, WandB as WandB
+    from .fine_tuning._fine_tune import FineTune as FineTune
+    from .fine_tuning._lora import LoRA as LoRA
+    from .fine_tuning._token_losses import pack_tokens as pack_tokens
     from .functions._loop_trial import LoopTrial as LoopTrial, Scheduled as Scheduled
     from .functions._optimize import optimize as optimize
     from .functions._ray_function import RayFunction as RayFunction
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from .sklearn._search import ThriftySearchCV as ThriftySearchCV
 
 _HOMES = {
-    "FineTune": "_fine_tune",
+    "FineTune": "fine_tuning._fine_tune",
     "HuggingFaceTrainable": "_huggingface",
     "LRScheduler": "_lr_scheduler",
     "LightningTrainable": "_lightning",
-    "LoRA": "_fine_tune_parts",
+    "LoRA": "fine_tuning._lora",
     "LoopTrial": "functions._loop_trial",
     "MLflow": "_trackers",
     "RayFunction": "functions._ray_function",
@@ -44,7 +45,7 @@ _HOMES = {
     "lightning_cli": "_lightning_cli",
     "optimize": "functions._optimize",
     "optuna_storage": "optuna",
-    "pack_tokens": "_fine_tune_parts",
+    "pack_tokens": "fine_tuning._token_losses",
     "ray_space": "functions._ray_space",
     "trainable": "functions._trainable",
 }

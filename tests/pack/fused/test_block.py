@@ -36,14 +36,14 @@ def test_a_block_takes_no_batches_beyond_its_padding(sizes, max_padding, num_blo
     backend = FusedBackend(Sized(), device=here(), block=BlockOptions(max_padding=max_padding))
     for slot, trial in enumerate(sized(*sizes)):
         backend.stack(slot, trial.member)
-    assert len(set(backend._home.values())) == num_blocks
+    assert len(set(backend.blocks.home.values())) == num_blocks
 
 
 def test_a_block_takes_no_more_than_its_size():
     backend = FusedBackend(Sized(), device=here(), block=BlockOptions(size=2))
     for slot, trial in enumerate(sized(8, 8, 8)):
         backend.stack(slot, trial.member)
-    assert len(set(backend._home.values())) == 2
+    assert len(set(backend.blocks.home.values())) == 2
 
 
 @pytest.mark.parametrize("max_padding", [1.0, 2.5])

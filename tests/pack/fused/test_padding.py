@@ -56,7 +56,7 @@ def num_blocks(task, trials):
     backend = FusedBackend(task, device=here(), block=BlockOptions(size=8))
     for slot, trial in enumerate(trials):
         backend.stack(slot, trial.member)
-    return len(set(backend._home.values()))
+    return len(set(backend.blocks.home.values()))
 
 
 def check(task, trials):

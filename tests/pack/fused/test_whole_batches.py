@@ -163,7 +163,7 @@ def test_a_batch_size_of_ones_own_is_a_block_of_ones_own():
     backend = fused(Task())
     for slot, trial in enumerate(some):
         backend.stack(slot, trial.member)
-    assert len(backend._blocks) == 2
+    assert len(backend.blocks.by_key) == 2
     assert_same(together(fused(Task()), some), alone(Task(), some), tolerance=1e-10)
 
 

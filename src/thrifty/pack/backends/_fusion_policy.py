@@ -161,7 +161,7 @@ class FusionPolicy:
             UnfusableError: It cannot be fused.
         """
         self._traits[trial] = fused.traits(trial, values)
-        host = fused.host(trial, values) if self._calibrations else None
+        host = fused.blocks.host(trial, values) if self._calibrations else None
         if host is not None:  # it trains as fast as the trials that it joins
             self._traits[trial] = fused.traits_of(host)
         traits = self._traits[trial]
@@ -312,8 +312,8 @@ def _configure(
     """Have trials like this one fused in the way that was best."""
     best = calibration.fused
     if best is not None:
-        fused.configure(
-            fused.key(trial, values),
+        fused.blocks.configure(
+            fused.blocks.key(trial, values),
             BlockOptions(
                 size=max(best.step_s),
                 max_padding=max_padding(best),

@@ -1,31 +1,23 @@
-"""Parts of fine-tuning: adapters, layers that are trained whole, losses, rows of tokens, folders.
-
-Losses say which labels count, in which precision, and what evaluation averages.
-"""
+"""LoRA adapters of a base, by peft, and the layers that are trained whole."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from thrifty.core import TaskError, require
+from thrifty.pack._quantized import quantized_layers
+
+from ._attention_masks import says_causal
 
 
 if TYPE_CHECKING:
     import peft
-import torch.nn.functional as F
-
-from thrifty.pack import ArrayData
-from thrifty.pack._quantized import quantized_layers
 
 
 Kind = Literal["causal", "classification"]
@@ -360,222 +352,51 @@ def _above(path: str) -> Iterator[str]:
         path = path.rpartition(".")[0]
 
 
-# -- losses -------------------------------------------------------------------------------
-
-IGNORED = -100
-"""The label of tokens that do not count, as everywhere in transformers."""
-
-_OWN_LOSS = "subclass thrifty.FineTune and write loss and metrics"
-
-
-def in_single(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits of half precision in single precision, and others as they are.
-
-    Half precision keeps three digits of a loss, and fp16 counts no more than 65,504 tokens.
-    """
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-
-
-def loss_of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of the tokens that count."""
-    wanted = labels[:, 1:].reshape(-1).long()
-    return F.cross_entropy(
-        in_single(logits)[:, :-1].reshape(-1, logits.shape[-1]), wanted, ignore_index=IGNORED
-    )
-
-
-def loss_of_sequences(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of one label for each sequence.
-
-    Raises:
-        TaskError: Labels are no numbers of classes, or there are fewer than two classes.
-    """
-    if labels.dim() != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
-        shape, dtype = tuple(labels.shape), str(labels.dtype).removeprefix("torch.")
-        raise TaskError(
-            'FineTune(kind="classification"): labels must be one whole number for each sequence, '
-            f"the number of its class; got {dtype} of shape {shape}. For several labels or for "
-            f"regression, {_OWN_LOSS}; otherwise give labels of shape (batch,) and dtype int64"
-        )
-    check_num_labels(logits.shape[-1])
-    return F.cross_entropy(in_single(logits), labels)
-
-
-def check_num_labels(num_labels: Any) -> None:
-    """Refuse fewer than two classes, whose cross-entropy is always 0.
-
-    Raises:
-        TaskError: There are fewer.
-    """
-    if not isinstance(num_labels, int) or num_labels < 2:
-        raise TaskError(
-            'FineTune(kind="classification"): num_labels must be a whole number of at least 2, got '
-            f"{num_labels!r}; for regression, {_OWN_LOSS}"
-        )
-
-
-def check_classes_of(data: Any, *, num_labels: int) -> None:
-    """Check the labels of sequences, where all data are in memory.
-
-    Raises:
-        TaskError: A label is no class.
-    """
-    if isinstance(data, ArrayData):
-        for part in (data.train, data.valid):
-            check_classes(part[-1], num_labels=num_labels)
-
-
-def check_classes(labels: torch.Tensor, *, num_labels: int) -> None:
-    """Check that labels are classes, if their values can be read.
-
-    Raises:
-        TaskError: One is not.
-    """
-    if not can_be_read(labels) or labels.dtype != torch.int64 or labels.dim() != 1:
-        return  # another check refuses what is no row of whole numbers
-    wrong = (labels < 0) | (labels >= num_labels)
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise TaskError(
-            f'FineTune(kind="classification"): the label of row {row} is {int(labels[row])}, and '
-            f"num_labels={num_labels} means 0 to {num_labels - 1}; leave such rows out, or give "
-            "num_labels"
-        )
-
-
-def can_be_read(values: torch.Tensor) -> bool:
-    """Return whether values may be read: not while a program is recorded."""
-    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return not modes and type(values) is torch.Tensor and not values.is_meta
-
-
-def accuracy_of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the share of tokens that count whose logit is the largest."""
-    found = in_single(logits)
-    counts = (labels[:, 1:] != IGNORED).to(found.dtype)
-    right = (found[:, :-1].argmax(-1) == labels[:, 1:]).to(found.dtype) * counts
-    return right.sum() / counts.sum()
-
-
-def accuracy_of_sequences(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the share of sequences whose label has the largest logit."""
-    found = in_single(logits)
-    return (found.argmax(-1) == labels).to(found.dtype).mean()
-
-
-def is_even(data: Any, *, batch_size: int) -> bool:
-    """Return whether means over rows and over tokens are surely equal for validation data.
+def with_adapters(
+    base: Any, adapter: LoRA, hp: Mapping[str, Any], *, kind: Kind, missing: Collection[str]
+) -> torch.nn.Module:
+    """Return the base with new adapters; what is neither adapted nor a head is frozen.
 
     Args:
-        data: The data of a task, or the function that makes them.
-        batch_size: The number of rows of a validation batch.
-    """
-    if not isinstance(data, ArrayData):
-        return False
-    # all tokens of rows without labels count; one batch has no other to be weighed against
-    return len(data.valid) == 1 or len(data.valid[0]) <= batch_size
-
-
-# -- rows of tokens, and folders of models --------------------------------------------------------
-
-
-def pack_tokens(
-    sequences: Sequence[torch.Tensor | Sequence[int]],
-    *,
-    length: int,
-    labels: Sequence[torch.Tensor | Sequence[int]] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Put short sequences of tokens into as few rows as a simple rule needs.
-
-    Each sequence goes into the first row that has room for it; long ones are placed first. Rows are
-    in the order of their first sequence, and padding is on the right.
-
-    Args:
-        sequences: The tokens of each sequence.
-        length: Length of a row.
-        labels: The labels of each sequence, such as -100 for the tokens of a question (default: its
-            tokens).
-
-    Returns:
-        Tokens, numbers of sequences and labels, each ``[rows, length]``, as
-        ``FineTune(packed=True)`` reads them.
+        base: The model.
+        adapter: The adapters.
+        hp: Hyper-parameters that their fields may name.
+        kind: What the model does.
+        missing: Names of parameters that the base's folder lacks.
 
     Raises:
-        TaskError: A sequence is empty or longer than a row, or its labels have another length.
-
-    >>> ids, numbers, labels = pack_tokens([[5, 6, 7], [8, 9], [4, 3]], length=5)
-    >>> ids.tolist()
-    [[5, 6, 7, 8, 9], [4, 3, 0, 0, 0]]
-    >>> numbers.tolist()
-    [[1, 1, 1, 2, 2], [1, 1, 0, 0, 0]]
-
-    References:
-        Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
+        TaskError: The adapters do not fit the base.
     """
-    tokens = [torch.as_tensor(each, dtype=torch.long) for each in sequences]
-    wanted = tokens
-    if labels is not None:
-        wanted = [torch.as_tensor(each, dtype=torch.long) for each in labels]
-    sizes = [len(each) for each in tokens]
-    for number, size in enumerate(sizes):
-        if not 0 < size <= length:
-            raise TaskError(
-                f"pack_tokens(length={length}): sequence {number} has {size} tokens; cut it, or "
-                "leave it out"
-            )
-    if [len(each) for each in wanted] != sizes:
-        raise TaskError("pack_tokens: labels must have the lengths of their sequences")
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
-        at = next((k for k, left in enumerate(room) if left >= sizes[number]), len(rows))
-        if at == len(rows):
-            rows.append([])
-            room.append(length)
-        rows[at].append(number)
-        room[at] -= sizes[number]
-    rows = sorted(sorted(row) for row in rows)
-    ids = torch.zeros(len(rows), length, dtype=torch.long)
-    numbers, aims = torch.zeros_like(ids), torch.full_like(ids, IGNORED)
-    for k, row in enumerate(rows):
-        start = 0
-        for place, number in enumerate(row, start=1):
-            part = slice(start, start + sizes[number])
-            ids[k, part], aims[k, part] = tokens[number], wanted[number]
-            numbers[k, part] = place
-            start += sizes[number]
-    return ids, numbers, aims
-
-
-def digests_of(folder: Path) -> dict[str, str]:
-    """Return the digests of the files of a model by name."""
-    files = (file for file in sorted(folder.iterdir()) if not file.name.startswith("."))
-    return {file.name: _digest(file) for file in files if file.is_file()}
-
-
-def _digest(file: Path) -> str:
-    stat = file.stat()
-    key = (str(file.resolve()), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    found = _DIGESTS.get(key)
-    if found is None:
-        with file.open("rb") as read:
-            found = hashlib.file_digest(read, "blake2b").hexdigest()
-        if time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED_S:
-            _DIGESTS[key] = found
-    return found
-
-
-_DIGESTS: dict[tuple[Any, ...], str] = {}
-"""Digests of files by path, inode, size and times, so that each trial may ask for them.
-
-Programs set the time of a file's last change as they like, but not that of its entry (ctime).
-"""
-_SETTLED_S = 2.0
-"""A file that was written so recently may be written again without another time."""
-
-
-def quantizer_of(folder: Path) -> str:
-    """Return the library that has quantised the model in a folder; "" if none has."""
-    config = json.loads((folder / "config.json").read_bytes())
-    found = config.get("quantization_config")
-    return str(found.get("quant_method", "")) if isinstance(found, dict) else ""
+    classifies = kind == "classification"
+    if (
+        classifies
+        and hasattr(base, "score")
+        and says_causal(base)
+        and base.config.pad_token_id is None
+    ):
+        raise TaskError(
+            f"FineTune: {type(base).__name__} judges a sequence by its last token that is not "
+            "padding, and its configuration names no pad_token_id; set it there (in the "
+            "folder: in config.json)"
+        )
+    whole = trained_whole(base, classifies=classifies, missing=missing)
+    options: dict[str, Any] = {"modules_to_save": whole} if whole else {}
+    if apart := not_adapted(base, classifies=classifies, whole=whole):
+        options["exclude_modules"] = apart  # older versions of peft do not know it
+    config = adapter.config(hp, kind=kind, **options)
+    check_blocks(config.layers_to_transform, base)
+    try:
+        with warnings.catch_warnings():
+            # peft asks transformers for an attribute by the name that it had before
+            old_name = "`is_gradient_checkpointing` is deprecated"
+            warnings.filterwarnings("ignore", message=old_name, category=FutureWarning)
+            # and says that it does the right thing for the layers of GPT-2
+            warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
+            skeleton = skeleton_of(base) if adapter.may_idle else None
+            model: torch.nn.Module = peft_library().get_peft_model(base, config)
+            if skeleton is not None:
+                every = adapter.everywhere().config(hp, kind=kind, **options)
+                add_idle(model, peft_library().get_peft_model(skeleton, every))
+    except ValueError as error:
+        raise TaskError(f"FineTune: the adapters do not fit the model: {error}") from error
+    return model

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thrifty.core import TaskError, require
+from thrifty.integrations._adapters import check_class, set_by_class
 from thrifty.pack import HyperParameters, Task, TaskIdentity
 from thrifty.pack._quantized import settled
 from thrifty.pack.task._data import Batch
 from thrifty.pack.trial._trial_needs import BASE_BYTES
 
-from ._adapters import check_class, set_by_class
 from ._attention_masks import (
     check_labels,
     check_padding,
@@ -29,32 +27,20 @@ from ._attention_masks import (
     mask_for,
     masks_of,
     packed_mask_for,
-    says_causal,
 )
-from ._fine_tune_parts import (
+from ._bases import Base, Head, transformers_library, unlend_trained
+from ._lora import Kind, LoRA, described, peft_library, with_adapters, without_idle
+from ._token_losses import (
     IGNORED,
-    Kind,
-    LoRA,
     accuracy_of_sequences,
     accuracy_of_tokens,
-    add_idle,
-    check_blocks,
     check_classes,
     check_classes_of,
     check_num_labels,
-    described,
-    digests_of,
     is_even,
     loss_of_sequences,
     loss_of_tokens,
-    not_adapted,
-    peft_library,
-    quantizer_of,
-    skeleton_of,
-    trained_whole,
-    without_idle,
 )
-from ._kept_bases import KeptBase, stamps, unlend_trained
 
 
 if TYPE_CHECKING:
@@ -133,8 +119,6 @@ class FineTune(Task):
     eval_batch_size: int = _EVAL_BATCH_SIZE
     num_labels: int = 2
     base_seed: int = 0
-    _identified: dict[str, str] | None = None
-    """Digests of the base's files in the identity that was taken last."""
 
     _metrics_of_outputs = True
     """``metrics`` below depends on the model's outputs alone, so padded trials may share it."""
@@ -160,33 +144,22 @@ class FineTune(Task):
         steps_per_epoch: int | None = None,
         version: str | None = None,
     ) -> None:
-        peft_library(), _transformers()
+        peft_library(), transformers_library()
         check_class(self, FineTune, {"packed": packed})
         kind = self.kind if kind is None else kind
         if kind not in ("causal", "classification"):
             raise TaskError(f'FineTune: kind must be "causal" or "classification", got {kind!r}')
-        if isinstance(model, torch.nn.Module):
-            raise TaskError(
-                f"FineTune: model is a {type(model).__name__}, and trials would all train this "
-                "one; give a folder that save_pretrained has written, or a function that returns "
-                "a new copy, such as lambda hp: copy.deepcopy(model)"
-            )
+        base = Base(model)
         if not isinstance(adapter, LoRA):
             what = type(adapter).__name__
             raise TaskError(f"FineTune: adapter must be a thrifty.LoRA(...), got {what}")
-        if isinstance(model, str | Path) and not (Path(model) / "config.json").is_file():
-            raise TaskError(
-                f"FineTune: there is no model in {str(model)!r} (no config.json); give a folder "
-                "that save_pretrained has written, a configuration, or a function that returns a "
-                "model"
-            )
         if packed and kind != "causal":
             raise TaskError(
                 f"FineTune(packed=True, kind={kind!r}): only tokens that predict the next one can "
                 'share a row; leave packed out, or give kind="causal"'
             )
-        self._base, self._adapter, self._data, self.kind = model, adapter, data, kind
-        self._is_packed, self._kept = packed, KeptBase()
+        self._base, self._adapter, self._data, self.kind = base, adapter, data, kind
+        self._is_packed = packed
         self._set_optimizer(optimizer)
         self._set_options(
             batch_size=batch_size,
@@ -228,13 +201,8 @@ class FineTune(Task):
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
         """Return the base (its files by content), the adapters, the data and the options."""
-        base: Any = self._base
-        if isinstance(base, str | Path):
-            base = self._identified = digests_of(Path(base))
-        elif isinstance(base, _transformers().PretrainedConfig):
-            base = base.to_dict() | _implementations(base)
         return {
-            "base": base,
+            "base": self._base.identity(),
             "adapter": described(self._adapter),
             "data": self._data,
             "optimizer": self.optimizer,
@@ -244,9 +212,9 @@ class FineTune(Task):
             "base_seed": self.base_seed,
             "steps_per_epoch": self.steps_per_epoch,
             # their versions and what the user has changed in them
-            "libraries": (_transformers().PreTrainedModel, peft_library().PeftModel),
+            "libraries": (transformers_library().PreTrainedModel, peft_library().PeftModel),
             # its versions, where it computes the products with the base
-            **({"quantizer": _bitsandbytes()} if self._quantizer == "bitsandbytes" else {}),
+            **({"quantizer": _bitsandbytes()} if self._base.quantizer == "bitsandbytes" else {}),
             # databases of before know no packed sequences, and have to find their trials again
             **({"packed": True} if self._is_packed else {}),
         }
@@ -257,16 +225,7 @@ class FineTune(Task):
         Raises:
             TaskError: They are not.
         """
-        if self._identified is None or not isinstance(self._base, str | Path):
-            return
-        now = digests_of(Path(self._base))
-        if names := [
-            n for n in {**self._identified, **now} if self._identified.get(n) != now.get(n)
-        ]:
-            raise TaskError(
-                f"FineTune: the files of the base in {str(self._base)!r} have changed since the "
-                f"study began ({', '.join(names)}); put the earlier ones back, or start a new study"
-            )
+        self._base.check_unchanged()
 
     def _content(self) -> TaskIdentity:
         """Return the identity by content, with what only evaluation depends on.
@@ -284,20 +243,11 @@ class FineTune(Task):
             self._is_packed
             or self.kind == "classification"
             or isinstance(self._adapter.rslora, str)
-            or self._may_be_half()
+            or self.precision != "fp32"
+            or self._base.may_be_half
         ):  # else the results are those of the first rules, which databases of before hold
             training["rules"] = _RULES
         return replace(found, training=training, evaluation=evaluation)
-
-    def _may_be_half(self) -> bool:
-        """Return whether logits may be in half precision; a function may make any base."""
-        if self.precision != "fp32" or not _is_described(self._base):
-            return True
-        config: Any = self._base
-        if isinstance(config, str | Path):
-            config = _transformers().AutoConfig.from_pretrained(config, local_files_only=True)
-        said = str(config.to_dict().get("dtype") or config.to_dict().get("torch_dtype"))
-        return said.removeprefix("torch.") in ("float16", "bfloat16")
 
     def data(self, hp: HyperParameters) -> Any:
         """Return the data.
@@ -321,33 +271,29 @@ class FineTune(Task):
         Raises:
             TaskError: The adapters do not fit the base, or it cannot be trained in this way.
         """
-        base, missing = self._base_model(hp)
+        base, missing = self._base.model(hp, head=self._head, seed=self.base_seed)
         settled(base)  # masks are measured by evaluations
         self._check_positions(base)
         masks = masks_of(base, kind=self.kind, is_packed=self._is_packed)
-        model = self._with_adapters(base, hp, missing=missing)
+        model = with_adapters(base, self._adapter, hp, kind=self.kind, missing=missing)
         unlend_trained(model)
         hold(model, masks, kind=self.kind, is_packed=self._is_packed)
         return model
 
     def meta_model(self, hp: HyperParameters) -> torch.nn.Module | None:
         """Return the model without values; None if a function makes the base."""
-        if not _is_described(self._base):
+        if not self._base.is_described:
             return None
-        base, missing = self._empty_base()
+        base, missing = self._base.empty(head=self._head)
         with torch.device("meta"):
-            model = self._with_adapters(base, hp, missing=missing)
-        if isinstance(self._base, str | Path) and self._quantizer:
-            files = Path(self._base).glob("*.safetensors")
-            setattr(model, BASE_BYTES, sum(file.stat().st_size for file in files))
+            model = with_adapters(base, self._adapter, hp, kind=self.kind, missing=missing)
+        if self._base.quantizer:
+            setattr(model, BASE_BYTES, self._base.num_bytes)
         return model
 
     @property
-    def _quantizer(self) -> str:
-        """The library that has quantised the base in a folder; empty for any other base."""
-        if not isinstance(self._base, str | Path):
-            return ""
-        return quantizer_of(Path(self._base))
+    def _head(self) -> Head:
+        return Head(self.kind, self.num_labels)
 
     def _check_positions(self, base: Any) -> None:
         if self._is_packed and "position_ids" not in inspect.signature(base.forward).parameters:
@@ -356,112 +302,10 @@ class FineTune(Task):
                 "cannot begin again within a row; leave packed out and pad each sequence"
             )
 
-    def _with_adapters(
-        self, base: Any, hp: HyperParameters, *, missing: Collection[str]
-    ) -> torch.nn.Module:
-        classifies = self.kind == "classification"
-        if (
-            classifies
-            and hasattr(base, "score")
-            and says_causal(base)
-            and base.config.pad_token_id is None
-        ):
-            raise TaskError(
-                f"FineTune: {type(base).__name__} judges a sequence by its last token that is not "
-                "padding, and its configuration names no pad_token_id; set it there (in the "
-                "folder: in config.json)"
-            )
-        whole = trained_whole(base, classifies=classifies, missing=missing)
-        options: dict[str, Any] = {"modules_to_save": whole} if whole else {}
-        if apart := not_adapted(base, classifies=classifies, whole=whole):
-            options["exclude_modules"] = apart  # older versions of peft do not know it
-        config = self._adapter.config(hp, kind=self.kind, **options)
-        check_blocks(config.layers_to_transform, base)
-        try:
-            with warnings.catch_warnings():
-                # peft asks transformers for an attribute by the name that it had before
-                old_name = "`is_gradient_checkpointing` is deprecated"
-                warnings.filterwarnings("ignore", message=old_name, category=FutureWarning)
-                # and says that it does the right thing for the layers of GPT-2
-                warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
-                skeleton = skeleton_of(base) if self._adapter.may_idle else None
-                model: torch.nn.Module = peft_library().get_peft_model(base, config)
-                if skeleton is not None:
-                    every = self._adapter.everywhere().config(hp, kind=self.kind, **options)
-                    add_idle(model, peft_library().get_peft_model(skeleton, every))
-        except ValueError as error:
-            raise TaskError(f"FineTune: the adapters do not fit the model: {error}") from error
-        return model
-
     def __thrifty_finished__(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return a trained model without adapters of rank 0."""
         let_go(model)
         return without_idle(model)
-
-    def _base_model(self, hp: HyperParameters) -> tuple[Any, Collection[str]]:
-        """Return the base, and the names of parameters that its folder lacks."""
-        if not _is_described(self._base):
-            make: Any = self._base
-            return make(hp), ()
-        base: Any = self._base
-        if isinstance(base, str | Path):
-            content: Any = (str(Path(base).resolve()), stamps(Path(base)))
-        else:
-            content = (type(base), repr(base.to_dict() | _implementations(base)))
-        where = (torch.get_default_dtype(), str(torch.get_default_device()))
-        made_from = (content, self.kind, self.num_labels, self.base_seed, where)
-        return self._kept.copy(made_from, make=self._made_base)
-
-    def _made_base(self) -> tuple[Any, Collection[str]]:
-        # the base does not depend on the seed of a trial
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.base_seed)
-            if not isinstance(self._base, str | Path):
-                return self._described_base(), ()
-            loaded, missing = self._loaded_base()
-            for parameter in loaded.parameters():
-                # mapped memory cannot be shared by trials
-                parameter.data = parameter.detach().clone()
-            return loaded, missing
-
-    def _empty_base(self) -> tuple[Any, Collection[str]]:
-        """Return the same without values."""
-        if not isinstance(self._base, str | Path):
-            with torch.device("meta"):
-                return self._described_base(), ()
-        config = _transformers().AutoConfig.from_pretrained(
-            self._base, local_files_only=True, **self._base_options
-        )
-        # quantised weights have other names, and may load onto some devices only
-        if self.kind == "classification" and not self._quantizer:
-            return self._loaded_base(device_map="meta")
-        with torch.device("meta"):
-            return self._auto.from_config(config), ()
-
-    def _loaded_base(self, **options: Any) -> tuple[Any, Collection[str]]:
-        loaded, found = self._auto.from_pretrained(
-            self._base,
-            local_files_only=True,
-            output_loading_info=True,
-            **self._base_options,
-            **options,
-        )
-        return loaded, found["missing_keys"]
-
-    def _described_base(self) -> Any:
-        config: Any = deepcopy(self._base)
-        for name, value in self._base_options.items():
-            setattr(config, name, value)
-        return self._auto.from_config(config)
-
-    @property
-    def _auto(self) -> Any:
-        name = "CausalLM" if self.kind == "causal" else "SequenceClassification"
-        return getattr(_transformers(), f"AutoModelFor{name}")
-
-    @property
-    def _base_options(self) -> dict[str, Any]:
-        return {} if self.kind == "causal" else {"num_labels": self.num_labels}
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Return the cross-entropy, over tokens or over sequences."""
@@ -572,29 +416,5 @@ def _described(batch: Any) -> str:
     return f"a {type(batch).__name__}"
 
 
-def _is_described(base: Any) -> bool:
-    """Return whether a base is a folder or a configuration, not a function."""
-    return isinstance(base, str | Path | _transformers().PretrainedConfig)
-
-
-def _implementations(config: Any) -> dict[str, Any]:
-    """Return which functions for attention and experts a configuration names.
-
-    ``to_dict`` leaves them out. Their results differ by rounding, and where one of them leaves out
-    what another one does, such as a soft cap.
-    """
-    out: dict[str, Any] = {}
-    for name, value in vars(config).items():
-        if name.endswith("_implementation_internal") and value is not None:
-            out[name] = value
-        elif isinstance(value, _transformers().PretrainedConfig):
-            out |= {f"{name}.{key}": inner for key, inner in _implementations(value).items()}
-    return out
-
-
 def _bitsandbytes() -> Any:
     return require("bitsandbytes.nn", extra="quantized").Linear4bit
-
-
-def _transformers() -> Any:
-    return require("transformers", extra="huggingface")

@@ -25,7 +25,7 @@ from thrifty.pack._state import borrowed_streams
 from thrifty.pack.task._data import ArrayData
 from thrifty.pack.task._data_contents import TokenFile
 
-from ._fine_tune_parts import can_be_read
+from ._token_losses import can_be_read
 
 
 Form = Literal["left", "all", "plain"]

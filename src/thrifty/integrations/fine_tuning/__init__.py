@@ -1,0 +1,1 @@
+"""Fine-tuning of transformers models: bases, adapters, masks and losses."""
