@@ -610,7 +610,7 @@ def test_whatever_happens_each_assignment_has_one_last_word(workers, expected, s
 
 
 def workers_up(world):
-    return {hand.worker for hand in world.executor._hands if hand.up}
+    return {handle.worker for handle in world.executor._handles if handle.up}
 
 
 def test_all_workers_learn_once_that_a_structure_is_refused():

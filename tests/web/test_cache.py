@@ -157,16 +157,16 @@ def test_a_page_never_takes_an_old_view_of_a_study_for_its_present_revision(cloc
         return stored.state
 
     views = SimpleNamespace(studies=SimpleNamespace(stamp=lambda study: stored.state, get=read))
-    desk = ResponseService(views, Cache(now=clock), PollThrottle(now=clock))
-    asked = StudyRequest(desk, Request({"type": "http", "headers": []}), 7)
+    service = ResponseService(views, Cache(now=clock), PollThrottle(now=clock))
+    asked = StudyRequest(service, Request({"type": "http", "headers": []}), 7)
 
     def ask():
         found = asked.answer(("detail",), lambda _, view: models.Revision(revision=view))
-        polled = desk.revision(asked.request, 7)
+        polled = service.revision(asked.request, 7)
         assert json.loads(polled.body)["revision"] == polled.headers["X-Revision"]
         return json.loads(found.body)["revision"], found.headers["X-Revision"]
 
-    desk.study(7)
+    service.study(7)
     stored.state = "2"
     clock.now += 10
     shown, revision = ask()

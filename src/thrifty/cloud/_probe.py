@@ -453,12 +453,12 @@ class Contenders:
             goal=goal,
             table=replace(
                 table,
-                lots=tuple(table.lots[lot] for lot in kept),
+                rows=tuple(table.rows[row] for row in kept),
                 time_s=table.time_s[:, kept],
                 cost_usd=table.cost_usd[:, kept],
             ),
             choice=kept.index(own) * sizes + num,
-            rivals=tuple(dict.fromkeys(table.lots[lot].offer for lot in kept)),
+            rivals=tuple(dict.fromkeys(table.rows[row].offer for row in kept)),
         )
 
     def gains(self, found: Mapping[What, tuple[str, np.ndarray]]) -> tuple[list[float], str]:
@@ -470,8 +470,8 @@ class Contenders:
             found: for each measured factor, its subject and its value in each case.
         """
         kinds, work_s = self._works(found)
-        rows = [row for row, lot in enumerate(self.table.lots) if lot.kind in kinds]
-        places = [kinds.index(self.table.lots[row].kind) for row in rows]
+        rows = [row for row, priced in enumerate(self.table.rows) if priced.kind in kinds]
+        places = [kinds.index(self.table.rows[row].kind) for row in rows]
         gains: list[float] = []
         names = Counter[str]()
         for case in range(work_s.shape[2]):
@@ -494,7 +494,7 @@ class Contenders:
         table = self.table
         kinds = [
             kind
-            for kind in sorted({lot.kind for lot in table.lots})
+            for kind in sorted({priced.kind for priced in table.rows})
             if any(
                 subject_of(what, table.kinds[kind]) == subject
                 for what, (subject, _) in found.items()
@@ -522,7 +522,7 @@ class Contenders:
         """Return times and costs if some rows need ``work_s``; evictions and prices stay."""
         table, setup_s = self.table, self.table.workload.setup_s
         time_s, cost_usd = table.time_s.copy(), table.cost_usd.copy()
-        before = table.work_s[:, [table.lots[row].kind for row in rows]]
+        before = table.work_s[:, [table.rows[row].kind for row in rows]]
         possible = np.isfinite(time_s[:, rows])
         slow = np.divide(
             time_s[:, rows] - setup_s, before, out=np.ones_like(before), where=possible
@@ -536,8 +536,8 @@ class Contenders:
 
     def _name(self, place: int) -> str:
         row, num = divmod(place, self.table.time_s.shape[-1])
-        lot = self.table.lots[row]
-        spelled: str = lot.offer.spell(num + 1, spot=lot.spot)
+        priced = self.table.rows[row]
+        spelled: str = priced.offer.spell(num + 1, spot=priced.spot)
         return spelled
 
 

@@ -117,7 +117,7 @@ class ClusterExecutor(Executor):
         self._limit_s = math.inf if epoch_timeout_s is None else epoch_timeout_s
         self._needs = needs
         self._clock = clock
-        self._hands = [
+        self._handles = [
             WorkerHandle(spec, cluster, clock, expected=i < expected)
             for i, spec in enumerate(specs)
         ]
@@ -132,14 +132,14 @@ class ClusterExecutor(Executor):
     def num_free(self, *, pack_size: int = 1) -> int:
         """Return how many more assignments fit on workers that run or should soon."""
         self._pack_size = pack_size
-        free = sum(handle.num_free(pack_size) for handle in self._hands if handle.counted)
-        if any(handle.up or handle.waiting for handle in self._hands):
+        free = sum(handle.num_free(pack_size) for handle in self._handles if handle.counted)
+        if any(handle.up or handle.waiting for handle in self._handles):
             return free
         return max(free, 1)  # no worker is requested before there is an assignment
 
     def submit(self, assignment: Assignment) -> None:
         """Give an assignment to the worker with the least work, preferably one that is running."""
-        handle = min(self._hands, key=lambda h: (not h.counted, h.load, not h.up, not h.starting))
+        handle = min(self._handles, key=lambda h: (not h.counted, h.load, not h.up, not h.starting))
         handle.waiting.append(assignment)
         self._move(handle)
         if self.num_free(pack_size=self._pack_size) == 0:
@@ -151,7 +151,7 @@ class ClusterExecutor(Executor):
         while True:
             reports, self._through = self._through, []
             self._look_after()
-            calls = {handle.call: handle for handle in self._hands if handle.call is not None}
+            calls = {handle.call: handle for handle in self._handles if handle.call is not None}
             if not calls:
                 return reports
             left_s = 0.0 if reports else max(0.0, until - self._clock())
@@ -168,7 +168,7 @@ class ClusterExecutor(Executor):
 
     def refuse(self, key: str, reason: str) -> None:
         """Tell all workers, with their next call or when they start, not to fuse a structure."""
-        for handle in self._hands:
+        for handle in self._handles:
             handle.refuse(Refusal(key=key, reason=reason))
 
     def cut(self, assignment: int) -> None:
@@ -176,7 +176,7 @@ class ClusterExecutor(Executor):
 
         An assignment that waits for its worker ends at once.
         """
-        for handle in self._hands:
+        for handle in self._handles:
             handle.cut(assignment)
             for each in [each for each in handle.waiting if each.number == assignment]:
                 handle.waiting.remove(each)
@@ -185,13 +185,13 @@ class ClusterExecutor(Executor):
     def stop(self) -> None:
         """Ask all workers to save their current states and finish."""
         self._stopping = True
-        for handle in self._hands:
+        for handle in self._handles:
             self._through += [Report(assignment=each.number) for each in handle.waiting]
             handle.waiting.clear()
 
     def close(self) -> None:
         """Stop all workers now, and disconnect from the cluster."""
-        for handle in self._hands:
+        for handle in self._handles:
             handle.end()
         self._cluster.close()
 
@@ -260,7 +260,7 @@ class ClusterExecutor(Executor):
         A call contains at most one epoch that is longer than ``TURN_S``.
         """
         reports: list[Report] = []
-        for handle in self._hands:
+        for handle in self._handles:
             if handle.up and handle.call is not None and handle.turn_s >= self._limit_s + TURN_S:
                 handle.end()
                 reports += handle.slot.time_out(self._limit_s)
@@ -270,10 +270,10 @@ class ClusterExecutor(Executor):
 
     def _share(self) -> None:
         """Move assignments that wait for a starting worker to idle workers."""
-        for idle in self._hands:
+        for idle in self._handles:
             if not idle.up or idle.load:
                 continue
-            donor = next((h for h in self._hands if h.starting and h.waiting), None)
+            donor = next((h for h in self._handles if h.starting and h.waiting), None)
             if donor is None:
                 return
             idle.waiting.append(donor.waiting.popleft())
@@ -281,9 +281,9 @@ class ClusterExecutor(Executor):
 
     def _ask_for_more(self) -> None:
         """Request further workers, so that a cluster that scales with demand grows."""
-        num_up = sum(handle.up for handle in self._hands)
-        num_asked = sum(handle.starting and not handle.counted for handle in self._hands)
-        idle = [handle for handle in self._hands if handle.worker is None and not handle.counted]
+        num_up = sum(handle.up for handle in self._handles)
+        num_asked = sum(handle.starting and not handle.counted for handle in self._handles)
+        idle = [handle for handle in self._handles if handle.worker is None and not handle.counted]
         for handle in idle[: max(0, max(1, num_up) - num_asked)]:
             handle.start()
 
@@ -292,16 +292,16 @@ class ClusterExecutor(Executor):
         if self._unwritable:
             raise StoreWriteError(self._unwritable)
         self._cluster.check()
-        for handle in self._hands:
+        for handle in self._handles:
             if handle.up and not handle.load and self._clock() - handle.since >= IDLE_S:
                 handle.end()
         self._warn()
 
     def _warn(self) -> None:
         """Warn, and again now and then, if no worker starts, and say why that may be."""
-        asked = [handle.since for handle in self._hands if handle.starting]
+        asked = [handle.since for handle in self._handles if handle.starting]
         now = self._clock()
-        if now < self._warn_from or not asked or any(handle.up for handle in self._hands):
+        if now < self._warn_from or not asked or any(handle.up for handle in self._handles):
             return
         if now - min(asked) >= START_S:
             self._warn_from = now + WARN_AGAIN_S

@@ -203,13 +203,13 @@ class Completeness:
         """
         self._check.note(trial, member)
 
-    def at_end(self, course: RunningChain, backend: AutoBackend, state: State) -> Exception | None:
+    def at_end(self, running: RunningChain, backend: AutoBackend, state: State) -> Exception | None:
         """Compare a trial that has ended a stage with a trial restored from its state.
 
-        The comparison removes the trial from the back-end; its course continues from ``state``.
+        The comparison removes the trial from the back-end; training continues from ``state``.
 
         Args:
-            course: The course of the trial.
+            running: The chain that is trained.
             backend: The back-end that holds the trial.
             state: The current state of the trial.
 
@@ -217,28 +217,28 @@ class Completeness:
             The error that the comparison found, or None.
         """
         if not self._check.is_due(
-            backend.trial(course.number), epoch=course.epoch, is_first=not course.is_compared
+            backend.trial(running.number), epoch=running.epoch, is_first=not running.is_compared
         ):
             return None
-        course.is_compared = True
-        live = backend.take(course.number)
-        course.passed = state
+        running.is_compared = True
+        live = backend.take(running.number)
+        running.passed = state
         arrays, meta = state_to_arrays(state)
         meta = json.loads(json.dumps(meta))  # what writing and reading a checkpoint does
         state = replace(state_from_arrays(arrays, meta), base=state.base)
         # Compare at the values of epochs already trained: if the values of the next epoch make a
         # step hang or fail, this stage is not to blame. A change that ``adapt`` made only once, for
         # certain values, shows at other values, so compare at those of epoch 0, too.
-        last, timeline = course.epoch - 1, course.chain.timeline
+        last, timeline = running.epoch - 1, running.chain.timeline
         try:
-            self._compare(course, live, state, epoch=last)
+            self._compare(running, live, state, epoch=last)
             if live.adapts and timeline.at(0) != timeline.at(last):
-                self._compare(course, live, live.state(), epoch=0)
+                self._compare(running, live, live.state(), epoch=0)
         except Exception as error:  # noqa: BLE001 (user code may raise anything)
             return error
         return None
 
-    def at_begin(self, course: RunningChain, member: Member) -> None:
+    def at_begin(self, running: RunningChain, member: Member) -> None:
         """Compare a trial that begins in this process with one that begins in a new process.
 
         Values that other trials have left in shared variables must not influence this trial.
@@ -248,15 +248,15 @@ class Completeness:
         """
         if self._check.is_changed():
             live = self._check.begin(member)
-            if self._check.is_due(live, epoch=course.epoch):
-                self._compare(course, live, member.state, epoch=course.epoch)
+            if self._check.is_due(live, epoch=running.epoch):
+                self._compare(running, live, member.state, epoch=running.epoch)
 
     def _compare(
-        self, course: RunningChain, live: Trial, state: State | None, *, epoch: int
+        self, running: RunningChain, live: Trial, state: State | None, *, epoch: int
     ) -> None:
-        plan = plan_of(live.num_steps, course.chain.timeline, epoch=epoch)
-        member = course.member(state, epoch=epoch)
-        self._check.check(live, member, plan, epoch=course.epoch, seconds=course.epoch_s)
+        plan = plan_of(live.num_steps, running.chain.timeline, epoch=epoch)
+        member = running.member(state, epoch=epoch)
+        self._check.check(live, member, plan, epoch=running.epoch, seconds=running.epoch_s)
 
 
 CACHE_BYTES = 32 * 2**20

@@ -178,12 +178,12 @@ class SimulatedWorker:
     __slots__ = (
         "asked_to_stop",
         "began",
-        "course",
         "failures",
         "free",
         "life",
         "name",
         "preemptions",
+        "running",
         "slowdown",
     )
 
@@ -191,7 +191,7 @@ class SimulatedWorker:
         self.name = f"simulated-{number}"
         self.slowdown = slowdown
         self.life = 0
-        self.course: SimulatedChain | None = None
+        self.running: SimulatedChain | None = None
         self.began = 0.0
         """When the worker got its current assignment."""
         self.free = False
@@ -387,7 +387,7 @@ class SimulatedExecutor(Executor):
         """Give an assignment to a free worker."""
         self._decided()
         worker, number = self._take_free()
-        worker.course = SimulatedChain(assignment)
+        worker.running = SimulatedChain(assignment)
         worker.began = self.clock.now()
         worker.asked_to_stop = self._stopping
         self._num_busy += 1
@@ -454,45 +454,45 @@ class SimulatedExecutor(Executor):
     # -- training -----------------------------------------------------------------------------
 
     def _begin(self, worker: SimulatedWorker, number: int, reports: list[Report]) -> None:
-        course = worker.course
-        assert course is not None
-        reports.append(course.report(_started(course.stage, worker)))
-        self._train(worker, course, number)
+        running = worker.running
+        assert running is not None
+        reports.append(running.report(_started(running.stage, worker)))
+        self._train(worker, running, number)
 
-    def _train(self, worker: SimulatedWorker, course: SimulatedChain, number: int) -> None:
-        nominal_s = self._config.seconds_of(course.chain.timeline, course.epoch + 1)
-        course.seconds = nominal_s * worker.slowdown
-        self._foresee(course.seconds, _EventKind.EPOCH_ENDS, number)
+    def _train(self, worker: SimulatedWorker, running: SimulatedChain, number: int) -> None:
+        nominal_s = self._config.seconds_of(running.chain.timeline, running.epoch + 1)
+        running.seconds = nominal_s * worker.slowdown
+        self._foresee(running.seconds, _EventKind.EPOCH_ENDS, number)
 
     def _end_epoch(self, worker: SimulatedWorker, number: int, reports: list[Report]) -> None:
-        course = worker.course
-        assert course is not None
-        course.epoch += 1
+        running = worker.running
+        assert running is not None
+        running.epoch += 1
         self.counts.epochs += 1
-        stage = course.stage
+        stage = running.stage
         event = EpochDone(
             node=stage.node,
-            epoch=course.epoch,
+            epoch=running.epoch,
             metrics=self._config.outcome(
-                self._config.shown(course.chain.timeline), course.epoch, course.assignment.seed
+                self._config.shown(running.chain.timeline), running.epoch, running.assignment.seed
             ),
-            seconds=course.seconds,
-            seconds_alone=course.seconds,
+            seconds=running.seconds,
+            seconds_alone=running.seconds,
             worker=worker.name,
         )
-        reports.append(course.report(event))
-        ended = course.epoch == stage.stop
+        reports.append(running.report(event))
+        ended = running.epoch == stage.stop
         if ended or worker.asked_to_stop:
-            reports.append(course.report(self._kept(stage, course.epoch, worker)))
-        if worker.asked_to_stop or (ended and not course.next_stage()):
-            reports.append(course.report(None))
+            reports.append(running.report(self._kept(stage, running.epoch, worker)))
+        if worker.asked_to_stop or (ended and not running.next_stage()):
+            reports.append(running.report(None))
             self._put_down(worker)
             if not worker.asked_to_stop or self._stopping:
                 self._list(number)
             return
         if ended:
-            reports.append(course.report(_started(course.stage, worker)))
-        self._train(worker, course, number)
+            reports.append(running.report(_started(running.stage, worker)))
+        self._train(worker, running, number)
 
     def _kept(self, stage: Stage, epoch: int, worker: SimulatedWorker) -> StageDone:
         ref = CheckpointRef(
@@ -509,7 +509,7 @@ class SimulatedExecutor(Executor):
     def _put_down(self, worker: SimulatedWorker) -> None:
         self.counts.busy_s += self.clock.now() - worker.began
         self._num_busy -= 1
-        worker.course = None
+        worker.running = None
 
     # -- arrivals, preemptions and failures of workers ----------------------------------------
 
@@ -532,11 +532,11 @@ class SimulatedExecutor(Executor):
 
     def _leave(self, number: int, reports: list[Report], *, kind: str, back_after_s: float) -> None:
         worker = self._workers[number]
-        course = worker.course
+        running = worker.running
         self._unlist(worker)
         worker.life += 1
-        if course is not None:
-            stage = course.stage
+        if running is not None:
+            stage = running.stage
             event = StageFailed(
                 node=stage.node,
                 start=stage.start,
@@ -545,9 +545,9 @@ class SimulatedExecutor(Executor):
                 kind=kind,
                 message=f"WorkerLostError: worker {worker.name} ended unexpectedly (simulated)",
                 worker=worker.name,
-                reached=course.epoch,
+                reached=running.epoch,
             )
-            reports += [course.report(event), course.report(None)]
+            reports += [running.report(event), running.report(None)]
             self._put_down(worker)
         self._foresee(back_after_s, _EventKind.IS_THERE, number)
 

@@ -140,7 +140,7 @@ class Worker:
         self._backend = self._new_backend()
         self._complete = Completeness(task, device=place, limit_s=spec.epoch_timeout)
         self._waiting: deque[RunningChain] = deque()
-        self._courses: dict[int, RunningChain] = {}
+        self._running: dict[int, RunningChain] = {}
         self._closing: list[RunningChain] = []
         self._unusable: set[tuple[int, int, str]] = set()
         """States from which the task could not resume.
@@ -153,7 +153,7 @@ class Worker:
     @property
     def num_active(self) -> int:
         """Number of assignments that the worker has."""
-        return len(self._waiting) + len(self._courses) + len(self._closing)
+        return len(self._waiting) + len(self._running) + len(self._closing)
 
     def submit(self, assignment: Assignment) -> None:
         """Add an assignment."""
@@ -168,9 +168,9 @@ class Worker:
 
     def cut(self, assignment: int) -> None:
         """End an assignment with its current epoch, and keep its state; it may have ended."""
-        for course in (*self._waiting, *self._courses.values()):
-            if course.number == assignment:
-                course.is_cut = True
+        for running in (*self._waiting, *self._running.values()):
+            if running.number == assignment:
+                running.is_cut = True
 
     def refuse(self, key: str, reason: str) -> None:
         """Stop fusing trials of a structure, because another worker's check has failed."""
@@ -197,97 +197,97 @@ class Worker:
     # -- assignments -----------------------------------------------------------------------
 
     def _admit(self, out: list[Report]) -> None:
-        while self._waiting and len(self._courses) < self._limit:
-            course = self._waiting.popleft()
-            if course.is_cut:
-                self._closing.append(course)
+        while self._waiting and len(self._running) < self._limit:
+            running = self._waiting.popleft()
+            if running.is_cut:
+                self._closing.append(running)
                 continue
             try:
-                member = self._member(course)
+                member = self._member(running)
             except CheckpointError as error:
-                self._lose(course, error)  # the file is damaged or gone
+                self._lose(running, error)  # the file is damaged or gone
                 continue
             try:
                 with self._own_process_state():
-                    with self._checking(course):
-                        self._complete.at_begin(course, member)
-                    self._backend.epochs_to_come = course.assignment.epochs_to_come
-                    with self._noting_lines(course):
-                        self._backend.stack(course.number, member)
-                    self._complete.note(self._backend.trial(course.number), member)
+                    with self._checking(running):
+                        self._complete.at_begin(running, member)
+                    self._backend.epochs_to_come = running.assignment.epochs_to_come
+                    with self._noting_lines(running):
+                        self._backend.stack(running.number, member)
+                    self._complete.note(self._backend.trial(running.number), member)
             except CheckpointError as error:
-                self._backend.release(course.number)
-                self._cannot_use(course, error)
+                self._backend.release(running.number)
+                self._cannot_use(running, error)
                 continue
             except Exception as error:  # noqa: BLE001 (user code may raise anything)
-                if out_of_memory(error) and self._courses:
-                    self._backend.release(course.number)
-                    self._waiting.appendleft(course)
-                    self._limit_to(len(self._courses), error, out)
+                if out_of_memory(error) and self._running:
+                    self._backend.release(running.number)
+                    self._waiting.appendleft(running)
+                    self._limit_to(len(self._running), error, out)
                     return
-                if out_of_memory(error) and not course.is_alone:
+                if out_of_memory(error) and not running.is_alone:
                     # to find out whether it can be fused takes more memory than to train it
-                    self._backend.release(course.number)
-                    course.is_alone = True
-                    self._waiting.appendleft(course)
+                    self._backend.release(running.number)
+                    running.is_alone = True
+                    self._waiting.appendleft(running)
                     continue
-                self._fail(course, error)
+                self._fail(running, error)
                 continue
-            self._courses[course.number] = course
-            self._report_calibrations(course, out)
-            self._report_activations(course, out)
-            if course.epoch == course.stage.start and not course.is_again:
-                out.append(course.report(self._started(course)))
+            self._running[running.number] = running
+            self._report_calibrations(running, out)
+            self._report_activations(running, out)
+            if running.epoch == running.stage.start and not running.is_again:
+                out.append(running.report(self._started(running)))
 
-    def _lose(self, course: RunningChain, error: CheckpointError) -> None:
+    def _lose(self, running: RunningChain, error: CheckpointError) -> None:
         """Report that the state from which a chain was to resume is lost and must be retrained."""
-        resume = course.resume
+        resume = running.resume
         assert resume is not None
-        course.finale = CheckpointLost(checkpoint=resume, reason=str(error), worker=self.name)
-        self._closing.append(course)
+        running.finale = CheckpointLost(checkpoint=resume, reason=str(error), worker=self.name)
+        self._closing.append(running)
 
-    def _cannot_use(self, course: RunningChain, error: CheckpointError) -> None:
+    def _cannot_use(self, running: RunningChain, error: CheckpointError) -> None:
         """Handle a state from which the task cannot resume although its file is intact."""
-        resume = course.resume
+        resume = running.resume
         if resume is None or (resume.node, resume.epoch, resume.digest) in self._unusable:
-            course.finale = self._failed(course, error)
-            self._closing.append(course)
+            running.finale = self._failed(running, error)
+            self._closing.append(running)
             return
         self._unusable.add((resume.node, resume.epoch, resume.digest))
-        self._lose(course, error)
+        self._lose(running, error)
 
-    def _member(self, course: RunningChain) -> Member:
-        if course.parked is not None:
-            return course.parked
-        return course.member(self._state_to_begin_with(course))
+    def _member(self, running: RunningChain) -> Member:
+        if running.parked is not None:
+            return running.parked
+        return running.member(self._state_to_begin_with(running))
 
-    def _state_to_begin_with(self, course: RunningChain) -> State | None:
-        if course.passed is not None:
-            return course.passed
-        resume = course.resume
+    def _state_to_begin_with(self, running: RunningChain) -> State | None:
+        if running.passed is not None:
+            return running.passed
+        resume = running.resume
         return None if resume is None else self._states.read(resume)
 
-    def _leave(self, course: RunningChain) -> None:
-        """Release the slot of a course; its pending writes continue."""
-        self._courses.pop(course.number, None)
-        self._backend.release(course.number)
-        self._closing.append(course)
+    def _leave(self, running: RunningChain) -> None:
+        """Release the slot of a running chain; its pending writes continue."""
+        self._running.pop(running.number, None)
+        self._backend.release(running.number)
+        self._closing.append(running)
 
-    def _fail(self, course: RunningChain, error: Exception) -> None:
-        course.finale = self._failed(course, error)
-        self._leave(course)
+    def _fail(self, running: RunningChain, error: Exception) -> None:
+        running.finale = self._failed(running, error)
+        self._leave(running)
 
     def _collect(self, out: list[Report]) -> None:
         """Report stages whose final state is on disk; wait for writes if there is no other work."""
-        for course in self._courses.values():
-            self._written(course, out, wait=False)
-        for course in list(self._closing):
-            self._written(course, out, wait=not self._courses and not self._waiting)
-            if not course.writes:
-                if course.finale is not None:
-                    out.append(course.report(course.finale))
-                out.append(course.report(None))
-                self._closing.remove(course)
+        for running in self._running.values():
+            self._written(running, out, wait=False)
+        for running in list(self._closing):
+            self._written(running, out, wait=not self._running and not self._waiting)
+            if not running.writes:
+                if running.finale is not None:
+                    out.append(running.report(running.finale))
+                out.append(running.report(None))
+                self._closing.remove(running)
 
     # -- training ----------------------------------------------------------------------------
 
@@ -295,40 +295,40 @@ class Worker:
         if self._pass_kept(out):
             return
         plans = self._plans()
-        if not self._courses:
+        if not self._running:
             return
-        courses = list(self._courses.values())
+        running_chains = list(self._running.values())
         try:
             with (
                 self._own_process_state(),
                 storing_artifacts(self._artifacts),
-                self._noting_lines(*courses),
+                self._noting_lines(*running_chains),
             ):
                 outcomes = self._backend.step(plans)
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            self._report_refused(next(iter(self._courses.values())), out)
+            self._report_refused(next(iter(self._running.values())), out)
             self._shrink(error, out)
             return
-        for course in self._courses.values():
-            share = self._backend.shares.get(course.number, TimeShare())
-            course.spent = course.spent.plus(share)
-        self._report_calibrations(next(iter(self._courses.values())), out)
-        self._report_refused(next(iter(self._courses.values())), out)
-        self._report_activations(next(iter(self._courses.values())), out)
+        for running in self._running.values():
+            share = self._backend.shares.get(running.number, TimeShare())
+            running.spent = running.spent.plus(share)
+        self._report_calibrations(next(iter(self._running.values())), out)
+        self._report_refused(next(iter(self._running.values())), out)
+        self._report_activations(next(iter(self._running.values())), out)
         logged = {
             number: self._backend.logged(number)
             for number, outcome in outcomes.items()
             if not isinstance(outcome, Exception)
         }
         for number, outcome in outcomes.items():
-            course = self._courses[number]
-            self._take(course, outcome, out, logged=logged.get(number, Logged()))
-        self._proven = max(self._proven, len(self._courses))
+            running = self._running[number]
+            self._take(running, outcome, out, logged=logged.get(number, Logged()))
+        self._proven = max(self._proven, len(self._running))
 
     @contextmanager
-    def _noting_lines(self, *courses: RunningChain) -> Iterator[None]:
+    def _noting_lines(self, *running_chains: RunningChain) -> Iterator[None]:
         """Note what is logged within the context with the trials that log it.
 
         A line of a fused step counts as one of all trials, since their steps are one computation.
@@ -337,178 +337,178 @@ class Worker:
             try:
                 yield
             finally:
-                for course in courses:
-                    course.lines.extend(capture.of(course.number))
+                for running in running_chains:
+                    running.lines.extend(capture.of(running.number))
 
     def _plans(self) -> dict[int, EpochPlan]:
-        """Return plans of the next epoch for all courses that have ended their last one."""
+        """Return plans of the next epoch for all running chains that have ended their last one."""
         plans: dict[int, EpochPlan] = {}
-        for course in list(self._courses.values()):
-            if course.under_way:
+        for running in list(self._running.values()):
+            if running.under_way:
                 continue
-            # A stopping course trains one more epoch if its last epochs are not verified yet.
-            stopping = self._should_stop() or course.is_cut
-            if not self._is_ready(course, stopping=stopping):
+            # A chain that stops trains one more epoch if its last epochs are not verified yet.
+            stopping = self._should_stop() or running.is_cut
+            if not self._is_ready(running, stopping=stopping):
                 continue
             try:
                 with no_exits():
-                    plans[course.number] = epoch_plan(
+                    plans[running.number] = epoch_plan(
                         self._backend,
-                        course.chain.timeline,
-                        epoch=course.epoch,
-                        slot=course.number,
-                        verify=stopping or course.epoch + 1 == course.stage.stop,
-                        stop=course.stage.stop,
+                        running.chain.timeline,
+                        epoch=running.epoch,
+                        slot=running.number,
+                        verify=stopping or running.epoch + 1 == running.stage.stop,
+                        stop=running.stage.stop,
                     )
             except Exception as error:  # noqa: BLE001 (user code may raise anything)
-                self._fail(course, error)
+                self._fail(running, error)
                 continue
-            course.under_way = True
+            running.under_way = True
         return plans
 
-    def _is_ready(self, course: RunningChain, *, stopping: bool) -> bool:
-        """Return whether a course trains its next epoch.
+    def _is_ready(self, running: RunningChain, *, stopping: bool) -> bool:
+        """Return whether a running chain trains its next epoch.
 
-        If the worker may run out of memory, this first saves the state that the course needs to
+        If the worker may run out of memory, this first saves the state that the chain needs to
         resume.
         """
-        if course.passed is not None:
+        if running.passed is not None:
             if stopping:
-                self._leave(course)
+                self._leave(running)
                 return False
-            if not self._catch_up(course):
+            if not self._catch_up(running):
                 return False
-        if self._backend.num_unverified(course.number):
+        if self._backend.num_unverified(running.number):
             return True
         if stopping:
-            if course.epoch == course.stage.start or self._save(course):
-                self._leave(course)
+            if running.epoch == running.stage.start or self._save(running):
+                self._leave(running)
             return False
-        if len(self._courses) > self._proven:
-            state = self._state_of(course)
+        if len(self._running) > self._proven:
+            state = self._state_of(running)
             if state is None:
                 return False
-            course.parked = course.member(state)
+            running.parked = running.member(state)
         return True
 
     def _take(
-        self, course: RunningChain, outcome: Outcome, out: list[Report], *, logged: Logged
+        self, running: RunningChain, outcome: Outcome, out: list[Report], *, logged: Logged
     ) -> None:
-        course.under_way = False
-        course.parked = None
+        running.under_way = False
+        running.parked = None
         if isinstance(outcome, UnverifiedError):
-            self._train_again(course)
+            self._train_again(running)
             return
         if isinstance(outcome, Exception):
-            self._fail(course, outcome)
+            self._fail(running, outcome)
             return
-        stage = course.stage
-        course.epoch += 1
-        done = self._epoch_done(course, outcome, logged=logged)
-        num_unverified = self._backend.num_unverified(course.number)
-        course.held = [self._with_time_alone(course, held) for held in course.held]
-        ends, error = course.epoch == stage.stop, None
-        state = self._state_of(course) if ends else None
+        stage = running.stage
+        running.epoch += 1
+        done = self._epoch_done(running, outcome, logged=logged)
+        num_unverified = self._backend.num_unverified(running.number)
+        running.held = [self._with_time_alone(running, held) for held in running.held]
+        ends, error = running.epoch == stage.stop, None
+        state = self._state_of(running) if ends else None
         if state is not None:
-            with self._own_process_state(), self._checking(course):
-                error = self._complete.at_end(course, self._backend, state)
-            done = _plus(done, course.spent)
-            course.spent = TimeShare()
+            with self._own_process_state(), self._checking(running):
+                error = self._complete.at_end(running, self._backend, state)
+            done = _plus(done, running.spent)
+            running.spent = TimeShare()
         # Unverified epochs do not leave the worker, so no report ever has to be retracted.
-        out.extend(course.verified(done, num_unverified))
+        out.extend(running.verified(done, num_unverified))
         if not ends:
             return
-        assert not course.held, "the end of a stage is always verified"
+        assert not running.held, "the end of a stage is always verified"
         if state is None:
             return
         if error is not None:
-            self._fail(course, error)
+            self._fail(running, error)
             return
-        self._keep(course, state)
-        self._end_stage(course, out)
+        self._keep(running, state)
+        self._end_stage(running, out)
 
-    def _end_stage(self, course: RunningChain, out: list[Report]) -> None:
-        if course.next_stage():
-            course.is_again = False
-            out.append(course.report(self._started(course)))
+    def _end_stage(self, running: RunningChain, out: list[Report]) -> None:
+        if running.next_stage():
+            running.is_again = False
+            out.append(running.report(self._started(running)))
         else:
-            self._leave(course)
+            self._leave(running)
 
-    def _train_again(self, course: RunningChain) -> None:
-        """Discard what a course has trained since its last verified state, and train it alone."""
-        self._courses.pop(course.number)
-        self._backend.release(course.number)
-        course.start_again()
-        self._waiting.appendleft(course)
+    def _train_again(self, running: RunningChain) -> None:
+        """Discard what was trained since the last verified state, and train the chain alone."""
+        self._running.pop(running.number)
+        self._backend.release(running.number)
+        running.start_again()
+        self._waiting.appendleft(running)
 
     # -- epochs whose states are stored ------------------------------------------------------
 
     def _pass_kept(self, out: list[Report]) -> bool:
         """Evaluate next epochs whose states are stored, and return whether there were any."""
         passed = False
-        for course in list(self._courses.values()):
-            ref = course.next_kept
-            if ref is None or course.is_cut or self._should_stop():
+        for running in list(self._running.values()):
+            ref = running.next_kept
+            if ref is None or running.is_cut or self._should_stop():
                 continue
             try:
                 state = self._states.read(ref)
             except CheckpointError as error:
-                course.lost.add(ref)  # it is trained again
+                running.lost.add(ref)  # it is trained again
                 event = CheckpointLost(checkpoint=ref, reason=str(error), worker=self.name)
-                out.append(course.report(event))
+                out.append(running.report(event))
                 continue
             passed = True
             try:
                 with self._own_process_state():
-                    done = self._evaluated(course, ref, state)
+                    done = self._evaluated(running, ref, state)
             except Exception as error:  # noqa: BLE001 (user code may raise anything)
-                self._fail(course, error)
+                self._fail(running, error)
                 continue
-            course.move_to(ref, state)
-            out.append(course.report(done))
-            if course.epoch == course.stage.stop:
-                course.writes.append((course.stage, nothing_to_write()))
-                self._end_stage(course, out)
+            running.move_to(ref, state)
+            out.append(running.report(done))
+            if running.epoch == running.stage.stop:
+                running.writes.append((running.stage, nothing_to_write()))
+                self._end_stage(running, out)
         return passed
 
-    def _evaluated(self, course: RunningChain, ref: CheckpointRef, state: State) -> EpochDone:
+    def _evaluated(self, running: RunningChain, ref: CheckpointRef, state: State) -> EpochDone:
         assert isinstance(self._task, Task)
-        member = course.member(state)
+        member = running.member(state)
         return evaluated(self._task, ref, member, device=self._spec.device, worker=self.name)
 
-    def _catch_up(self, course: RunningChain) -> bool:
-        """Load the state that a course has skipped to into the back-end; False if that fails."""
-        assert course.passed is not None
-        member, course.passed = course.member(course.passed), None
-        self._backend.release(course.number)
+    def _catch_up(self, running: RunningChain) -> bool:
+        """Load the state that a chain has skipped to into the back-end; False if that fails."""
+        assert running.passed is not None
+        member, running.passed = running.member(running.passed), None
+        self._backend.release(running.number)
         try:
             with self._own_process_state():
-                self._backend.stack(course.number, member)
+                self._backend.stack(running.number, member)
         except Exception as error:  # noqa: BLE001 (user code may raise anything)
-            self._fail(course, error)
+            self._fail(running, error)
             return False
         return True
 
     @contextmanager
-    def _checking(self, course: RunningChain) -> Iterator[None]:
-        """Add the time of state comparisons within the context to the time of a course."""
+    def _checking(self, running: RunningChain) -> Iterator[None]:
+        """Add the time of state comparisons within the context to the time of a running chain."""
         before = self._complete.spent_s
         yield
         seconds = self._complete.spent_s - before
-        course.spent = course.spent.plus(TimeShare(seconds=seconds, checks=seconds))
+        running.spent = running.spent.plus(TimeShare(seconds=seconds, checks=seconds))
 
     def _epoch_done(
-        self, course: RunningChain, metrics: Mapping[str, float], *, logged: Logged
+        self, running: RunningChain, metrics: Mapping[str, float], *, logged: Logged
     ) -> EpochDone:
-        spent, dropped = course.spent, course.dropped
-        course.spent = course.dropped = TimeShare()
+        spent, dropped = running.spent, running.dropped
+        running.spent = running.dropped = TimeShare()
         own_s = spent.seconds - spent.checks
-        course.epoch_s = spent.seconds
+        running.epoch_s = spent.seconds
         self._complete.trained(own_s)
-        is_alone = not self._backend.is_fused(course.number)
+        is_alone = not self._backend.is_fused(running.number)
         done = EpochDone(
-            node=course.stage.node,
-            epoch=course.epoch,
+            node=running.stage.node,
+            epoch=running.epoch,
             metrics=metrics,
             seconds=spent.seconds,
             seconds_checks=spent.checks,
@@ -516,16 +516,16 @@ class Worker:
             worker=self.name,
             attributes=logged.attributes,
             artifacts=logged.artifacts,
-            lines=course.lines.take(),
+            lines=running.lines.take(),
         )
-        return self._with_time_alone(course, _plus(done, dropped))
+        return self._with_time_alone(running, _plus(done, dropped))
 
-    def _with_time_alone(self, course: RunningChain, done: EpochDone) -> EpochDone:
+    def _with_time_alone(self, running: RunningChain, done: EpochDone) -> EpochDone:
         """Add the time that a fused trial's epoch would take alone, if that is known by now."""
-        if done.seconds_alone is not None or not self._backend.is_fused(course.number):
+        if done.seconds_alone is not None or not self._backend.is_fused(running.number):
             return done
-        values = course.chain.timeline.at(done.epoch - 1)
-        alone = self._backend.alone_time(course.number, values)
+        values = running.chain.timeline.at(done.epoch - 1)
+        alone = self._backend.alone_time(running.number, values)
         if alone is None:
             return done
         return replace(
@@ -541,27 +541,27 @@ class Worker:
         The other trials wait, and resume from the end of their last epoch. A single trial is
         trained without a fused program, which takes memory of its own.
         """
-        courses = list(self._courses.values())
-        may_go_alone = len(courses) == 1 and self._backend.is_fused(courses[0].number)
-        self._limit_to(max(1, len(courses) // 2), error, out)
-        self._courses.clear()
+        running_chains = list(self._running.values())
+        may_go_alone = len(running_chains) == 1 and self._backend.is_fused(running_chains[0].number)
+        self._limit_to(max(1, len(running_chains) // 2), error, out)
+        self._running.clear()
         self._backend = self._new_backend()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
-        for course in reversed(courses):
-            if may_go_alone and not course.is_alone:
-                course.start_again()
-                self._waiting.appendleft(course)
-            elif len(courses) == 1:
-                course.finale = self._failed(course, error)
-                self._closing.append(course)
-            elif course.parked is None and (course.under_way or course.held):
-                course.finale = self._failed(course, error, kind="crowded")
-                self._closing.append(course)
+        for running in reversed(running_chains):
+            if may_go_alone and not running.is_alone:
+                running.start_again()
+                self._waiting.appendleft(running)
+            elif len(running_chains) == 1:
+                running.finale = self._failed(running, error)
+                self._closing.append(running)
+            elif running.parked is None and (running.under_way or running.held):
+                running.finale = self._failed(running, error, kind="crowded")
+                self._closing.append(running)
             else:
-                course.under_way = False
-                course.drop_spent()
-                self._waiting.appendleft(course)
+                running.under_way = False
+                running.drop_spent()
+                self._waiting.appendleft(running)
 
     def _limit_to(self, size: int, error: Exception, out: list[Report]) -> None:
         self._limit = size
@@ -574,7 +574,7 @@ class Worker:
             reason,
         )
         event = PackShrunk(size=size, reason=reason, worker=self.name)
-        out.append(next(iter(self._courses.values())).report(event))
+        out.append(next(iter(self._running.values())).report(event))
 
     def _new_backend(self) -> AutoBackend:
         return AutoBackend(
@@ -593,15 +593,15 @@ class Worker:
         self._refused[key] = reason
         self._newly_refused.append((key, reason))
 
-    def _report_refused(self, course: RunningChain, out: list[Report]) -> None:
+    def _report_refused(self, running: RunningChain, out: list[Report]) -> None:
         for key, reason in self._newly_refused:
             event = Refused(
                 key=key, structure=type(self._task).__name__, reason=reason, worker=self.name
             )
-            out.append(course.report(event))
+            out.append(running.report(event))
         self._newly_refused.clear()
 
-    def _report_activations(self, course: RunningChain, out: list[Report]) -> None:
+    def _report_activations(self, running: RunningChain, out: list[Report]) -> None:
         for kept in self._activations.take_news():
             event = ActivationsKept(
                 num_samples=kept.num_samples,
@@ -611,9 +611,9 @@ class Worker:
                 worker=self.name,
             )
             logger.info("%s: %s", self.name, event)
-            out.append(course.report(event))
+            out.append(running.report(event))
 
-    def _report_calibrations(self, course: RunningChain, out: list[Report]) -> None:
+    def _report_calibrations(self, running: RunningChain, out: list[Report]) -> None:
         for calibration in self._calibrated:
             event = Calibrated(
                 key=calibration.key,
@@ -623,43 +623,43 @@ class Worker:
                 memory_bytes=calibration.memory_bytes,
                 worker=self.name,
             )
-            out.append(course.report(event))
+            out.append(running.report(event))
         self._calibrated.clear()
 
     # -- states ------------------------------------------------------------------------------
 
-    def _started(self, course: RunningChain) -> StageStarted:
-        stage = course.stage
+    def _started(self, running: RunningChain) -> StageStarted:
+        stage = running.stage
         return StageStarted(node=stage.node, start=stage.start, stop=stage.stop, worker=self.name)
 
-    def _state_of(self, course: RunningChain) -> State | None:
+    def _state_of(self, running: RunningChain) -> State | None:
         """Return the state of a trial; if the task's code fails, fail the trial and return None."""
         try:
             with self._own_process_state():
-                return self._backend.unstack(course.number)
+                return self._backend.unstack(running.number)
         except Exception as error:
             if out_of_memory(error):
                 raise
-            self._fail(course, error)
+            self._fail(running, error)
             return None
 
-    def _save(self, course: RunningChain) -> bool:
+    def _save(self, running: RunningChain) -> bool:
         """Start to write the state of a trial; return False if the trial has failed instead."""
-        state = self._state_of(course)
+        state = self._state_of(running)
         if state is None:
             return False
-        self._keep(course, state)
+        self._keep(running, state)
         return True
 
-    def _keep(self, course: RunningChain, state: State) -> None:
-        stage, epoch = course.stage, course.epoch
+    def _keep(self, running: RunningChain, state: State) -> None:
+        stage, epoch = running.stage, running.epoch
         kept = Stage(node=stage.node, start=stage.start, stop=epoch)
-        course.keep(kept, self._states.write(stage.node, epoch, state))
+        running.keep(kept, self._states.write(stage.node, epoch, state))
 
-    def _written(self, course: RunningChain, out: list[Report], *, wait: bool) -> None:
-        """Report the stages of a course whose final state is on disk, in order."""
-        while course.writes and (wait or course.writes[0][1].done()):
-            stage, future = course.writes.pop(0)
+    def _written(self, running: RunningChain, out: list[Report], *, wait: bool) -> None:
+        """Report the stages of a running chain whose final state is on disk, in order."""
+        while running.writes and (wait or running.writes[0][1].done()):
+            stage, future = running.writes.pop(0)
             done = StageDone(
                 node=stage.node,
                 start=stage.start,
@@ -668,23 +668,23 @@ class Worker:
                 checkpoint=future.result(),
                 use=device_use(self._device),
             )
-            out.append(course.report(done))
+            out.append(running.report(done))
 
     def _failed(
-        self, course: RunningChain, error: Exception, *, kind: str | None = None
+        self, running: RunningChain, error: Exception, *, kind: str | None = None
     ) -> StageFailed:
         if kind is None:
             kind = next((k for each, k in _KINDS.items() if isinstance(error, each)), "error")
         return StageFailed(
-            node=course.stage.node,
-            start=course.stage.start,
-            stop=course.stage.stop,
-            epoch=course.epoch,
+            node=running.stage.node,
+            start=running.stage.start,
+            stop=running.stage.stop,
+            epoch=running.epoch,
             kind=kind,
             message=error_text(error),
             worker=self.name,
             traceback=error_traceback(error),
-            lines=course.lines.take(),
+            lines=running.lines.take(),
             use=device_use(self._device),
         )
 

@@ -30,9 +30,9 @@ from ._responses import (
     LARGEST,
     NONE,
     AboutStudy,
-    AtDesk,
     Cache,
     PollThrottle,
+    Responding,
     ResponseService,
     TrialNumber,
     router as artifacts_router,
@@ -52,7 +52,7 @@ Moment = Annotated[
 ]
 Bound = Annotated[float | None, Field(allow_inf_nan=False)]
 router = APIRouter(prefix="/api", responses=ALWAYS)
-"""All routes of the API. They use the application's ``state.desk``."""
+"""All routes of the API. They use the application's ``state.service``."""
 
 _study = APIRouter(prefix="/studies/{study}", responses=NONE)
 
@@ -87,21 +87,21 @@ class TrialsQuery(BaseModel):
 
 
 @router.get("/revision", response_model=models.Revision)
-def revision(request: Request, desk: AtDesk) -> Response:
+def revision(request: Request, service: Responding) -> Response:
     """Return a revision that changes whenever something is written."""
-    return desk.revision(request)
+    return service.revision(request)
 
 
 @router.get("/studies", response_model=models.StudyList)
-def study_list(request: Request, desk: AtDesk) -> Response:
+def study_list(request: Request, service: Responding) -> Response:
     """Return all studies."""
-    return desk.answer(request, ("studies",), lambda: studies.study_list(desk.views))
+    return service.answer(request, ("studies",), lambda: studies.study_list(service.views))
 
 
 @_study.get("/revision", response_model=models.Revision)
 def study_revision(asked: AboutStudy) -> Response:
     """Return a revision that changes whenever something is written about a study."""
-    return asked.desk.revision(asked.request, asked.study)
+    return asked.service.revision(asked.request, asked.study)
 
 
 @_study.get("", response_model=models.StudyDetail)
@@ -155,7 +155,7 @@ def forest(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=10_000)] = 15
     return asked.answer(
         ("forest", limit),
         lambda _, view: forests.draw(
-            _forest(asked.desk, view),
+            _forest(asked.service, view),
             metric=view.metrics[0],
             limit=limit,
             unit=studies.unit_of(view),
@@ -175,7 +175,7 @@ def workers(asked: AboutStudy, query: Annotated[WorkersQuery, Query()]) -> Respo
 @_study.get("/trials", response_model=models.Trials)
 def table(asked: AboutStudy, query: Annotated[TrialsQuery, Query()]) -> Response:
     """Return a page of the table of trials."""
-    view = asked.desk.study(asked.study)
+    view = asked.service.study(asked.study)
     sort, order, offset, limit = query.sort, query.order, query.offset, query.limit
     known = {*COLUMNS, *(f"param:{name}" for name in view.spec.get("space", {}))}
     if sort not in known or not sortable(sort):
@@ -203,7 +203,7 @@ def trial(asked: AboutStudy, number: TrialNumber) -> Response:
         row = views.trials.get(view.id, number)
         if row is None:
             raise HTTPException(404, f"study {view.name!r} has no trial {number}")
-        return studies.trial(views, view, row, forest=_forest(asked.desk, view))
+        return studies.trial(views, view, row, forest=_forest(asked.service, view))
 
     return asked.answer(("trial", number), make)
 
@@ -211,10 +211,12 @@ def trial(asked: AboutStudy, number: TrialNumber) -> Response:
 router.include_router(_study)
 
 
-def _forest(desk: ResponseService, view: StudyView) -> forests.StageForest:
+def _forest(service: ResponseService, view: StudyView) -> forests.StageForest:
     """Return the stage forest, cached for both the drawing and the pages of trials."""
-    kept = desk.cache.get(
-        ("forest", view.id), stamp=desk.stamp(view.id), make=lambda: charts.forest(desk.views, view)
+    kept = service.cache.get(
+        ("forest", view.id),
+        stamp=service.stamp(view.id),
+        make=lambda: charts.forest(service.views, view),
     )
     found: forests.StageForest = kept.value
     return found
@@ -268,7 +270,7 @@ def application(
         redoc_url=None,
         lifespan=living,
     )
-    app.state.desk = ResponseService(views, cache, PollThrottle())
+    app.state.service = ResponseService(views, cache, PollThrottle())
     app.state.steering = steering
     app.state.checkpoints = checkpoints
     app.include_router(router)

@@ -259,7 +259,7 @@ class ResponseService:
 class StudyRequest:
     """A request about a study, with the service that answers it."""
 
-    desk: ResponseService
+    service: ResponseService
     request: Request
     study: int
 
@@ -273,22 +273,22 @@ class StudyRequest:
         """
 
         def made() -> BaseModel:
-            return make(self.desk.views, self.desk.study(self.study))
+            return make(self.service.views, self.service.study(self.study))
 
-        return self.desk.answer(self.request, key, made, study=self.study)
+        return self.service.answer(self.request, key, made, study=self.study)
 
 
 # These are coroutines because FastAPI would run plain functions in a thread.
-async def _at_the_desk(request: Request) -> ResponseService:
-    desk: ResponseService = request.app.state.desk
-    return desk
+async def _service(request: Request) -> ResponseService:
+    service: ResponseService = request.app.state.service
+    return service
 
 
-async def _about_a_study(request: Request, desk: AtDesk, study: StudyId) -> StudyRequest:
-    return StudyRequest(desk, request, study)
+async def _about_a_study(request: Request, service: Responding, study: StudyId) -> StudyRequest:
+    return StudyRequest(service, request, study)
 
 
-AtDesk = Annotated[ResponseService, Depends(_at_the_desk)]
+Responding = Annotated[ResponseService, Depends(_service)]
 AboutStudy = Annotated[StudyRequest, Depends(_about_a_study)]
 
 
@@ -321,7 +321,7 @@ Digest = Annotated[
 @router.get("/trials/{number}/artifacts/{digest}", response_class=Response, responses={200: _FILE})
 def download(asked: AboutStudy, number: TrialNumber, digest: Digest) -> Response:
     """Return a file that the trial has logged; its content was compared with its digest."""
-    views, view = asked.desk.views, asked.desk.study(asked.study)
+    views, view = asked.service.views, asked.service.study(asked.study)
     row = views.trials.get(view.id, number)
     if row is None:
         raise HTTPException(404, f"study {view.name!r} has no trial {number}")

@@ -39,7 +39,7 @@ from thrifty.store._records import nodes_of_replicas
 from thrifty.store._steering_requests import MAX_EPOCHS, ask, ask_longer, enqueue, this_user
 from thrifty.store._trash import Deleted
 
-from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, AtDesk, Responses, TrialNumber
+from ._responses import ALWAYS, LARGEST, NONE, AboutStudy, Responding, Responses, TrialNumber
 from .views import _models as models
 from .views._layouts import texts
 from .views._study_views import max_epochs
@@ -257,7 +257,7 @@ def acts(asked: AboutStudy) -> Response:
 def code(asked: AboutStudy, response: Response) -> models.Code:
     """Return a code for one act on the study."""
     steering = allowed(asked.request)
-    asked.desk.study(asked.study)
+    asked.service.study(asked.study)
     response.headers["Cache-Control"] = "no-store"
     return models.Code(code=steering.codes.issue(asked.study))
 
@@ -294,8 +294,8 @@ def branch_cost(
 def branch(asked: AboutStudy, wanted: WantedBranch) -> models.Act:
     """Enqueue a branch of a trial; the process that runs the study, or the next one, trains it."""
     steering = allowed(asked.request)
-    view = asked.desk.study(asked.study)
-    _, config = _branch(asked.desk.views, view, wanted, trial=wanted.trial)
+    view = asked.service.study(asked.study)
+    _, config = _branch(asked.service.views, view, wanted, trial=wanted.trial)
     if not steering.codes.use(wanted.code, study=asked.study):
         raise HTTPException(403, OLD)
     return models.Act.of(steering.branch(view, wanted, config))
@@ -305,8 +305,8 @@ def branch(asked: AboutStudy, wanted: WantedBranch) -> models.Act:
 def enqueue_config(asked: AboutStudy, wanted: WantedConfig) -> models.Act:
     """Enqueue a configuration; the process that runs the study, or the next one, trains it."""
     steering = allowed(asked.request)
-    view = asked.desk.study(asked.study)
-    config, text = _changed_config(asked.desk.views, view, wanted)
+    view = asked.service.study(asked.study)
+    config, text = _changed_config(asked.service.views, view, wanted)
     if not steering.codes.use(wanted.code, study=asked.study):
         raise HTTPException(403, OLD)
     return models.Act.of(steering.enqueue(view, config, trial=wanted.trial, text=text))
@@ -322,7 +322,7 @@ def _allowed_once(asked: AboutStudy, code: str) -> tuple[Steering, StudyView]:
         HTTPException: The request may not act, or its code is not valid.
     """
     steering = allowed(asked.request)
-    view = asked.desk.study(asked.study)
+    view = asked.service.study(asked.study)
     if not steering.codes.use(code, study=asked.study):
         raise HTTPException(403, OLD)
     return steering, view
@@ -497,7 +497,7 @@ trash_router = APIRouter(prefix="/api", responses={**ALWAYS, **NONE})
 def delete(asked: AboutStudy, wanted: WantedDelete) -> models.Deleted:
     """Delete a study that no process runs; it can be restored."""
     steering = allowed(asked.request)
-    view = asked.desk.study(asked.study)
+    view = asked.service.study(asked.study)
     if not steering.codes.use(wanted.code, study=asked.study):
         raise HTTPException(403, OLD)
     if wanted.name != view.name:
@@ -506,14 +506,14 @@ def delete(asked: AboutStudy, wanted: WantedDelete) -> models.Deleted:
 
 
 @trash_router.get("/deleted", response_model=models.DeletedStudies)
-def deleted(request: Request, desk: AtDesk) -> Response:
+def deleted(request: Request, service: Responding) -> Response:
     """Return the deleted studies that can be restored."""
 
     def made() -> models.DeletedStudies:
-        found = [models.Deleted.of(each) for each in desk.views.studies.deleted()]
+        found = [models.Deleted.of(each) for each in service.views.studies.deleted()]
         return models.DeletedStudies(studies=found, can_act=steering_of(request) is not None)
 
-    return desk.answer(request, ("deleted",), made)
+    return service.answer(request, ("deleted",), made)
 
 
 @trash_router.get("/deleted/{number}/code", response_model=models.Code, responses=REFUSED)

@@ -22,7 +22,6 @@ from thrifty.pack.fused._member import FusedTrial
 from thrifty.pack.fused._record import record
 from thrifty.pack.fused._structure import Structure
 from thrifty.pack.fused._tape import BufferPool, bind
-from thrifty.pack.verify import CheckBudget
 
 
 pytestmark = pytest.mark.slow
@@ -159,7 +158,7 @@ def trained(task, monkeypatch, *, min_bytes, activations=None):
     backend = FusedBackend(
         task, block=BlockOptions(size=3), activations=activations or ActivationStore(limit_bytes=0)
     )
-    backend.budget = CheckBudget(share=1e9)
+    backend.budget.share = 1e9
     found = together(backend, TRIALS)
     assert not any(each.error for each in found)
     return found, backend

@@ -31,26 +31,26 @@ class PricedOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Fleets of 1, 2, ... machines of each lot.
+    """Fleets of 1, 2, ... machines of each offer.
 
     Times and costs are infinite where a fleet cannot train.
 
     Attributes:
         workload: training or study to plan for.
-        lots: rows of the table.
+        rows: rows of the table.
         kinds: one offer for each kind of machine.
         devices: estimates for the kinds.
         allowed: most machines of each kind.
         steps: steps on machines of each kind.
         work_s: seconds of all steps: median, low, high, [3, kinds, sizes].
-        time_s: seconds with setup and evictions, [3, lots, sizes].
-        cost_usd: dollars, [3, lots, sizes].
+        time_s: seconds with setup and evictions, [3, rows, sizes].
+        cost_usd: dollars, [3, rows, sizes].
         num_fleets: fleets of all offers, including offers that others beat.
         market: prices and evictions of spot machines.
     """
 
     workload: Workload
-    lots: tuple[PricedOffer, ...]
+    rows: tuple[PricedOffer, ...]
     kinds: tuple[Offer, ...]
     devices: Devices
     allowed: np.ndarray
@@ -61,9 +61,9 @@ class Table:
     num_fleets: int
     market: SpotHistory | None
 
-    def fleet(self, lot: int, num: int) -> Fleet:
-        """Return the forecast for ``num`` machines of a lot."""
-        row, workload = self.lots[lot], self.workload
+    def fleet(self, at: int, num: int) -> Fleet:
+        """Return the forecast for ``num`` machines of one offer, the row of this number."""
+        row, workload = self.rows[at], self.workload
         each = machines_each(workload, self.steps.step_s[0, row.kind, :num]) - 1
         batch = self.steps.batch[row.kind, each : each + 1]
         num_micro = self.steps.num_micro[row.kind, each : each + 1]
@@ -115,18 +115,18 @@ def table_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions)
         all_steps_s(workload, devices, steps.step_s),
         np.inf,
     )
-    lots: list[PricedOffer] = []
+    rows: list[PricedOffer] = []
     num_rented = np.zeros(len(groups), int)
     for kind, group in enumerate(groups):
         offered = list(_offered(group, kind, options))
         num_rented[kind] = len(offered)
-        lots += _unbeaten(offered)
-    if not lots:
+        rows += _unbeaten(offered)
+    if not rows:
         raise CloudError("no offer has a price on demand: allow spot machines, or load prices")
-    time_s, cost_usd = _times_and_costs(workload, lots, work_s)
+    time_s, cost_usd = _times_and_costs(workload, rows, work_s)
     return Table(
         workload=workload,
-        lots=tuple(lots),
+        rows=tuple(rows),
         kinds=kinds,
         devices=devices,
         allowed=allowed,
@@ -176,8 +176,8 @@ def fleet_at(tables: Sequence[Table], place: int) -> Fleet:
     ends = np.cumsum([table.time_s[0].size for table in tables])
     at = int(np.searchsorted(ends, place, side="right"))
     table = tables[at]
-    lot, size = divmod(place - int(ends[at]) + table.time_s[0].size, table.time_s.shape[-1])
-    return table.fleet(lot, size + 1)
+    row, size = divmod(place - int(ends[at]) + table.time_s[0].size, table.time_s.shape[-1])
+    return table.fleet(row, size + 1)
 
 
 def _offered(group: Iterable[Offer], kind: int, options: FleetOptions) -> Iterable[PricedOffer]:
@@ -198,26 +198,26 @@ def _terms(offer: Offer, spot_market: SpotHistory | None) -> tuple[float, float]
         return None  # the offer may still be used on demand
 
 
-def _unbeaten(lots: Sequence[PricedOffer]) -> list[PricedOffer]:
-    """Return the Pareto front of price and evictions per hour; of equal lots, the first."""
+def _unbeaten(rows: Sequence[PricedOffer]) -> list[PricedOffer]:
+    """Return the Pareto front of price and evictions per hour; of equal ones, the first."""
     out: list[PricedOffer] = []
-    for lot in sorted(lots, key=lambda lot: (lot.usd_h, lot.evictions_per_h)):
-        if not out or lot.evictions_per_h < out[-1].evictions_per_h:
-            out.append(lot)
+    for priced in sorted(rows, key=lambda priced: (priced.usd_h, priced.evictions_per_h)):
+        if not out or priced.evictions_per_h < out[-1].evictions_per_h:
+            out.append(priced)
     return out
 
 
 def _times_and_costs(
-    workload: Workload, lots: Sequence[PricedOffer], work_s: np.ndarray
+    workload: Workload, rows: Sequence[PricedOffer], work_s: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     nodes = np.arange(1, work_s.shape[-1] + 1)
-    time_s = work_s[:, [lot.kind for lot in lots]]
-    spot = np.array([lot.spot for lot in lots])
+    time_s = work_s[:, [priced.kind for priced in rows]]
+    spot = np.array([priced.spot for priced in rows])
     if spot.any():
-        rates = np.array([lot.evictions_per_h for lot in lots])[spot, None] * nodes
+        rates = np.array([priced.evictions_per_h for priced in rows])[spot, None] * nodes
         time_s[:, spot] *= slowdowns(workload, rates)[0]
     time_s += workload.setup_s
-    usd_h = np.array([lot.usd_h for lot in lots])[:, None] * nodes
+    usd_h = np.array([priced.usd_h for priced in rows])[:, None] * nodes
     possible = np.isfinite(time_s)
     # An infinite time must cost an infinite amount even if the hourly price is 0.
     cost_usd = np.where(possible, time_s, 0.0) / 3600 * usd_h
@@ -306,9 +306,9 @@ def _near(tables: Sequence[Table], options: FleetOptions, *, margin: float) -> l
     other = (costs if by_time else times)[0]
     surely = limited * more <= goal.limit
     most = (1 + ALIKE) * more * other[surely].min() if surely.any() else np.inf
-    rows = ((limited <= more * goal.limit) & (other <= more * most)).any(axis=1)
-    lots = [lot for table in tables for lot in table.lots]
-    return list(dict.fromkeys(lots[row].offer for row in np.flatnonzero(rows).tolist()))
+    possible = ((limited <= more * goal.limit) & (other <= more * most)).any(axis=1)
+    rows = [priced for table in tables for priced in table.rows]
+    return list(dict.fromkeys(rows[row].offer for row in np.flatnonzero(possible).tolist()))
 
 
 def _choice(

@@ -83,7 +83,7 @@ class AutoBackend(Backend):
             self._fused = FusedBackend(
                 task, device=device, refused=refused, activations=activations
             )
-        self._judge = FusionPolicy(
+        self._policy = FusionPolicy(
             task,
             torch.device(device),
             known=known or {},
@@ -122,11 +122,11 @@ class AutoBackend(Backend):
     @property
     def epochs_to_come(self) -> float:
         """How many epochs are known to be trained by this back-end from now on."""
-        return self._judge.epochs_to_come
+        return self._policy.epochs_to_come
 
     @epochs_to_come.setter
     def epochs_to_come(self, num: float) -> None:
-        self._judge.epochs_to_come = num
+        self._policy.epochs_to_come = num
 
     def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
         """Return how many optimizer steps the next epoch has."""
@@ -157,7 +157,7 @@ class AutoBackend(Backend):
             shares.update(dict.fromkeys(slots, _divided(spent, len(slots))))
             if backend is self._plain:
                 failed = {slot for slot, one in ended.items() if isinstance(one, Exception)}
-                self._judge.spent(self._plain.trials(without=failed), spent.seconds)
+                self._policy.spent(self._plain.trials(without=failed), spent.seconds)
         self._tell_refused()
         for slot, outcome in list(outcomes.items()):
             if isinstance(outcome, UnfusableError):
@@ -245,7 +245,7 @@ class AutoBackend(Backend):
         """Return the measurement that led to fusing the trial in a slot; None if there is none."""
         if self._fused is None or self._where.get(slot) is not self._fused:
             return None
-        return self._judge.calibration(self._fused.trial(slot))
+        return self._policy.calibration(self._fused.trial(slot))
 
     def _goes_fused(
         self,
@@ -262,7 +262,7 @@ class AutoBackend(Backend):
             return False
         try:
             with no_exits():
-                wins = self._judge.fuses(
+                wins = self._policy.fuses(
                     self._fused,
                     trial,
                     values,
@@ -292,7 +292,7 @@ class AutoBackend(Backend):
         assert self._fused is not None
         if self._fused.num_unverified(slot):
             return  # after a move, its last epochs could no longer be verified
-        if not self._judge.stays(self._fused.trial(slot)):
+        if not self._policy.stays(self._fused.trial(slot)):
             self._plain.place(slot, self._fused.take(slot))
             self._where[slot] = self._plain
 

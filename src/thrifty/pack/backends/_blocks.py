@@ -211,10 +211,8 @@ class Blocks:
             self._ready_optimizer(trial, values)
             block.remove(trial)
             trial.adopt_frozen()
-            if block.structure.held and not block.trials:  # a base that nobody may need again
-                for blocks in self.by_key.values():
-                    if block in blocks:
-                        blocks.remove(block)
+            if block.structure.held:  # a base that nobody may need again
+                self._discard_if_empty(block)
             self.add(trial, values)
 
     def remove(self, trial: FusedTrial) -> None:
@@ -267,10 +265,13 @@ class Blocks:
             except UnfusableError:  # it stays where it is
                 continue
             block.remove(trial)
-            for blocks in self.by_key.values():
-                if block in blocks and not block.trials:
-                    blocks.remove(block)
+            self._discard_if_empty(block)
             self.add(trial, values, host=key)
+
+    def _discard_if_empty(self, block: Block) -> None:
+        for blocks in self.by_key.values():
+            if block in blocks and not block.trials:
+                blocks.remove(block)
 
     def _check_tensors(self, trial: FusedTrial) -> None:
         """Check that a trial's tensors are its own, so that they can become a row.
