@@ -17,10 +17,10 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import thrifty as th
-from thrifty.core._stream_use import STREAMS, Streams
+from thrifty.core._determinism import STREAMS, Streams
 from thrifty.pack import UnfusableError
 from thrifty.pack.fused._step import train_alone
-from thrifty.pack.identity._precision import (
+from thrifty.pack.identity._place import (
     allows_tf32,
     matmul_precision,
     set_matmul_precision,

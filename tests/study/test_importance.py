@@ -13,7 +13,7 @@ from thrifty.core import MissingExtraError, UsageError
 from thrifty.space import Choice, Constant, Coordinates, Float, Int, Space, Step
 from thrifty.study._identity import comparable
 from thrifty.study._importance import Importance, distribution, empty_study, fanova, importance
-from thrifty.study._preflight import option_names, short_names
+from thrifty.study._option_names import option_names, short_names
 from thrifty.study._results import TrialResult
 
 

@@ -14,7 +14,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import has_length
 
 from thrifty.core import TaskError
-from thrifty.pack.trial._loading import load_model
+from thrifty.pack.trial._saved_model import load_model
 
 from ._adapters import follow, from_plain, options_of, to_plain
 from ._lost_values import FirstBatches, Rehearsal, check_rates, seed_step

@@ -14,7 +14,7 @@ import torch
 
 from thrifty.core import StoreWriteError, UsageError
 from thrifty.core._child import Child, ChildEndedError, pickled, wait_for
-from thrifty.core._stream_use import STREAMS
+from thrifty.core._determinism import STREAMS
 from thrifty.pack import ACTIVATION_DISK, Prefer, Task, Trainable
 from thrifty.store._plan_files import MAX_BASE_BYTES
 

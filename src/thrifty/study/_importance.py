@@ -19,7 +19,7 @@ from thrifty.space._units import EPOCHS
 from thrifty.store._reports import trials_text
 
 from ._identity import Comparable, comparable, enough, is_part
-from ._preflight import option_names
+from ._option_names import option_names
 from ._results import MAX_ROWS, TrialResult, table
 
 

@@ -33,8 +33,17 @@ from ._own import (
     module_name,
     positional_of,
 )
-from ._place import MISSING, MOVES, Key, Place, Texts, slots_of, vars_of
-from ._precision import matmul_precision, unusual_precisions
+from ._place import (
+    MISSING,
+    MOVES,
+    Key,
+    Place,
+    Texts,
+    matmul_precision,
+    slots_of,
+    unusual_precisions,
+    vars_of,
+)
 from ._reach import Reach, reach
 from ._syntax import code_digest, extension_digest, mentions
 from ._unnamed import planted_in, registered

@@ -73,7 +73,7 @@ from thrifty.pack.task._trial_stream import TrialStream
 from thrifty.pack.trial._update import MetricSums, as_number, check_metrics, weight_of
 from thrifty.pack.verify import Watch
 
-from ._loading import load_model, plain_state
+from ._saved_model import load_model, plain_state
 from ._update import Update
 
 

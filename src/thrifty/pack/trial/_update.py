@@ -23,7 +23,7 @@ from thrifty.pack.task._followed_optimizer import FollowedOptimizers
 from thrifty.pack.task._step_options import EMA, Average, StepOptions, cast_batch, split_batch
 from thrifty.pack.task._task import Task, lent_optimizers
 
-from ._averages import SharingAverage
+from ._saved_model import SharingAverage
 
 
 _HALF = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}

@@ -21,7 +21,7 @@ from thrifty.core._figure import COLOURS, NotebookFigure, limits, tidy
 from thrifty.space import Choice, Coordinate, Float, Space
 from thrifty.store._reports import trials_text
 from thrifty.study._identity import Comparable, comparable, is_log
-from thrifty.study._preflight import escaped, option_names, short_names, shorten
+from thrifty.study._option_names import escaped, option_names, short_names, shorten
 from thrifty.study._results import TrialResult
 
 

@@ -18,7 +18,7 @@ from thrifty.plan import ForestStage
 from thrifty.space import TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.study._identity import objective_values
-from thrifty.study._preflight import escaped
+from thrifty.study._option_names import escaped
 from thrifty.study._results import TrialResult
 from thrifty.study._scaling_law import ScalingLaw
 
