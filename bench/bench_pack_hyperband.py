@@ -212,7 +212,7 @@ def train(backend: Backend, trials: Sequence[Trial], *, epochs: range, tally: Ta
     note_padding(trials, tally)
     for slot, trial in enumerate(trials):
         state, trial.state = trial.state, None
-        backend.stack(slot, Member(values=trial.values, seed=SEED, epoch=epochs.start, state=state))
+        backend.put(slot, Member(values=trial.values, seed=SEED, epoch=epochs.start, state=state))
     at = dict.fromkeys(range(len(trials)), epochs.start)
     waiting = set(at)
     while at:
@@ -229,7 +229,7 @@ def train(backend: Backend, trials: Sequence[Trial], *, epochs: range, tally: Ta
                 waiting.add(slot)
                 continue
             else:
-                trial.score, trial.state = outcome["accuracy"], backend.unstack(slot)
+                trial.score, trial.state = outcome["accuracy"], backend.state(slot)
                 tally.best = max(tally.best, trial.score)
             backend.release(slot)
             del at[slot]

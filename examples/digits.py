@@ -12,7 +12,7 @@ import thrifty as th
 
 
 class Digits(th.Task):
-    """Two layers; a name in the optimiser is a hyper-parameter, followed over time."""
+    """Two layers; a name in the optimizer is a hyper-parameter, followed over time."""
 
     optimizer = th.SGD(lr="lr", momentum=0.9)
     batch_size = 64

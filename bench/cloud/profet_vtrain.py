@@ -387,7 +387,7 @@ def physics(plans: Plans) -> np.ndarray:
     A pipeline is as slow as its slots: each takes one micro batch through a share of the layers. In
     a slot there is arithmetic, launches, memory traffic that tensor parallelism divides or does
     not, and sums of activations, inside a machine or between machines. At the end come sums of
-    gradients, and the optimiser.
+    gradients, and the optimizer.
     """
     slots = plans.rounds + plans.pipeline - 1
     depth = plans.layers / plans.pipeline * slots

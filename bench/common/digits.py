@@ -134,7 +134,7 @@ def halving_rungs(max_epochs: int) -> list[int]:
 
 
 def warm_up() -> None:
-    """Let torch import what its first optimiser needs (seconds) before any clock runs."""
+    """Let torch import what its first optimizer needs (seconds) before any clock runs."""
     torch.set_num_threads(1)
     make_optimizer(make_model(), 0.1)
     load()

@@ -382,7 +382,7 @@ def passes(work: Work) -> dict[str, Any]:
     _products.MIN_MULTIPLICATIONS = 2**62  # those of oneDNN are computed in several parts
     backend = FusedBackend(Tuning(work), block=BlockOptions(size=len(work.sizes.configs)))
     for slot, config in enumerate(work.sizes.configs):
-        backend.stack(slot, Member(values=config, seed=SEED))
+        backend.put(slot, Member(values=config, seed=SEED))
     weight = dict(backend.model(0).named_parameters())["base.blocks.0.attend.weight"]
     out = []
     for epoch in range(3):

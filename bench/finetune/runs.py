@@ -51,7 +51,7 @@ class Packed:
         self.configs = configs
         self._epoch = 0
         for slot, config in enumerate(configs):
-            self.backend.stack(slot, Member(values=config, seed=SEED))
+            self.backend.put(slot, Member(values=config, seed=SEED))
 
     def train(self, *, ends: bool = True) -> None:
         """Train all trials for an epoch.

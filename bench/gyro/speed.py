@@ -155,7 +155,7 @@ def floor(network: str, *, width: int, batch: int, keep: float) -> tuple[float, 
     """Return the operations and bytes of a step that cannot be left out.
 
     Each layer has three products with the part of it that is kept. Each product reads the weights,
-    the gradient is written, and the optimiser moves five numbers a weight.
+    the gradient is written, and the optimizer moves five numbers a weight.
     """
     if network == "MLP":
         shapes = (

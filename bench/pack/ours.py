@@ -65,7 +65,7 @@ class Pack:
         self._values = {slot: trial.values for slot, trial in enumerate(members)}
         self._epoch = 0
         for slot, trial in enumerate(members):
-            backend.stack(slot, Member(values=trial.values, seed=trial.seed))
+            backend.put(slot, Member(values=trial.values, seed=trial.seed))
 
     def train(self, steps: int = 1) -> int:
         """Train all trials for whole epochs of at least ``steps`` steps; return the trial-steps."""
@@ -123,7 +123,7 @@ def _part(name: str, k: int, share: range, *, steps: int, sizes: Sequence[int]) 
         torch.set_num_threads(1)
         members = trials(ZOO[name], k)[share.start :: share.step]
         task = training_only(ZOO[name].make, min(steps, NUM_BATCHES))
-        Pack(ConcatenatedBackend(task), members[:1]).train()  # loads data, imports optimisers
+        Pack(ConcatenatedBackend(task), members[:1]).train()  # loads data, imports optimizers
         calibrated: list[float] = []
         began = time.perf_counter()
         backend = AutoBackend(

@@ -2,7 +2,7 @@
 
     python -m bench.pack.peers METHOD WORKLOAD K STEPS THREADS [--device cuda] [--processes 2]
 
-Data, models and optimisers are made, and a few steps taken, before the clock starts.
+Data, models and optimizers are made, and a few steps taken, before the clock starts.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class _Alone:
 
 
 class _Ensemble:
-    """The recipe of PyTorch's tutorial on model ensembling, with a hand-written optimiser.
+    """The recipe of PyTorch's tutorial on model ensembling, with a hand-written optimizer.
 
     Buffers that training does not change are not stacked.
     """

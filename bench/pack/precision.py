@@ -262,7 +262,7 @@ def accuracies(backend: Backend, seeds: Sequence[int], epochs: int) -> list[floa
     """Return the final accuracy of each trial of a pack."""
     values = {"lr": 0.1}
     for slot, seed in enumerate(seeds):
-        backend.stack(slot, Member(values=values, seed=seed))
+        backend.put(slot, Member(values=values, seed=seed))
     for epoch in range(epochs):
         plan = EpochPlan(epoch=epoch, values=values)
         outcomes = backend.step(dict.fromkeys(range(len(seeds)), plan))

@@ -110,7 +110,7 @@ def train(task: th.Task, runs: Sequence[Run]) -> list[list[Mapping[str, float]]]
     with borrowed_streams():
         backend = AutoBackend(task)
         for slot, run in enumerate(runs):
-            backend.stack(slot, Member(values={"lr": run.rate}, seed=run.seed))
+            backend.put(slot, Member(values={"lr": run.rate}, seed=run.seed))
         under_way = waiting = set(range(len(runs)))
         while under_way:
             outcomes = backend.step({slot: watched[slot].plan() for slot in waiting})

@@ -1,4 +1,4 @@
-"""One setting of ``bench_rex``: a task and an optimiser with all schedules and budgets.
+"""One setting of ``bench_rex``: a task and an optimizer with all schedules and budgets.
 
 It runs in a process of its own.
 """
@@ -32,7 +32,7 @@ Named = Sequence[tuple[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A task and an optimiser; ``max_epochs`` is 100 percent.
+    """A task and an optimizer; ``max_epochs`` is 100 percent.
 
     There are no budgets of less than an epoch.
     """

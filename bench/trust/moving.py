@@ -29,13 +29,13 @@ class Loop:
     """Training of one trial as one would write it without thrifty.
 
     Attributes:
-        optimizer: Makes the optimiser from a model and the hyper-parameters of epoch 0; or several.
+        optimizer: Makes the optimizer from a model and the hyper-parameters of epoch 0; or several.
         follow: Brings the param groups up to date with the hyper-parameters of a step.
         adapt: Brings the model up to date with the hyper-parameters of an epoch.
         batch_size: Returns the batch size of an epoch.
         batches: Returns the batches of an epoch, if they are not those of arrays.
         valid: Returns the validation batch, if it is not in arrays.
-        take: Takes a step with gradients of zero, given model, task, optimisers and batch; by
+        take: Takes a step with gradients of zero, given model, task, optimizers and batch; by
             default as usual.
     """
 

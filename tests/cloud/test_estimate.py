@@ -209,7 +209,7 @@ def test_unequal_machines_end_together():
     fast, slow = an_offer(), an_offer("t4", accelerator="T4")
     fleet = estimate(workload, [(fast, 1, False), (slow, 1, False)], estimates=estimates)
     assert [each.batch for each in fleet.machines] == [12, 4]
-    # Both compute for 2.25 s; the slower optimiser takes three times 0.125 s; two rounds of two
+    # Both compute for 2.25 s; the slower optimizer takes three times 0.125 s; two rounds of two
     # buckets.
     assert fleet.step_s.median == pytest.approx(2.25 + 0.375 + 2 * 50e-6, abs=1e-9)
     assert fleet.usd_h == 6.0

@@ -29,7 +29,7 @@ from thrifty.core import CloudError, MissingExtraError
 pytestmark = pytest.mark.slow
 
 
-# Compute times depend on the batch alone and optimisers take no time, so machines of all types can
+# Compute times depend on the batch alone and optimizers take no time, so machines of all types can
 # end together.
 PROFILE = a_profile(optimizer_s=0.0, bucket_bytes=(1e8, 3e8))
 EACH = HardwareEstimates(

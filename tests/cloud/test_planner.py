@@ -182,7 +182,7 @@ def refused(catalogue=None, *, workload=None, **options):
 
 
 def test_the_fastest_fleet_is_too_slow():
-    # 1,000 steps of 3 s, plus 0.125 s for the optimiser.
+    # 1,000 steps of 3 s, plus 0.125 s for the optimizer.
     message = refused(deadline_s=1800.0)
     assert message.startswith(
         "the fastest fleet (2 x v1 (1 V100 each)) takes 55.1 min at the 90 % end, "

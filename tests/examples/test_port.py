@@ -173,7 +173,7 @@ def test_packed_trials_are_those_of_plain_pytorch_within_rounding(name, monkeypa
 def test_what_cannot_be_packed_is_trained_alone_and_the_reason_is_said_once(name, caplog):
     backend = AutoBackend(load(name, "thrifty").study.task, prefer="fused")
     for slot in range(2):
-        backend.stack(slot, Member(values={"lr": 0.1}, seed=0))
+        backend.put(slot, Member(values={"lr": 0.1}, seed=0))
     said = [r.getMessage() for r in caplog.records if "trained by plain PyTorch" in r.getMessage()]
     assert len(said) == 1
     assert re.search(SCRIPTS[name].why, said[0])

@@ -82,7 +82,7 @@ CONFIGS = [
 def trained(backend, configs, *, epochs=2):
     """Return the metrics of each epoch and the final state, by slot."""
     for slot, values in enumerate(configs):
-        backend.stack(slot, Member(values=values, seed=5))
+        backend.put(slot, Member(values=values, seed=5))
     found = {slot: [] for slot in range(len(configs))}
     waiting = set(found)
     while any(len(metrics) < epochs for metrics in found.values()):
@@ -184,7 +184,7 @@ def test_other_data_are_still_an_error():
             return random_graph()
 
     with pytest.raises(TaskError, match=r"returned Graph; return thrifty\.ArrayData"):
-        SoloBackend(Wrong(), device=here()).stack(0, Member(values=CONFIGS[0], seed=0))
+        SoloBackend(Wrong(), device=here()).put(0, Member(values=CONFIGS[0], seed=0))
 
 
 def test_labels_say_what_a_model_should():

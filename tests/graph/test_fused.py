@@ -170,7 +170,7 @@ def test_batches_are_made_once_for_all_trials_of_a_block():
 
     backend = fused(Counted())
     for slot, trial in enumerate(trials(4)):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     made.clear()
     backend.step({k: EpochPlan(epoch=0, values=t.config) for k, t in enumerate(trials(4))})
     assert len(made) == 3  # one for each step, not for each trial
@@ -180,7 +180,7 @@ def test_batches_are_made_once_for_all_trials_of_a_block():
 def test_rates_of_dropout_do_not_part_trials():
     backend = fused(Nodes())
     for slot, trial in enumerate(trials(3)):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     assert len(backend.blocks.by_key) == 1
 
 
@@ -205,7 +205,7 @@ def test_attention_is_not_fused(device):
     if device.type == "cuda":
         pytest.skip("on a GPU, it reads no values")
     with pytest.raises(UnfusableError, match="reads the value of a tensor"):
-        fused(Attending()).stack(0, Member(values={"lr": 0.01}, seed=0))
+        fused(Attending()).put(0, Member(values={"lr": 0.01}, seed=0))
 
 
 def test_attention_is_trained_plainly_instead(caplog):

@@ -30,7 +30,7 @@ SPEEDS = {"a": 1.0, "b": 3.0}
 
 
 def decayed(net):
-    """Return an optimiser that moves parameters with zero gradients, but not those without any."""
+    """Return an optimizer that moves parameters with zero gradients, but not those without any."""
     return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
 
 

@@ -205,7 +205,7 @@ def test_measuring_leaves_the_loss_as_it_was():
 
 
 def test_whole_steps_are_measured():
-    """A measured step includes forward pass, backward pass and optimiser."""
+    """A measured step includes forward pass, backward pass and optimizer."""
     clock = VirtualClock()
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

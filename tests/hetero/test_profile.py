@@ -34,7 +34,7 @@ def made(num):
 
 
 class Timed:
-    """A chain of layers whose backward passes take time, as do the loss and the optimiser."""
+    """A chain of layers whose backward passes take time, as do the loss and the optimizer."""
 
     def __init__(self, width=2, layers=1, each=0.25, room=None, slow=()):
         self.clock, self.each, self.room, self.slow = VirtualClock(), each, room, slow

@@ -90,7 +90,7 @@ def test_a_schedule_is_followed_from_epoch_to_epoch_also_after_an_interruption()
     _, whole = train_alone(Grouped(), timeline, seed=0, epochs=3)
     task = HeteroTask(Grouped(), workers=2)
     half, _ = train_alone(task, timeline, seed=0, epochs=2)
-    _, rest = train_alone(task, timeline, seed=0, epochs=3, state=(2, half.unstack(0)))
+    _, rest = train_alone(task, timeline, seed=0, epochs=3, state=(2, half.state(0)))
     assert rest[0]["mse"] == pytest.approx(whole[2]["mse"], rel=1e-5)
 
 

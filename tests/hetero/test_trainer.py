@@ -322,8 +322,8 @@ def test_each_step_has_draws_of_its_own():
     assert len(set(masks)) == len(masks) == 8
 
 
-def test_layers_that_count_steps_count_those_of_the_optimiser():
-    """Layers count optimiser steps, not their own passes.
+def test_layers_that_count_steps_count_those_of_the_optimizer():
+    """Layers count optimizer steps, not their own passes.
 
     A worker that is left out counts too, and trial passes do not count.
     """
@@ -517,7 +517,7 @@ def test_reports_say_what_was_done():
         assert sorted(indices) == list(range(SAMPLES))
 
 
-def test_the_optimiser_s_time_is_told_with_the_step_that_follows():
+def test_the_optimizer_s_time_is_told_with_the_step_that_follows():
     class Slow(torch.optim.SGD):
         def step(self):
             clock.advance(0.25)

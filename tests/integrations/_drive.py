@@ -17,14 +17,14 @@ def train(task, values, *, epochs, start=0, state=None, seed=3):
     ``values(epoch)`` are the hyper-parameters.
     """
     backend = SoloBackend(task)
-    backend.stack(0, Member(values=values(start), seed=seed, epoch=start, state=state))
+    backend.put(0, Member(values=values(start), seed=seed, epoch=start, state=state))
     metrics = []
     for epoch in range(start, epochs):
         outcome = backend.step({0: EpochPlan(epoch=epoch, values=values(epoch))})[0]
         if isinstance(outcome, Exception):
             raise outcome
         metrics.append(dict(outcome))
-    return metrics, backend.unstack(0)
+    return metrics, backend.state(0)
 
 
 def stored(state):

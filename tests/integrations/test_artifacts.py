@@ -156,7 +156,7 @@ def test_gc_keeps_what_a_study_needs_and_removes_the_rest(tmp_path):
         looked = store.collect_garbage(older_than_s=0.0, dry_run=True)
         assert files(tmp_path) == everything
         found = store.collect_garbage(older_than_s=0.0)
-        assert found.num_bytes == looked.num_bytes > 0  # artefacts count, too
+        assert found.num_bytes == looked.num_bytes > 0  # artifacts count, too
     check(study_of(tmp_path, algorithm=one, name="single"))
     assert set(files(tmp_path)) < set(everything)
     single.delete()
@@ -179,7 +179,7 @@ def test_a_full_disk_loses_no_epoch(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("thrifty.run._worker.CheckpointFolder", Full)
     with caplog.at_level(logging.WARNING):
         study = study_of(tmp_path).run(progress=False, executor=ONE)
-    assert "cannot write the artefact" in caplog.text
+    assert "cannot write the artifact" in caplog.text
     assert "free some disk space" in caplog.text
     assert {t.state for t in study.trials} == {"done"}
     found = study_of(tmp_path).best_trial.artifacts["note.txt"]
@@ -231,7 +231,7 @@ def test_a_digest_that_is_a_path_is_refused(tmp_path):
 
 def test_names_and_trials_that_are_not_there(tmp_path):
     study = study_of(tmp_path).run(progress=False, executor=ONE)
-    with pytest.raises(UsageError, match=r"has no artefact 'a'; it has: 'note.txt', 'rates.txt'"):
+    with pytest.raises(UsageError, match=r"has no artifact 'a'; it has: 'note.txt', 'rates.txt'"):
         study.open_artifact(study.best_trial, "a")
     with pytest.raises(UsageError, match="has no trial 99; it has 6"):
         study.open_artifact(99, "a")
@@ -384,9 +384,9 @@ def test_a_damaged_file_does_not_keep_the_others_from_being_saved(tmp_path, trai
     with pytest.raises(CheckpointError) as caught:
         said(capsys, "--storage", trained, "--save", "out")
     lines = str(caught.value).splitlines()
-    what = "1 artefact was" if len(bad) == 1 else f"{len(bad)} artefacts were"
+    what = "1 artifact was" if len(bad) == 1 else f"{len(bad)} artifacts were"
     assert lines[0] == f"{what} not saved:"
-    assert lines[1].startswith(f"trial {bad[0]}: artefact 'rates.txt' is damaged")
+    assert lines[1].startswith(f"trial {bad[0]}: artifact 'rates.txt' is damaged")
     assert "rates.txt" in capsys.readouterr().out
     saved = {str(each.relative_to("out")) for each in Path("out").glob("*/*")}
     everything = {f"{n}/{name}" for n in of_each for name in ("note.txt", "rates.txt")}
@@ -402,7 +402,7 @@ def test_a_damaged_file_does_not_keep_the_others_from_being_saved(tmp_path, trai
 
 def test_many_that_are_not_saved_are_counted(trained, capsys):
     Path("file").write_text("")
-    with pytest.raises(UsageError, match="12 artefacts were not saved") as caught:
+    with pytest.raises(UsageError, match="12 artifacts were not saved") as caught:
         said(capsys, "--storage", trained, "--save", "file/x")
     assert str(caught.value).endswith("and 7 more")
 
@@ -410,7 +410,7 @@ def test_many_that_are_not_saved_are_counted(trained, capsys):
 def test_the_best_trial_is_shown_with_its_files(tmp_path, trained, capsys):
     best = study_of(tmp_path).best_trial
     _app.main(args=["best", "s", "--storage", trained], standalone_mode=False)
-    assert "artefact note.txt (4 B)" in capsys.readouterr().out
+    assert "artifact note.txt (4 B)" in capsys.readouterr().out
     _app.main(args=["best", "s", "--storage", trained, "--json"], standalone_mode=False)
     document = json.loads(capsys.readouterr().out)
     check_document(document, "best")
@@ -427,7 +427,7 @@ def test_the_document_of_the_command(trained, capsys):
     assert {each["error"] for each in found["artifacts"]} == {""}
 
 
-def test_a_study_without_artefacts(tmp_path, capsys):
+def test_a_study_without_artifacts(tmp_path, capsys):
     @th.trainable
     def bare(trial):
         trial.suggest_int("width", 1, 2)
@@ -435,7 +435,7 @@ def test_a_study_without_artefacts(tmp_path, capsys):
             yield {"loss": 1.0}
 
     study_of(tmp_path, task=bare).run(progress=False, executor=ONE)
-    assert said(capsys, "--storage", f"sqlite:///{tmp_path}/t.db") == "no artefacts\n"
+    assert said(capsys, "--storage", f"sqlite:///{tmp_path}/t.db") == "no artifacts\n"
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "a/b", ".."])

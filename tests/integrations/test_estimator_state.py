@@ -102,7 +102,7 @@ def test_estimators_come_back_as_they_were(estimator):
 def test_estimators_go_on_as_if_nothing_had_happened(estimator):
     """A restored estimator trains on as if it had never been stored.
 
-    Optimisers and streams of random numbers are part of the state, and shared objects stay shared.
+    Optimizers and streams of random numbers are part of the state, and shared objects stay shared.
     """
     codec = codec_of(estimator)
     ways = [codec.read(kept(codec.write([estimator])))[0], copy.deepcopy(estimator)]

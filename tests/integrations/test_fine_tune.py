@@ -170,7 +170,7 @@ def test_factors_of_adapters_are_packed_together():
     backend = FusedBackend(task, device=here(), block=BlockOptions(size=8))
     of = trials({}, {"alpha": 2}, {"rank": 2, "alpha": 32})
     for slot, trial in enumerate(of):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     (block,) = {id(each): each for each in backend.blocks.home.values()}.values()
     assert len(block.structure.numbers) == 2, "one for each adapter of a trial"
     assert not {name for name in block.structure.frozen if name not in block.structure.held}
@@ -181,7 +181,7 @@ def test_ranks_come_in_any_order():
     of = trials(*({"rank": rank, "alpha": 2 * rank} for rank in ranks))
     backend = FusedBackend(llama(), device=here(), block=BlockOptions(size=8))
     for slot, trial in enumerate(of):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     assert len({id(block) for block in backend.blocks.home.values()}) == 1
     check_packed(llama(), of)
 
@@ -198,10 +198,10 @@ def test_one_dry_run_for_adapters_that_fit_into_wider_ones(monkeypatch):
     backend = FusedBackend(llama(), device=here(), block=BlockOptions(size=8))
     of = trials({"rank": 4}, {"rank": 2, "alpha": 3}, {"rank": 4, "alpha": 1}, {"rank": 3})
     for slot, trial in enumerate(of):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     assert len(tested) == 1
     assert len({id(block) for block in backend.blocks.home.values()}) == 1
-    backend.stack(len(of), trials({"rank": 5})[0].member)
+    backend.put(len(of), trials({"rank": 5})[0].member)
     assert len(tested) == 2
     check_packed(llama(), of)
     backend.dry_runs.clear()  # a value that code reads has changed, so no finding counts any more
@@ -275,7 +275,7 @@ IN_TWO = {"targets": ("q_proj", "v_proj"), "drop": 0.0}
 def num_blocks(task, of):
     backend = FusedBackend(task, device=here(), block=BlockOptions(size=8))
     for slot, trial in enumerate(of):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     return len({id(home) for home in backend.blocks.home.values()})
 
 
@@ -404,7 +404,7 @@ def test_gradient_checkpointing_is_trained_alone():
     backend = FusedBackend(llama(base=checkpointed), device=here())
     # peft puts a hook on the inputs, so that gradients get through the frozen embedding
     with pytest.raises(UnfusableError, match="has hooks"):
-        backend.stack(0, trials({})[0].member)
+        backend.put(0, trials({})[0].member)
 
 
 def test_dropout_before_an_adapter():
@@ -620,7 +620,7 @@ def test_a_model_that_finds_out_its_loss_is_packed():
     check_packed(task, trials({}, {"alpha": 2}))
     backend = FusedBackend(task, device=here(), block=BlockOptions(size=8))
     for slot, trial in enumerate(trials({}, {"alpha": 2})):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     assert len({id(each) for each in backend.blocks.home.values()}) == 1
 
 

@@ -113,7 +113,7 @@ def test_adapters_on_different_layers_are_in_one_pack(folder):
     of = [Trial(config={"lr": 0.003, "rank": 2, "targets": targets}, epochs=1) for targets in every]
     backend = FusedBackend(task, device=CPU, block=BlockOptions(size=8))
     for slot, trial in enumerate(of):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     assert len({id(home) for home in backend.blocks.home.values()}) == 1
     found = together(FusedBackend(task, device=CPU), of)
     assert_same(found, alone(task, of), tolerance=SINGLE if "int8" not in folder.name else 2e-3)

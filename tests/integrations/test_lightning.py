@@ -191,15 +191,15 @@ def test_a_trial_is_what_one_fit_of_lightning_gives():
     assert [m["val_loss"] for m in metrics] == curve
 
 
-def test_schedules_reach_optimiser_and_layers():
+def test_schedules_reach_optimizer_and_layers():
     metrics, _ = train(task(), falling, epochs=EPOCHS)
     assert [m["rate"] for m in metrics] == pytest.approx([0.1, 0.1, 0.01, 0.01])
     assert [m["dropout"] for m in metrics] == pytest.approx([0.0, 0.1, 0.2, 0.3])
     assert [m["epoch_number"] for m in metrics] == [0, 1, 2, 3]
 
 
-def test_a_schedule_leaves_the_optimisers_memory_alone():
-    """A schedule keeps the optimiser's state.
+def test_a_schedule_leaves_the_optimizers_memory_alone():
+    """A schedule keeps the optimizer's state.
 
     It does so as a loop of plain PyTorch that changes the learning rate of its groups.
     """

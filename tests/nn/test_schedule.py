@@ -88,7 +88,7 @@ def test_all_at_once_is_one_set():
     assert {tuple(sorted(active)) for active in turns(schedule, 20)} == {(0, 1, 2, 3, 4)}
 
 
-def test_steps_are_those_of_the_optimiser():
+def test_steps_are_those_of_the_optimizer():
     layer = GyroDropout(0.5, num_features=3, subnetworks=4, concurrent=2, total_steps=4)
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1)

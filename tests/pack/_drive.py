@@ -66,7 +66,7 @@ def together(backend: Backend, trials, *, at_once: int | None = None, slots=None
         while waiting or where:
             while waiting and slots:
                 slot, number = slots.pop(0), waiting.pop(0)
-                backend.stack(slot, trials[number].member)
+                backend.put(slot, trials[number].member)
                 where[slot], new[slot] = number, trials[number].start
             plans = {
                 slot: epoch_plan(backend, trials[where[slot]].timeline, epoch=epoch, slot=slot)
@@ -85,7 +85,7 @@ def together(backend: Backend, trials, *, at_once: int | None = None, slots=None
                     if at[slot] + 1 < trial.epochs:
                         new[slot] = at[slot] + 1
                         continue
-                    result.state = backend.unstack(slot)
+                    result.state = backend.state(slot)
                 backend.release(slot)
                 del where[slot]
                 slots.append(slot)

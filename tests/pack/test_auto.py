@@ -39,7 +39,7 @@ TRIALS = [Trial(config={"lr": 0.05 / (k + 1)}, seed=k, epochs=2 + k % 2) for k i
 def fused_slots(backend, trials=TRIALS):
     """Return the slots that are fused once the trials have been assigned to slots."""
     for slot, trial in enumerate(trials):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     return [slot for slot in range(len(trials)) if is_fused(backend, slot)]
 
 
@@ -259,7 +259,7 @@ def test_loops_of_their_own_train_side_by_side(at_once):
         for t, r in zip(trials, found, strict=True)
     ]
     assert_same(together(backend, rest, at_once=at_once), alone(Walk(), rest))
-    backend.stack(0, trials[0].member)
+    backend.put(0, trials[0].member)
     assert backend.calibration(0) is None
     assert backend.num_steps(0, {}) == 1
 

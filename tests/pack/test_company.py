@@ -197,9 +197,9 @@ class SharedBackbone(SharedModel):
 )
 def test_parameters_that_several_trials_train_are_refused(make):
     backend = make(SharedModel())
-    backend.stack(0, TRIALS[0].member)
+    backend.put(0, TRIALS[0].member)
     with pytest.raises(TaskError, match=r"gives the parameter '0\.weight' to several trials"):
-        backend.stack(1, TRIALS[1].member)
+        backend.put(1, TRIALS[1].member)
 
 
 def test_a_frozen_backbone_may_be_shared():
@@ -242,5 +242,5 @@ def test_a_model_with_lazy_layers_is_refused():
 
     backend = ConcatenatedBackend(Lazy(), device=here())
     with pytest.raises(TaskError, match=r"a lazy layer whose '0\.weight' has no shape yet"):
-        backend.stack(0, TRIALS[0].member)
+        backend.put(0, TRIALS[0].member)
     assert torch.is_grad_enabled()

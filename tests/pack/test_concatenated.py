@@ -35,7 +35,7 @@ def test_concatenated_models_train_as_alone(toy):
 
 
 class Mixed(Toy):
-    """A task with a different model, optimiser and batch size in each trial."""
+    """A task with a different model, optimizer and batch size in each trial."""
 
     batch_size = "size"  # type: ignore[assignment]
 

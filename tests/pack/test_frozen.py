@@ -351,7 +351,7 @@ def under_way(task, trials, *, epochs=1):
     """Return a back-end whose trials have trained some epochs and are still in their slots."""
     backend = fused(task)
     for slot, trial in enumerate(trials):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     for epoch in range(epochs):
         plans = {
             slot: epoch_plan(backend, trial.timeline, epoch=epoch, slot=slot)
@@ -389,7 +389,7 @@ def test_trials_that_see_the_same_batches_have_a_block_if_most_is_computed_once_
     blocks = list({id(b): b for b in backend.blocks.home.values()}.values())
     assert [[t.seed for t in block.trials] for block in blocks] == [[1, 1], [2, 2]]
     for epoch, number in ((0, 3), (1, 2)):
-        backend.stack(9 + epoch, Trial(config={"lr": 0.1}, seed=1, start=epoch).member)
+        backend.put(9 + epoch, Trial(config={"lr": 0.1}, seed=1, start=epoch).member)
         assert len({id(b) for b in backend.blocks.home.values()}) == number
         backend.release(9 + epoch)
     assert_same(
@@ -431,7 +431,7 @@ def test_reading_a_base_as_an_array():
     backend = fused(ReadAsArray())
     with contextlib.suppress(UnfusableError):  # such trials may be trained alone
         for slot, trial in enumerate(trials):
-            backend.stack(slot, trial.member)
+            backend.put(slot, trial.member)
     found, wanted = alone(ReadAsArray(), trials), alone(Headed(), trials)
     assert_same(found, wanted)
 
@@ -450,7 +450,7 @@ def test_trials_that_all_have_another_base_are_packed_as_before():
     check(task, [{"base": k} for k in range(5)])
     backend = fused(task)
     for k in range(5):
-        backend.stack(k, Trial(config={"lr": 0.1, "base": k}).member)
+        backend.put(k, Trial(config={"lr": 0.1, "base": k}).member)
     assert len({id(backend.blocks.home[backend.trial(k)]) for k in (2, 3, 4)}) == 1
 
 
@@ -533,7 +533,7 @@ def test_averages_share_the_base():
     assert rest.metrics == whole.metrics[2:]
     assert not any("trunk" in name for name in whole.state.tensors)
     backend = SoloBackend(Averaged(), device=here())
-    backend.stack(0, Trial(config=config).member)
+    backend.put(0, Trial(config=config).member)
     backend.step({0: epoch_plan(backend, Trial(config=config).timeline, epoch=0, slot=0)})
     average = backend.trial.averaged_model("ema")
     assert address(average.trunk[0].weight) == address(backend.trial.model.trunk[0].weight)
@@ -553,7 +553,7 @@ def test_averages_keep_the_base_of_their_checkpoint():
     (rest,) = alone(AveragedChanged(), [later])
     assert rest.metrics == [pytest.approx(each, rel=DOUBLE) for each in whole.metrics[2:]]
     backend = SoloBackend(AveragedChanged(), device=here())
-    backend.stack(0, later.member)
+    backend.put(0, later.member)
     model, average = backend.trial.model, backend.trial.averaged_model("ema")
     with torch.no_grad():
         model.trunk[0].weight.zero_()
@@ -582,7 +582,7 @@ def test_an_average_follows_a_layer_that_becomes_its_transpose():
     (rest,) = alone(AveragedTurning(), [last])
     assert rest.metrics == [pytest.approx(each, rel=DOUBLE) for each in whole.metrics[2:]]
     backend = SoloBackend(AveragedTurning(), device=here())
-    backend.stack(0, Trial(config=config, epochs=3).member)
+    backend.put(0, Trial(config=config, epochs=3).member)
     for epoch in range(3):
         backend.step({0: epoch_plan(backend, last.timeline, epoch=epoch, slot=0)})
     model, average = backend.trial.model, backend.trial.averaged_model("ema")
@@ -633,7 +633,7 @@ class AveragedTeacher(Averaged):
 @pytest.mark.parametrize("task", [Averaged, AveragedTeacher])
 def test_averages_are_those_of_torch(task):
     backend = SoloBackend(task(), device=here())
-    backend.stack(0, Trial(config={"lr": 0.05}).member)
+    backend.put(0, Trial(config={"lr": 0.05}).member)
     trial = backend.trial
     wanted = AveragedModel(trial.model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     update = trial.update
@@ -662,13 +662,13 @@ def test_a_checkpoint_does_not_fit_another_base():
     state = replace(first.state, base=None)  # of an earlier version
     trial = Trial(config={"lr": 0.05}, start=1, state=state)
     with pytest.raises(StateError, match=r"frozen parameter 'trunk\.0\.weight' is not what it was"):
-        SoloBackend(Changed(), device=here()).stack(0, trial.member)
+        SoloBackend(Changed(), device=here()).put(0, trial.member)
 
 
 def test_a_trial_that_was_loaded_shares_the_base_again():
     (first,) = alone(Headed(), [Trial(config={"lr": 0.05}, epochs=1)])
     backend = SoloBackend(Headed(), device=here())
-    backend.stack(0, Trial(config={"lr": 0.05}, start=1, state=first.state).member)
+    backend.put(0, Trial(config={"lr": 0.05}, start=1, state=first.state).member)
     assert is_shared(backend.model.trunk[0].weight)
 
 

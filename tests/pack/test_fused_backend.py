@@ -87,7 +87,7 @@ def num_blocks(task, trials, *, size=8):
     """Return how many blocks the trials take when all are present at the same time."""
     backend = fused(task, size=size)
     for slot, trial in enumerate(trials):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     return len({id(home) for home in backend.blocks.home.values()})
 
 
@@ -128,7 +128,7 @@ def test_a_model_that_insists_on_its_own_precision():
     check(Task(), [Trial(config={"lr": 0.05}, seed=k) for k in range(2)], tolerance=SINGLE)
 
 
-# -- optimisers ----------------------------------------------------------------------------
+# -- optimizers ----------------------------------------------------------------------------
 
 RATES = [0.05, Linear(0.05), Cosine(0.1), Step(0.1, [1])]
 OPTIMIZERS = {
@@ -391,7 +391,7 @@ def test_a_block_of_one_trial_has_its_width():
     check(task, trials, size=1)
     backend = fused(task, size=1)
     for slot, trial in enumerate(trials):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     assert not padded(backend)
     assert num_blocks(task, trials, size=1) == len(trials)
 
@@ -410,7 +410,7 @@ class OverABase(Toy):
 def test_a_wider_trial_that_comes_last(size, num_padded):
     backend = fused(in_double(OverABase), size=size)
     for slot, trial in enumerate(widths(12, 16)):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     assert len(padded(backend)) == num_padded
 
 
@@ -474,7 +474,7 @@ def test_moments_of_narrower_trials_take_less_memory():
         backend = fused(Large())
         trials = widths(40_000, width)
         for slot, trial in enumerate(trials):
-            backend.stack(slot, trial.member)
+            backend.put(slot, trial.member)
         backend.step({
             slot: epoch_plan(backend, trial.timeline, epoch=0, slot=slot)
             for slot, trial in enumerate(trials)
@@ -899,7 +899,7 @@ def task_with(make, **attributes):
 
 def refuses(task, message):
     with pytest.raises(UnfusableError, match=message) as caught:
-        fused(task).stack(0, Trial(config={"lr": 0.05}).member)
+        fused(task).put(0, Trial(config={"lr": 0.05}).member)
     assert len(str(caught.value)) > 10
     assert "\n" not in str(caught.value)
 
@@ -941,7 +941,7 @@ def test_nothing_to_train():
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (Optimizer(torch.optim.Adadelta, lr="lr"), "no optimiser over rows for Adadelta"),
+        (Optimizer(torch.optim.Adadelta, lr="lr"), "no optimizer over rows for Adadelta"),
         (SGD(lr="lr", maximize=True), "maximize=True.*not offered"),
         (Adam(lr="lr", amsgrad=True), "amsgrad=True.*not offered"),
         (RMSprop(lr="lr", centered=True), "centered=True.*not offered"),
@@ -973,14 +973,14 @@ def test_batches_that_are_no_rows(rows, message):
 
 def test_the_number_of_steps_is_known():
     backend = fused(Toy())
-    backend.stack(3, Trial(config={"lr": 0.1}).member)
+    backend.put(3, Trial(config={"lr": 0.1}).member)
     assert backend.num_steps(3, {"lr": 0.1}) == math.ceil(20 / 8)
 
 
 def test_the_model_in_a_slot_can_be_used_at_any_time():
     task = Dropping()
     backend = fused(task)
-    backend.stack(0, Trial(config={"lr": 0.05}).member)
+    backend.put(0, Trial(config={"lr": 0.05}).member)
     model = backend.model(0)
     x = normal(3, 6).to(here())
     with torch.no_grad():

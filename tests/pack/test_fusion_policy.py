@@ -22,7 +22,7 @@ pytestmark = [
 
 
 class Kin(Toy):
-    """Trials of about the same cost, with other activations, kinds of optimiser and batch sizes."""
+    """Trials of about the same cost, with other activations, kinds of optimizer and batch sizes."""
 
     optimizer = SGD(lr="lr", momentum="momentum")
     batch_size = "size"  # type: ignore[assignment]
@@ -37,7 +37,7 @@ def kin(**changes):
     return Trial(config={"lr": 0.05, "momentum": 0.9, "size": 8, **changes})
 
 
-RELATIVES = {"activation": {"relu": True}, "optimiser": {"momentum": 0.0}, "batch": {"size": 9}}
+RELATIVES = {"activation": {"relu": True}, "optimizer": {"momentum": 0.0}, "batch": {"size": 9}}
 STRANGERS = {"width": {"width": 64}, "batch": {"size": 16}}
 
 by_relative = pytest.mark.parametrize("changes", RELATIVES.values(), ids=RELATIVES)

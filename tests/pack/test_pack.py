@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]
 
 def backend_at(task, values, *, state=None, epoch=0):
     backend = SoloBackend(task, device=here())
-    backend.stack(0, Member(values=values, seed=0, epoch=epoch, state=state))
+    backend.put(0, Member(values=values, seed=0, epoch=epoch, state=state))
     return backend
 
 
@@ -83,11 +83,11 @@ def test_a_state_survives_being_taken_apart():
 
 
 def test_a_state_may_be_started_from_twice():
-    """Starting from a state copies it, because optimisers update their state in place."""
+    """Starting from a state copies it, because optimizers update their state in place."""
     values = {"lr": 0.1, "width": 4, "dropout": 0.0}
     backend = backend_at(LineTask(), values)
     step(backend, values, 0)
-    state = backend.unstack(0)
+    state = backend.state(0)
     results = []
     for _ in range(2):
         again = backend_at(LineTask(), values, state=state, epoch=1)
@@ -219,7 +219,7 @@ def test_every_optimizer_resumes_where_it_was(make):
     timeline = Timeline({"lr": Linear(0.1), "width": 4, "dropout": 0.2}, epochs=4)
     _, whole = train_alone(Task(), timeline, seed=1, epochs=4)
     half, _ = train_alone(Task(), timeline, seed=1, epochs=2)
-    state = state_from_arrays(*state_to_arrays(half.unstack(0)))
+    state = state_from_arrays(*state_to_arrays(half.state(0)))
     _, rest = train_alone(Task(), timeline, seed=1, epochs=4, state=(2, state))
     assert rest == whole[2:]
 

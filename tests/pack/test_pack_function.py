@@ -442,6 +442,6 @@ def test_a_rule_that_refuses():
     backend = th.pack.FusedBackend(task, device=here())
     try:
         with pytest.raises(th.pack.UnfusableError, match="cubes cannot be packed"):
-            backend.stack(0, th.pack.Member(values={"lr": 0.1}, seed=0))
+            backend.put(0, th.pack.Member(values={"lr": 0.1}, seed=0))
     finally:
         del RULES[cube]

@@ -223,7 +223,7 @@ def test_what_torch_takes_for_all_parameters_only_is_not_fused():
     groups = {"*.bias": {"initial_accumulator_value": 1.0}}
     backend = FusedBackend(variant(optimizer=Adagrad(lr="lr", groups=groups)), device=here())
     with pytest.raises(th.pack.UnfusableError, match="initial_accumulator_value"):
-        backend.stack(0, trials(1)[0].member)
+        backend.put(0, trials(1)[0].member)
 
 
 @pytest.mark.sample(4)

@@ -76,7 +76,7 @@ def test_a_trial_beside_a_pack_pays_for_itself_only():
     backend = AutoBackend(Toy(), device=here(), prefer="fused")
     trials = [replace(TRIALS[0].member, alone=True), *(t.member for t in TRIALS[1:])]
     for slot, member in enumerate(trials):
-        backend.stack(slot, member)
+        backend.put(slot, member)
     assert [is_fused(backend, slot) for slot in range(3)] == [False, True, True]
     epochs(backend, 1)
     assert backend.shares[0].checks == 0.0 < backend.shares[1].checks
@@ -115,7 +115,7 @@ def test_a_step_that_makes_the_state_of_its_optimizer_is_not_timed():
     backend = FusedBackend(Toy(), device=here())
     seen = []
     for slot, trial in enumerate(TRIALS):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     backend.solo_times.note_step = lambda key, seconds: seen.append(seconds)
     plans = {slot: EpochPlan(epoch=0, values=TRIALS[0].member.values) for slot in range(3)}
     with borrowed_streams():
@@ -134,7 +134,7 @@ def test_trials_too_short_to_pay_for_checks_train_in_turn(measure, num_epochs, w
     trials = [replace(t.member, stop=num_epochs) for t in TRIALS]
     backend = AutoBackend(Toy(), device=here())
     for slot, member in enumerate(trials):
-        backend.stack(slot, member)
+        backend.put(slot, member)
     assert [is_fused(backend, slot) for slot in range(3)] == [wins] * 3
     assert bool(measuring.calls) == wins
 
@@ -152,7 +152,7 @@ def test_what_is_gained_must_exceed_what_checks_cost(measure):
     found = []
     for factor in (0.5, 1.5):
         backend = AutoBackend(Toy(), device=here())
-        backend.stack(0, replace(TRIALS[0].member, stop=round(factor * num_epochs)))
+        backend.put(0, replace(TRIALS[0].member, stop=round(factor * num_epochs)))
         found.append(is_fused(backend, 0))
     assert found == [False, True]
 

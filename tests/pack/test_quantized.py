@@ -143,7 +143,7 @@ def test_packed_trials_equal_trials_alone(task):
 def test_trials_are_in_one_block(task):
     backend = FusedBackend(task, device=CPU, block=BlockOptions(size=8))
     for slot, trial in enumerate(trials(0.02, 0.05)):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     assert len({id(home) for home in backend.blocks.home.values()}) == 1
 
 
@@ -328,7 +328,7 @@ def test_averages_leave_the_base_as_it_is(kind):
     assert rest.metrics == whole.metrics[2:]
     assert not any("second" in name for name in whole.state.tensors)
     backend = SoloBackend(task, device=CPU)
-    backend.stack(0, trials(0.01)[0].member)
+    backend.put(0, trials(0.01)[0].member)
     average = backend.trial.averaged_model("ema")
     assert address(average.second.weight) == address(backend.trial.model.second.weight)
 
@@ -349,7 +349,7 @@ def test_an_average_of_layers_that_are_made_in_adapt_leaves_other_trials_alone(t
     (wanted,) = alone(made, trials(0.01))
     assert wanted.error is None
     kept = SoloBackend(made, device=CPU)
-    kept.stack(0, trials(0.01)[0].member)
+    kept.put(0, trials(0.01)[0].member)
     before = kept.trial.model.second.weight.clone()
     alone(made, trials(0.02))
     assert torch.equal(kept.trial.model.second.weight, before)
@@ -372,7 +372,7 @@ def test_a_checkpoint_does_not_fit_another_base():
     state = replace(first.state, base=None)
     trial = Trial(config={"lr": 0.01}, start=1, state=state)
     with pytest.raises(StateError, match=r"frozen parameter 'first\.weight' is not what it was"):
-        SoloBackend(Quantized(width=LARGE, base=3), device=CPU).stack(0, trial.member)
+        SoloBackend(Quantized(width=LARGE, base=3), device=CPU).put(0, trial.member)
 
 
 @pytest.mark.parametrize(("before", "after"), [("nf4", "nested"), ("nf4", "int8")])
@@ -380,7 +380,7 @@ def test_a_checkpoint_of_another_format_is_refused(before, after):
     (first,) = alone(Quantized(before), trials(0.01, epochs=1))
     trial = Trial(config={"lr": 0.01}, start=1, state=first.state)
     with pytest.raises(StateError, match="'second' is quantised in another way"):
-        SoloBackend(Quantized(after), device=CPU).stack(0, trial.member)
+        SoloBackend(Quantized(after), device=CPU).put(0, trial.member)
 
 
 class Several(Quantized):
@@ -461,7 +461,7 @@ class Embedded(Toy):
 
 def test_what_the_library_cannot_save_is_refused():
     with pytest.raises(TaskError, match="the model's 'table' is a EmbeddingNF4, which"):
-        SoloBackend(Embedded(), device=CPU).stack(0, Trial(config={"lr": 0.01}).member)
+        SoloBackend(Embedded(), device=CPU).put(0, Trial(config={"lr": 0.01}).member)
 
 
 class Doubled(Toy):
@@ -476,7 +476,7 @@ class Doubled(Toy):
 
 def test_weights_that_consist_of_other_tensors_are_refused():
     with pytest.raises(TaskError, match=r"'model\.weight' is a TwoTensor, a tensor that consists"):
-        SoloBackend(Doubled(), device=CPU).stack(0, Trial(config={"lr": 0.01}).member)
+        SoloBackend(Doubled(), device=CPU).put(0, Trial(config={"lr": 0.01}).member)
     with pytest.raises(TaskError, match="the top' is a TwoTensor"):
         pack_state(TwoTensor(torch.ones(2), torch.ones(2)))
 

@@ -239,7 +239,7 @@ def test_what_is_read_once_is_read_of_the_first_epoch_wherever_a_trial_begins():
     timeline = Timeline({"lr": 0.1, "x": Linear(3.0)}, epochs=3)
     half, _ = train_alone(task, timeline, seed=0, epochs=1)
     SEEN.clear()
-    train_alone(Remembering(), timeline, seed=0, epochs=3, state=(1, half.unstack(0)))
+    train_alone(Remembering(), timeline, seed=0, epochs=3, state=(1, half.state(0)))
     assert SEEN == [("data", 3.0), ("model", 3.0), ("adapt", 2.0), ("adapt", 1.0)]
 
 
@@ -249,7 +249,7 @@ def test_a_model_that_is_only_loaded_is_as_in_its_last_epoch():
     timeline = Timeline({"lr": 0.1, "x": Linear(3.0)}, epochs=3)
     backend, _ = train_alone(task, timeline, seed=0, epochs=2)
     SEEN.clear()
-    train_alone(task, timeline, seed=0, epochs=2, state=(2, backend.unstack(0)))
+    train_alone(task, timeline, seed=0, epochs=2, state=(2, backend.state(0)))
     assert SEEN[-1] == ("adapt", 2.0)
 
 
@@ -391,10 +391,10 @@ def test_a_trainable_is_set_up_with_the_values_of_the_first_epoch():
     timeline = Timeline({"x": MOVES}, epochs=3)
     half, _ = train_alone(Reads(), timeline, seed=0, epochs=2)
     member = Member(
-        values=timeline.at(2), first=timeline.at(0), seed=0, epoch=2, state=half.unstack(0)
+        values=timeline.at(2), first=timeline.at(0), seed=0, epoch=2, state=half.state(0)
     )
     backend = SoloBackend(Reads(), device=here())
-    backend.stack(0, member)
+    backend.put(0, member)
     assert backend.trial.task.x == 1
 
 

@@ -265,7 +265,7 @@ def test_a_trial_goes_on_from_its_state_as_if_it_was_never_interrupted(task, ste
 def test_what_no_fused_rule_knows_is_trained_alone_and_the_reason_is_said_once(task, step, caplog):
     backend = th.pack.AutoBackend(task, prefer="fused")
     for slot in range(2):
-        backend.stack(slot, Member(values={"lr": 0.1}, seed=0))
+        backend.put(slot, Member(values={"lr": 0.1}, seed=0))
     assert not any(backend.is_fused(slot) for slot in range(2))
     said = [r.getMessage() for r in caplog.records if "trained by plain PyTorch" in r.getMessage()]
     assert len(said) == 1

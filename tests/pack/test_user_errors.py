@@ -204,7 +204,7 @@ def outcomes(backend, faults, *, num_epochs=3, lr=(0.1, 0.05, 0.02)):
     found = {}
     with borrowed_streams():
         for slot, rate in enumerate(lr):
-            backend.stack(slot, Member(values={"lr": rate, "fault": faults[slot][0]}, seed=0))
+            backend.put(slot, Member(values={"lr": rate, "fault": faults[slot][0]}, seed=0))
         epochs = dict.fromkeys(range(len(lr)), 0)
         ready = set(epochs)
         while epochs:
@@ -338,8 +338,8 @@ def test_a_wider_trial_is_not_joined_where_reading_a_batch_fails():
 
     backend = FusedBackend(Wide(), device=here())
     with borrowed_streams():
-        backend.stack(0, Member(values={"lr": 0.1, "width": 8}, seed=0))
+        backend.put(0, Member(values={"lr": 0.1, "width": 8}, seed=0))
         made.is_whole = False
-        backend.stack(1, Member(values={"lr": 0.1, "width": 7}, seed=0))
+        backend.put(1, Member(values={"lr": 0.1, "width": 7}, seed=0))
         plan = EpochPlan(epoch=0, values={"lr": 0.1, "width": 7})
         assert repr(backend.step({1: plan})[1]) == "BrokenError('in train')"

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def simulated_s(workers, ready, sums, *, input_s=0.0):
-    """Simulate one fleet event by event; workers are (forward, backward, optimiser) seconds."""
+    """Simulate one fleet event by event; workers are (forward, backward, optimizer) seconds."""
     comm_free = 0.0
     for share, took in zip(ready, sums, strict=True):
         reached = max(forward + share * backward for forward, backward, _ in workers)

@@ -11,7 +11,7 @@ import thrifty.study
 import thrifty.testing
 
 
-# The first optimiser of a process makes torch load its compiler.
+# The first optimizer of a process makes torch load its compiler.
 torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
 assert thrifty.cli
 assert thrifty.study

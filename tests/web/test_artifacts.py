@@ -1,4 +1,4 @@
-"""Artefacts are downloads: only what the database records for a trial, and never as a page."""
+"""Artifacts are downloads: only what the database records for a trial, and never as a page."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def replays_an_older_batch() -> type[th.Task]:
 
 
 class _Lookahead(torch.optim.SGD):
-    """An optimiser that moves back towards slow weights every five steps.
+    """An optimizer that moves back towards slow weights every five steps.
 
     No state dict has these weights.
     """
@@ -296,7 +296,7 @@ def lookahead_in_attributes_of_an_optimizer() -> type[th.Task]:
 
 
 class _Clipping(torch.optim.SGD):
-    """An optimiser that clips to the median norm of all gradients so far."""
+    """An optimizer that clips to the median norm of all gradients so far."""
 
     def __init__(self, params: Any, lr: float, momentum: float = 0.9) -> None:
         super().__init__(params, lr=lr, momentum=momentum)

@@ -423,7 +423,7 @@ def metrics_that_remember_the_best() -> type[th.Task]:
 
 
 class _Warming(torch.optim.SGD):
-    """An optimiser that counts steps in its groups and warms up by that count."""
+    """An optimizer that counts steps in its groups and warms up by that count."""
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:

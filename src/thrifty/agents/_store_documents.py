@@ -301,7 +301,7 @@ def trial_document(
         values: The last value of each seed; empty for one seed.
         certainty: Probability that it is the best trial, if it is known.
         user_attrs: Its user attributes.
-        artifacts: Its artefacts.
+        artifacts: Its artifacts.
     """
     metric = _objectives(info)[0]
     return {
@@ -320,7 +320,7 @@ def trial_document(
 
 
 def trial_files(artifacts: Iterable[Artifact]) -> list[TrialFile]:
-    """Return artefacts of a trial as documents."""
+    """Return artifacts of a trial as documents."""
     return [
         {"name": each.name, "digest": each.digest, "num_bytes": each.num_bytes, "error": each.error}
         for each in artifacts

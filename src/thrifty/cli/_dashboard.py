@@ -37,7 +37,7 @@ from ._options import json_option, print_document, say, storage_option
     help="Let readers, who then need the token, stop studies and trials, and write notes and tags.",
 )
 @click.option(
-    "--checkpoints", help="Folder of the trials' artefacts (default: beside the database)."
+    "--checkpoints", help="Folder of the trials' artifacts (default: beside the database)."
 )
 @click.option("--open", "browse", is_flag=True, help="Open the dashboard in your browser.")
 @json_option

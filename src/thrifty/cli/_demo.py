@@ -192,7 +192,7 @@ def tiny_step(name: str, *, device: str | None) -> tuple[str, str]:
     members = {slot: Member(values={"lr": 0.01 * (slot + 1)}, seed=0) for slot in slots}
     with borrowed_streams():
         for slot, member in members.items():
-            backend.stack(slot, member)
+            backend.put(slot, member)
         plans = {slot: EpochPlan(epoch=0, values=m.values) for slot, m in members.items()}
         outcomes = dict(backend.step(plans))
         while len(outcomes) < len(members):

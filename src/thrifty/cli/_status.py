@@ -180,7 +180,7 @@ def best_command(*, name: str, storage: str, as_json: bool) -> None:
             say(f"  attribute {plain_text(key)} = {text}")
         for each in artifacts.get(trial.number, {}).values():
             note = f", not stored: {plain_text(each.error)}" if each.error else ""
-            say(f"  artefact {plain_text(each.name)} ({each.num_bytes:,} B{note})")
+            say(f"  artifact {plain_text(each.name)} ({each.num_bytes:,} B{note})")
 
 
 def _of_seeds(values: Sequence[float] | None, *, certainty: float | None = None) -> Iterator[str]:
@@ -250,7 +250,7 @@ _CHUNK = 2**20
 
 @click.command("artifacts")
 @click.argument("name", shell_complete=complete_study)
-@click.option("--trial", "number", type=int, help="Only the artefacts of this trial.")
+@click.option("--trial", "number", type=int, help="Only the artifacts of this trial.")
 @click.option(
     "--save",
     "folder",
@@ -299,7 +299,7 @@ def artifacts_command(
     for row in listed:
         say(_line(row))
     if not listed:
-        say("no artefacts")
+        say("no artifacts")
     if errors:
         raise _all_of(errors, [row for row in listed if row["save_error"]])
 
@@ -313,7 +313,7 @@ def _all_of(errors: Sequence[ThriftyError], rows: Sequence[ArtifactDocument]) ->
     lines = [f"trial {row['trial']}: {row['save_error']}" for row in rows[:_NAMED]]
     if len(rows) > _NAMED:
         lines.append(f"and {len(rows) - _NAMED:,} more")
-    what = "1 artefact was" if len(rows) == 1 else f"{len(rows):,} artefacts were"
+    what = "1 artifact was" if len(rows) == 1 else f"{len(rows):,} artifacts were"
     return type(errors[0])("\n".join([f"{what} not saved:", *lines]))
 
 
@@ -332,7 +332,7 @@ def _listed(
     folder: Path | None,
     errors: list[ThriftyError],
 ) -> ArtifactDocument:
-    """Save an artefact if that is asked, and return its row; an error is added to ``errors``."""
+    """Save an artifact if that is asked, and return its row; an error is added to ``errors``."""
     saved, save_error = None, ""
     if folder is not None and artifact.is_stored:
         try:
@@ -358,7 +358,7 @@ def _document(
 
 
 def _save(files: ArtifactFiles, artifact: Artifact, folder: Path) -> Path:
-    """Write a copy of an artefact into a folder.
+    """Write a copy of an artifact into a folder.
 
     Raises:
         TaskError: Its name in the database is none that thrifty writes, such as a path.

@@ -64,7 +64,7 @@ class EpochDone:
         seconds_alone_high: High end of this range.
         evaluated: Whether the epoch was not trained, but only evaluated from a stored state.
         attributes: User attributes that the trial has set in this epoch, as JSON values.
-        artifacts: Artefacts that the trial has logged in this epoch.
+        artifacts: Artifacts that the trial has logged in this epoch.
         lines: The last lines that user code has logged in this epoch.
     """
 

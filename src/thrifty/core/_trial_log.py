@@ -1,4 +1,4 @@
-"""What user code logs while a trial trains: lines, attributes (JSON values) and artefacts (files).
+"""What user code logs while a trial trains: lines, attributes (JSON values) and artifacts (files).
 
 Lines are taken from ``logging`` without changing it.
 """
@@ -389,13 +389,13 @@ def _cut(value: object) -> str:
     return plain_text(repr(value), limit=60)
 
 
-# -- artefacts ---------------------------------------------------------------------------
+# -- artifacts ---------------------------------------------------------------------------
 
 
 MAX_ARTIFACT_BYTES = 256 * 2**20
-"""Default size limit of an artefact, in bytes."""
+"""Default size limit of an artifact, in bytes."""
 MAX_NAME_BYTES = 255
-"""Bytes of the name of an artefact in UTF-8: what file systems take."""
+"""Bytes of the name of an artifact in UTF-8: what file systems take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,7 +429,7 @@ class Artifact:
 
 
 class ArtifactSink(Protocol):
-    """Where the artefacts of the trials of this process go."""
+    """Where the artifacts of the trials of this process go."""
 
     def put(self, path: Path, *, name: str) -> Artifact:
         """Store a copy of a file.
@@ -446,7 +446,7 @@ _SINK: ContextVar[ArtifactSink | None] = ContextVar("artifact_sink", default=Non
 
 @contextmanager
 def storing_artifacts(sink: ArtifactSink) -> Iterator[None]:
-    """Store the artefacts that trials log within this context; elsewhere they are only checked."""
+    """Store the artifacts that trials log within this context; elsewhere they are only checked."""
     token = _SINK.set(sink)
     try:
         yield
@@ -455,7 +455,7 @@ def storing_artifacts(sink: ArtifactSink) -> Iterator[None]:
 
 
 class Artifacts:
-    """The artefacts that a trial logs in one epoch; of each name, the last."""
+    """The artifacts that a trial logs in one epoch; of each name, the last."""
 
     def __init__(self) -> None:
         self._found: dict[str, Artifact] = {}
@@ -488,7 +488,7 @@ class Artifacts:
             size = file.stat().st_size
             if not file.is_file():
                 raise TaskError(
-                    f"{call}: an artefact must be a file, got "
+                    f"{call}: an artifact must be a file, got "
                     f"{'a folder' if file.is_dir() else 'something else'}; log each file by "
                     "itself, or pack the folder with shutil.make_archive()"
                 )
@@ -519,7 +519,7 @@ class Artifacts:
 
 
 def check_artifact_name(name: object, *, call: str) -> None:
-    """Check the name of an artefact.
+    """Check the name of an artifact.
 
     Raises:
         TaskError: It is not a text, empty or too long, a path, or has unprintable characters.
@@ -539,5 +539,5 @@ def check_artifact_name(name: object, *, call: str) -> None:
 
 
 def artifact_from_json(stored: Mapping[str, Any]) -> Artifact:
-    """Return the artefact that ``Artifact.to_json`` has returned."""
+    """Return the artifact that ``Artifact.to_json`` has returned."""
     return Artifact(**{key: stored[key] for key in ("name", "digest", "num_bytes", "error")})

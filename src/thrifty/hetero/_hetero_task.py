@@ -134,7 +134,7 @@ class HeteroTask(Trainable):
 
 
 _PRELOAD = ("thrifty.hetero._trainer", "torch.distributed", "torch._dynamo")
-"""Modules that the fork server preloads; torch imports the last one for the first optimiser."""
+"""Modules that the fork server preloads; torch imports the last one for the first optimizer."""
 
 
 class _Processes:

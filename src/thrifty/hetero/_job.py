@@ -172,7 +172,7 @@ class Note:
         busy_s: Seconds that it worked on this step.
         news: 0 for no news; ``REFUSED``; or a digest of the trained parameters if they have
             changed.
-        settings: Digest of its optimiser's settings; 0 where they are not compared.
+        settings: Digest of its optimizer's settings; 0 where they are not compared.
         joules: Energy that it used; None if it has no meter.
         loss: Its part of the loss.
         weight: Weight of its share in the mean.
@@ -222,7 +222,7 @@ class SummedNotes:
     Attributes:
         busy_s: Seconds of each worker.
         news: News of each worker; see ``Note``.
-        settings: Digest of the settings of each worker's optimiser.
+        settings: Digest of the settings of each worker's optimizer.
         joules: Energy of the workers with a meter; None if no worker has one.
         loss: Loss of the global batch.
         weight: Weight of the global batch.

@@ -49,7 +49,7 @@ _TIMEOUT = timedelta(seconds=300)
 
 
 class TrialWorker:
-    """One process of a trial: the task's model, data and optimiser with thrifty's usual seeds."""
+    """One process of a trial: the task's model, data and optimizer with thrifty's usual seeds."""
 
     def __init__(self, task: Task, begin: Mapping[str, Any]) -> None:
         values: Mapping[str, Any] = begin["values"]

@@ -61,7 +61,7 @@ class HeteroTrainer:
 
     Args:
         model: A plain model on this worker's device.
-        optimizer: Optimiser of the model's parameters.
+        optimizer: Optimizer of the model's parameters.
         dataset: Map-style data set that every worker can read.
         loss: Function from a model and a batch to a scalar.
         global_batch: Samples of one step, over all workers.

@@ -109,7 +109,7 @@ class KeptTrainable(Trainable):
         return (weights, frozen) if left is None else (left["weights"], left["frozen"])
 
     def state(self) -> Any:
-        """Return weights, optimisers, schedulers, and the progress of the trainer."""
+        """Return weights, optimizers, schedulers, and the progress of the trainer."""
         return self._kept
 
     def load_state(self, state: Any) -> None:
@@ -276,13 +276,13 @@ def _unmarked(kind: str, inside: Any) -> Any:
 
 
 Options = list[list[dict[str, Any]]]
-"""Options by optimiser, by parameter group, by name."""
+"""Options by optimizer, by parameter group, by name."""
 
 _PLAIN_OPTIONS = (bool, int, float, str, tuple, type(None), torch.Tensor)
 
 
 def options_of(optimizers: Sequence[torch.optim.Optimizer]) -> Options:
-    """Return the options of fresh optimisers.
+    """Return the options of fresh optimizers.
 
     A learning rate that a scheduler controls is given by the value at which the scheduler started.
 
@@ -300,7 +300,7 @@ def follow(
     before: Options,
     now: Options,
 ) -> None:
-    """Update options that differ between two fresh optimisers in optimisers with restored state.
+    """Update options that differ between two fresh optimizers in optimizers with restored state.
 
     Raises:
         TaskError: The learning rate has changed, but a scheduler controls it that does not multiply
@@ -361,7 +361,7 @@ def _scheduler_of(optimizer: Any, schedulers: Sequence[Any]) -> Any:
 
 
 def _bare(optimizer: Any) -> Any:
-    """Return the inner optimiser, since some libraries wrap optimisers."""
+    """Return the inner optimizer, since some libraries wrap optimizers."""
     return getattr(optimizer, "optimizer", optimizer)
 
 

@@ -171,7 +171,7 @@ class HuggingFaceTrainable(KeptTrainable):
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
         """Return the functions that make model and data, and all options."""
-        # Databases of before know no `steps_per_epoch`, and have to find their trials again.
+        # Left out where it is not set, so that identities in earlier databases still match.
         steps = {} if self._num_steps is None else {"steps_per_epoch": self._num_steps}
         return {
             "model": self._make_model,

@@ -28,7 +28,7 @@ _TIMINGS = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
 
 
 class EpochCallback(transformers.TrainerCallback):
-    """Callback that updates optimiser and scheduler, stops after an epoch and records metrics."""
+    """Callback that updates optimizer and scheduler, stops after an epoch and records metrics."""
 
     def __init__(
         self, kept: Mapping[str, Any], *, stop: int | None, num_epochs: int | None = None
@@ -51,7 +51,7 @@ class EpochCallback(transformers.TrainerCallback):
         return self._stop is not None or self.is_rehearsal
 
     def begin(self) -> None:
-        """Restore the fresh optimiser and scheduler and apply changed options."""
+        """Restore the fresh optimizer and scheduler and apply changed options."""
         optimizer, scheduler = self.trainer.optimizer, self.trainer.lr_scheduler
         self._options = options_of([optimizer])
         if not self._before:
@@ -63,7 +63,7 @@ class EpochCallback(transformers.TrainerCallback):
         follow([optimizer], [scheduler], before=self._before["options"], now=self._options)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count optimiser steps: one step may accumulate several batches."""
+        """Count optimizer steps: one step may accumulate several batches."""
         self._num_steps += 1
         if self._stop is not None and state.global_step >= self._stop:
             self.is_due = True

@@ -101,7 +101,7 @@ class LightningTrainable(KeptTrainable):
     Args:
         module: Function that makes the LightningModule from the hyper-parameters. It is called for
             an epoch with that epoch's values, and the module then gets the trial's weights. Thus
-            dropout rates, loss weights and options of the optimiser follow the schedules of the
+            dropout rates, loss weights and options of the optimizer follow the schedules of the
             space. Epochs from the fourth on get copies, if a copy is found to be the same as a
             module that is made; a number that changes with the epoch may be kept in the module.
         data: Function that makes the training data from the hyper-parameters: a
@@ -172,7 +172,7 @@ class LightningTrainable(KeptTrainable):
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
         """Return the functions that make module and data, and all options."""
-        # Databases of before know no `steps_per_epoch`, and have to find their trials again.
+        # Left out where it is not set, so that identities in earlier databases still match.
         steps = {} if self._num_steps is None else {"steps_per_epoch": self._num_steps}
         return {
             "module": self._make_module,

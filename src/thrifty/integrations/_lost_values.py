@@ -190,7 +190,7 @@ class LostValues:
         name: The adapter, for messages.
         mending: How to keep values.
         heavy: Keys of the parts of a state, or of its checkpoint, that are weights and moments.
-            They are taken from after the epoch, since training changes those of before in place.
+            They are taken from after the epoch, since training changes the earlier ones in place.
         examined: What was examined before.
     """
 

@@ -19,9 +19,9 @@ _IDENTITY = ("schedule", "epochs", "steps_per_epoch", "name", "relative")
 
 
 class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
-    """A scheduler that makes an optimiser's option follow a thrifty schedule.
+    """A scheduler that makes an optimizer's option follow a thrifty schedule.
 
-    Step it after each step of the optimiser. The values are those of a study, bit for bit: step
+    Step it after each step of the optimizer. The values are those of a study, bit for bit: step
     ``s`` of epoch ``e`` gets what a trial of ``epochs`` epochs with ``steps_per_epoch`` steps each
     has there, sampling rates included. After the run, the last value of the schedule stays (0 for
     most), and further steps log one warning.
@@ -31,10 +31,10 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
 
     Args:
         schedule: a schedule such as ``REX(0.1)``, or a constant number.
-        optimizer: any torch optimiser.
+        optimizer: any torch optimizer.
         epochs: number of epochs in the whole run. A loop that only counts steps passes their
             number, with one step an epoch.
-        steps_per_epoch: optimiser steps in an epoch (not batches, if you accumulate gradients).
+        steps_per_epoch: optimizer steps in an epoch (not batches, if you accumulate gradients).
         name: option to set: ``"lr"``, ``"momentum"``, ``"weight_decay"``, ``"betas[0]"``.
         relative: False gives all parameter groups the schedule's values. True multiplies them with
             each group's initial value (kept in the group as ``initial_<name>``, such as
@@ -42,7 +42,7 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
         last_step: the last step done, to resume by hand; ``load_state_dict`` does not need it.
 
     Raises:
-        ScheduleError: the schedule does not fit the run, the optimiser does not have the option,
+        ScheduleError: the schedule does not fit the run, the optimizer does not have the option,
             or ``relative`` starts at a later step and a group lacks its initial value.
 
     >>> import torch, thrifty as th
@@ -99,7 +99,7 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
         return list(self._present)
 
     def step(self, epoch: int | None = None) -> None:
-        """Advance to the next step; call this after the optimiser's step."""
+        """Advance to the next step; call this after the optimizer's step."""
         super().step(epoch)
         num_steps = self.epochs * self.steps_per_epoch
         if self.last_epoch == num_steps + 1:
@@ -121,7 +121,7 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a saved position and set the values of that step.
 
-        You may load the optimiser's state before or after.
+        You may load the optimizer's state before or after.
 
         Raises:
             ScheduleError: the state is from a scheduler with another schedule, length or option.

@@ -370,7 +370,7 @@ def frozen_digests(
         noted down which one that is.
     """
     if kept:
-        # Checkpoints of before have all parameters.
+        # Older checkpoints have all parameters.
         return model, kept.get("frozen", {})
     first = _digests(model)
     if not first:

@@ -50,7 +50,7 @@ def gyro_(  # noqa: PLR0913 -- the options of a schedule; all are keywords
         inputs: one batch, or a few samples, as the model takes it.
         subnetworks: number of subnetworks to draw (sigma).
         concurrent: number of subnetworks to train at a time (tau).
-        total_steps: optimiser steps of the whole training.
+        total_steps: optimizer steps of the whole training.
         p: drop probability; None keeps that of each layer.
         group_size: number of units to drop together (``BlockGyroDropout``); None drops single
             units.
@@ -64,7 +64,7 @@ def gyro_(  # noqa: PLR0913 -- the options of a schedule; all are keywords
 
     Returns:
         The schedules: one, or one for each layer. In a loop that is not thrifty's, let them
-        ``follow`` the optimiser.
+        ``follow`` the optimizer.
 
     Raises:
         LayerError: there is no dropout to replace; the inputs do not reach a dropout layer; a layer

@@ -107,7 +107,7 @@ class GyroDropout(GyroLayer):
         num_features: number of units.
         subnetworks: number of subnetworks to draw (the paper's sigma).
         concurrent: number of subnetworks to train at a time (tau).
-        total_steps: optimiser steps of the whole training.
+        total_steps: optimizer steps of the whole training.
         schedule: the schedule of another layer, which then replaces the three arguments above;
             both layers train the same subnetworks. Or ``"partition"`` or ``"legacy"`` for a
             schedule of its own, see ``GyroSchedule`` (which also supports several cycles).

@@ -232,7 +232,7 @@ class GyroSchedule(nn.Module):
     Args:
         subnetworks: number of subnetworks (the paper's sigma).
         concurrent: number of subnetworks to train at a time (tau).
-        total_steps: optimiser steps of the whole training; after them, the order starts again.
+        total_steps: optimizer steps of the whole training; after them, the order starts again.
         order: ``"partition"`` or ``"legacy"``, see above.
         cycles: how often each subnetwork has its turn; ``"partition"`` only.
         generator: source of the order; None is torch's global stream, as for the weights of a
@@ -250,7 +250,7 @@ class GyroSchedule(nn.Module):
     """
 
     step_counters = ("position",)
-    """Buffers that thrifty's training loops increase by one after each optimiser step."""
+    """Buffers that thrifty's training loops increase by one after each optimizer step."""
 
     order: Tensor
     position: Tensor
@@ -303,11 +303,11 @@ class GyroSchedule(nn.Module):
         return self.order[phase.reshape(1)].squeeze(0)
 
     def step(self) -> None:
-        """Note an optimiser step; thrifty's own training loops do this for you."""
+        """Note an optimizer step; thrifty's own training loops do this for you."""
         self.position.add_(1)
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note each step of an optimiser from now on."""
+        """Note each step of an optimizer from now on."""
 
         def note(*_: Any) -> None:
             self.step()
@@ -322,7 +322,7 @@ class GyroSchedule(nn.Module):
         num = _num_forward[self] = _num_forward.get(self, 0) + 1
         if num == _PATIENCE and not int(self.position):
             warnings.warn(
-                f"{_PATIENCE} forward passes in training and no optimiser step noted: the same "
+                f"{_PATIENCE} forward passes in training and no optimizer step noted: the same "
                 f"{self.concurrent} subnetworks "
                 "are trained all the time; call schedule.follow(optimizer)",
                 stacklevel=2,

@@ -112,7 +112,7 @@ class Backend(ABC):
     """
 
     @abstractmethod
-    def stack(self, slot: int, member: Member) -> None:
+    def put(self, slot: int, member: Member) -> None:
         """Put a trial into a free slot. Errors of the task's code propagate."""
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Backend(ABC):
         return 0
 
     @abstractmethod
-    def unstack(self, slot: int) -> State:
+    def state(self, slot: int) -> State:
         """Return a copy of a member's full state at the end of an epoch; it stays in its slot."""
 
     @abstractmethod

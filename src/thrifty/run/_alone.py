@@ -49,7 +49,7 @@ def train_alone(
             timeline, seed=seed, epoch=min(start, timeline.epochs - 1), stop=epochs, state=known
         )
         if start < epochs:
-            backend.stack(0, member)
+            backend.put(0, member)
         else:
             backend.restore(replace(member, values=timeline.at(max(start - 1, 0))))
         for epoch in range(start, epochs):

@@ -213,7 +213,7 @@ class Worker:
                         self._complete.at_begin(running, member)
                     self._backend.epochs_to_come = running.assignment.epochs_to_come
                     with self._noting_lines(running):
-                        self._backend.stack(running.number, member)
+                        self._backend.put(running.number, member)
                     self._complete.note(self._backend.trial(running.number), member)
             except CheckpointError as error:
                 self._backend.release(running.number)
@@ -483,7 +483,7 @@ class Worker:
         self._backend.release(running.number)
         try:
             with self._own_process_state():
-                self._backend.stack(running.number, member)
+                self._backend.put(running.number, member)
         except Exception as error:  # noqa: BLE001 (user code may raise anything)
             self._fail(running, error)
             return False
@@ -636,7 +636,7 @@ class Worker:
         """Return the state of a trial; if the task's code fails, fail the trial and return None."""
         try:
             with self._own_process_state():
-                return self._backend.unstack(running.number)
+                return self._backend.state(running.number)
         except Exception as error:
             if out_of_memory(error):
                 raise

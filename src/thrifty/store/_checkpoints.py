@@ -5,7 +5,7 @@ A checkpoint contains no pickle, and so nothing executable.
 Killed runs leave two kinds of files, which are found and deleted here. A *temporary* file is one
 that a writer did not finish. An *orphan* is a complete checkpoint without a row in the database:
 its run died before it wrote the row. A *base* (see ``_plan_files``) that no checkpoint names is
-deleted, too, and an *artefact* that no epoch names.
+deleted, too, and an *artifact* that no epoch names.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BASE_NAME = re.compile(r"base-[0-9a-f]{32}\.safetensors", re.ASCII)
 """Pattern of the names of the files that hold what checkpoints leave out."""
 
 ARTIFACT_NAME = re.compile(r"artifact-[0-9a-f]{32}", re.ASCII)
-"""Pattern of the names of the files of artefacts."""
+"""Pattern of the names of the files of artifacts."""
 
 _PATH = re.compile(r"[A-Za-z0-9_-]+/[0-9]+-[0-9]+\.safetensors", re.ASCII)
 """Pattern of the paths that ``write`` makes; no other path in a database row is trusted."""
@@ -486,7 +486,7 @@ def known_paths(engine: Engine, folder: str) -> set[str]:
 
 
 def artifact_names(connection: Connection, plan: int) -> set[str]:
-    """Return the names of the files of artefacts that epochs of a plan name."""
+    """Return the names of the files of artifacts that epochs of a plan name."""
     e = schema.epochs
     query = select(e.c.artifacts).where(e.c.plan == plan, e.c.artifacts.is_not(None))
     return {

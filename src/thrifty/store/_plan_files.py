@@ -1,11 +1,11 @@
-"""Files of a plan beside its checkpoints: frozen bases, and artefacts of trials.
+"""Files of a plan beside its checkpoints: frozen bases, and artifacts of trials.
 
 A base is what checkpoints leave out: the frozen base of a model, once for all its trials. It is a
 safetensors file in the plan's folder, named by its content. It is written and read one tensor at a
 time, because it may be as large as the memory. The digest of each tensor that is read is compared
 with the one in the checkpoint.
 
-Equal artefacts of a plan are one file, ``artifact-DIGEST``, which is verified when it is read. It
+Equal artifacts of a plan are one file, ``artifact-DIGEST``, which is verified when it is read. It
 is written to a temporary name, synced and renamed, before the record that names it. A run that is
 killed in between leaves an orphan, which is removed like those of checkpoints.
 """
@@ -154,12 +154,12 @@ logger = plain_logger(__name__)
 
 _CHUNK = 4 * 2**20
 _SPOOLED = 16 * 2**20
-"""Bytes of an artefact that are held in memory when it is read; larger ones go to a file."""
+"""Bytes of an artifact that are held in memory when it is read; larger ones go to a file."""
 _DIGEST = re.compile("[0-9a-f]{32}", re.ASCII)
 
 
 class ArtifactFiles:
-    """The artefacts of a plan, as files of its folder.
+    """The artifacts of a plan, as files of its folder.
 
     Args:
         checkpoints: The checkpoint folder.
@@ -173,7 +173,7 @@ class ArtifactFiles:
     def put(self, path: Path, *, name: str) -> Artifact:
         """Store a copy of a file, unless one of equal content is stored already, undamaged.
 
-        If it cannot be written, as on a full disk, the artefact says so: a trial does not fail for
+        If it cannot be written, as on a full disk, the artifact says so: a trial does not fail for
         a file on which nothing depends.
 
         Raises:
@@ -187,7 +187,7 @@ class ArtifactFiles:
             if self._checkpoints.num_bytes(place) != num_bytes or not self._is_whole(found):
                 self._write(path, found)
         except OSError as error:
-            refused = self._checkpoints.refused(error, place, num_bytes, what="artefact")
+            refused = self._checkpoints.refused(error, place, num_bytes, what="artifact")
             logger.warning("%s. The trial goes on without the file", refused)
             said = error.strerror or type(error).__name__
             return Artifact(name=name, digest=digest, num_bytes=num_bytes, error=said)
@@ -217,19 +217,19 @@ class ArtifactFiles:
         self._checkpoints.write_file(place, chunks())
 
     def open(self, artifact: Artifact) -> IO[bytes]:
-        """Return the content of an artefact as a file that is open for reading.
+        """Return the content of an artifact as a file that is open for reading.
 
         Raises:
             CheckpointError: The file was not stored, or is missing or damaged.
         """
         if not artifact.is_stored:
             raise CheckpointError(
-                f"artefact {artifact.name!r} was not stored when it was logged ({artifact.error}); "
+                f"artifact {artifact.name!r} was not stored when it was logged ({artifact.error}); "
                 "train a study of another name or seed to get it"
             )
         if not _DIGEST.fullmatch(artifact.digest):
             raise CheckpointError(
-                f"artefact {artifact.name!r} has the digest {artifact.digest!r} in the database, "
+                f"artifact {artifact.name!r} has the digest {artifact.digest!r} in the database, "
                 "which thrifty does not write; restore the database from a backup"
             )
         path = self._checkpoints.path_of(self._folder, artifact_file(artifact.digest))
@@ -248,20 +248,20 @@ class ArtifactFiles:
             out.close()
             said = error.strerror or type(error).__name__
             raise CheckpointError(
-                f"artefact {artifact.name!r} cannot be read from {where} ({said}); see that "
+                f"artifact {artifact.name!r} cannot be read from {where} ({said}); see that "
                 "Storage(checkpoints=...) is the folder that the study was trained with"
             ) from None
         if seen.hexdigest() != artifact.digest:
             out.close()
             raise CheckpointError(
-                f"artefact {artifact.name!r} is damaged: {where} is not the file that was logged"
+                f"artifact {artifact.name!r} is damaged: {where} is not the file that was logged"
             )
         out.seek(0)
         return out
 
 
 def artifact_file(digest: str) -> str:
-    """Return the name of the file of an artefact."""
+    """Return the name of the file of an artifact."""
     name = f"artifact-{digest}"
     assert ARTIFACT_NAME.fullmatch(name), digest
     return name

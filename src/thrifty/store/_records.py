@@ -441,7 +441,7 @@ def attributes_of(stored: str | None) -> dict[str, Any]:
 
 
 def artifacts_of(stored: str | None) -> tuple[Artifact, ...]:
-    """Return the artefacts of an epoch, as a column of the epochs has them.
+    """Return the artifacts of an epoch, as a column of the epochs has them.
 
     >>> artifacts_of(None)
     ()
@@ -450,7 +450,7 @@ def artifacts_of(stored: str | None) -> tuple[Artifact, ...]:
 
 
 def artifacts_by_name(stored: str) -> dict[str, Artifact]:
-    """Return the artefacts of an epoch by name, as a column of the epochs has them."""
+    """Return the artifacts of an epoch by name, as a column of the epochs has them."""
     return {each.name: each for each in artifacts_of(stored)}
 
 

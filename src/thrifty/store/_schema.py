@@ -134,7 +134,7 @@ epochs = Table(
     Column("revision", BigInteger, nullable=False, server_default="0"),
     # User attributes that were set in this epoch, as JSON like the metrics; NULL if there are none.
     Column("attributes", Text),
-    # Artefacts that were logged in this epoch, as a JSON list; NULL if there are none.
+    # Artifacts that were logged in this epoch, as a JSON list; NULL if there are none.
     Column("artifacts", Text),
     Index("epochs_revision", "plan", "revision"),
 )

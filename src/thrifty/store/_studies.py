@@ -332,7 +332,7 @@ class Studies:
         return self._logged(study, schema.epochs.c.attributes, read=attributes_of)
 
     def artifacts(self, study: int) -> dict[int, dict[str, Artifact]]:
-        """Return the artefacts of each trial by name, as ``user_attrs`` does."""
+        """Return the artifacts of each trial by name, as ``user_attrs`` does."""
         return self._logged(study, schema.epochs.c.artifacts, read=artifacts_by_name)
 
     def _logged(

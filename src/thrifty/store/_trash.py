@@ -5,7 +5,7 @@ has trained stays in its plan, as records of epochs and as states, until garbage
 deleted studies, and the states that no study needs any more.
 
 Records of epochs stay: they are small, and tell later studies what is known. A state, or an
-artefact, stays if it lies on the way to a trial of a study of the database, or of a deleted one
+artifact, stays if it lies on the way to a trial of a study of the database, or of a deleted one
 that can be restored.
 """
 
@@ -46,7 +46,7 @@ _FORMAT = 1
 _OWN = (schema.trials, schema.priors, schema.log, schema.acts)
 """The tables with rows of one study only."""
 _NUMBERED = (schema.log, schema.acts)
-"""Those whose ids are numbers of the database; rows get new ones in the same order."""
+"""Tables whose ids the database counts; restored rows get new ids, in the order of the old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,7 +381,7 @@ def _forgotten(
 
 
 def _forget_artifacts(connection: Connection, plan: int) -> bool:
-    """Remove artefacts from the records of epochs that no study needs; say whether there were any.
+    """Remove artifacts from the records of epochs that no study needs; say whether there were any.
 
     Their files are then named by no record, and go with the other leftovers.
     """
@@ -399,7 +399,7 @@ def _forget_artifacts(connection: Connection, plan: int) -> bool:
 
 
 def _needed_artifacts(connection: Connection, plan: int, *, but: Iterable[int]) -> set[str]:
-    """Return the names of the files of artefacts that stay; ``but`` as in ``_unneeded``."""
+    """Return the names of the files of artifacts that stay; ``but`` as in ``_unneeded``."""
     e = schema.epochs
     query = select(e.c.node, e.c.epoch, e.c.artifacts).where(
         e.c.plan == plan, e.c.artifacts.is_not(None)

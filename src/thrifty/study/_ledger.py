@@ -101,7 +101,7 @@ class Ledger:
         """How often each ``(node, epoch)`` was trained again, and the time that took."""
         # The user attributes of epochs in which some were set, by node and epoch.
         self.attributes: dict[int, dict[int, Mapping[str, Any]]] = {}
-        # The artefacts of epochs in which some were logged, in the same form, by name.
+        # The artifacts of epochs in which some were logged, in the same form, by name.
         self.artifacts: dict[int, dict[int, Mapping[str, Artifact]]] = {}
         self.kept_bytes = 0
         self.touched: set[int] = set()
@@ -243,7 +243,7 @@ class Ledger:
         return last_attributes(self._path(number), self.attributes) if self.attributes else {}
 
     def artifacts_of(self, number: int) -> dict[str, Artifact]:
-        """Return the artefacts of a trial's first replica by name, as ``user_attrs`` does."""
+        """Return the artifacts of a trial's first replica by name, as ``user_attrs`` does."""
         return last_attributes(self._path(number), self.artifacts) if self.artifacts else {}
 
     def _path(self, number: int) -> list[tuple[int, int]]:

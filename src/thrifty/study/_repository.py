@@ -593,17 +593,17 @@ class StudyRepository:
             return store.log_lines.of(store.studies.get(self.name), number)
 
     def open_artifact(self, ledger: Ledger, number: int, name: str) -> IO[bytes]:
-        """Return an artefact of a trial as a file that is open for reading.
+        """Return an artifact of a trial as a file that is open for reading.
 
         Raises:
-            UsageError: There is no such trial, or it has no such artefact.
+            UsageError: There is no such trial, or it has no such artifact.
             CheckpointError: The file was not stored, or is missing or damaged.
         """
         self._check_trial(ledger, number)
         found = ledger.artifacts_of(number)
         if name not in found:
             names = ", ".join(map(repr, found)) or "none"
-            raise UsageError(f"trial {number} has no artefact {name!r}; it has: {names}")
+            raise UsageError(f"trial {number} has no artifact {name!r}; it has: {names}")
         with self.open(create=False) as store:
             folder = store.plans.get(ledger.plan_id).identity
             return ArtifactFiles(store.checkpoints, folder=folder).open(found[name])

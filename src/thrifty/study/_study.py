@@ -805,14 +805,14 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
             name: The name of the file; ``TrialResult.artifacts`` has them.
 
         Raises:
-            UsageError: There is no such trial, it has no such artefact, or the study is in memory.
+            UsageError: There is no such trial, it has no such artifact, or the study is in memory.
             CheckpointError: The file was not stored, or is missing or damaged.
         """
         number = trial.number if isinstance(trial, TrialResult) else trial
         ledger, repository = self._current_ledger(), self._repository()
         if is_in_memory(repository):
             raise UsageError(
-                "a study in memory leaves its artefacts in a temporary folder; give the study a "
+                "a study in memory leaves its artifacts in a temporary folder; give the study a "
                 "database, such as storage='sqlite:///study.db'"
             )
         return repository.open_artifact(ledger, number, name)

@@ -250,7 +250,7 @@ def application(
         local_only: Whether to answer only requests for localhost.
         cache: Decides how often responses are made again.
         steering: Writes acts; None: the dashboard only shows.
-        checkpoints: Opens the checkpoint folder, which has the artefacts.
+        checkpoints: Opens the checkpoint folder, which has the artifacts.
     """
     assert steering is None or token is not None
 

@@ -314,7 +314,7 @@ _FILE = {
 }
 
 Digest = Annotated[
-    str, Path(pattern="^[0-9a-f]{32}$", description="digest of an artefact of the trial")
+    str, Path(pattern="^[0-9a-f]{32}$", description="digest of an artifact of the trial")
 ]
 
 
@@ -329,7 +329,7 @@ def download(asked: AboutStudy, number: TrialNumber, digest: Digest) -> Response
     own = views.plans.paths(view.plan, [row.node]).artifacts_of(row.node, row.reached)
     found = next((each for each in own.values() if each.digest == digest), None)
     if found is None:
-        raise HTTPException(404, f"trial {number} has no artefact of this digest")
+        raise HTTPException(404, f"trial {number} has no artifact of this digest")
     files = ArtifactFiles(
         asked.request.app.state.checkpoints(), folder=views.plans.identity(view.plan)
     )

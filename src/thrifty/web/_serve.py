@@ -136,7 +136,7 @@ def create_app(
         local_only: Whether to answer only requests for localhost, on any connection.
         patience_s: Maximum age in seconds of a response after the data have changed.
         steer: Whether readers may stop studies and trials, and write notes and tags.
-        checkpoints: Folder or address of the checkpoints, with the artefacts of trials (default:
+        checkpoints: Folder or address of the checkpoints, with the artifacts of trials (default:
             beside the database).
 
     Raises:

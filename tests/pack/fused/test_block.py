@@ -35,14 +35,14 @@ def sized(*sizes):
 def test_a_block_takes_no_batches_beyond_its_padding(sizes, max_padding, num_blocks):
     backend = FusedBackend(Sized(), device=here(), block=BlockOptions(max_padding=max_padding))
     for slot, trial in enumerate(sized(*sizes)):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     assert len(set(backend.blocks.home.values())) == num_blocks
 
 
 def test_a_block_takes_no_more_than_its_size():
     backend = FusedBackend(Sized(), device=here(), block=BlockOptions(size=2))
     for slot, trial in enumerate(sized(8, 8, 8)):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     assert len(set(backend.blocks.home.values())) == 2
 
 

@@ -60,7 +60,7 @@ def wrong_updates(monkeypatch):
 def begun(task, trials=TRIALS):
     backend = FusedBackend(task, device=here())
     for slot, trial in enumerate(trials):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     return backend
 
 
@@ -118,7 +118,7 @@ def test_a_structure_that_failed_is_not_fused_again(wrong_updates):
     for slot in range(3):
         backend.release(slot)
     with pytest.raises(UnfusableError, match="differs"):
-        backend.stack(7, TRIALS[0].member)
+        backend.put(7, TRIALS[0].member)
 
 
 def test_the_automatic_back_end_fuses_what_agrees():
@@ -311,14 +311,14 @@ def test_a_state_that_a_block_gives_is_that_of_the_trial_alone():
     backend = begun(Toy())
     epoch(backend, 0)
     mine, _ = train_alone(Toy(), Timeline({"lr": 0.02}, epochs=20), seed=0, epochs=1)
-    for name, tensor in mine.unstack(0).tensors.items():
+    for name, tensor in mine.state(0).tensors.items():
         assert torch.allclose(
-            backend.unstack(0).tensors[name].cpu(), tensor.cpu(), rtol=1e-4, atol=1e-6
+            backend.state(0).tensors[name].cpu(), tensor.cpu(), rtol=1e-4, atol=1e-6
         )
 
 
 def test_a_trial_that_must_stay_alone_is_not_fused():
     backend = AutoBackend(Toy(), device=here(), prefer="fused")
-    backend.stack(0, Member(values={"lr": 0.1}, seed=0, alone=True))
+    backend.put(0, Member(values={"lr": 0.1}, seed=0, alone=True))
     backend.step({0: EpochPlan(epoch=0, values={"lr": 0.1})})
     assert backend.checks.num_checks == 0

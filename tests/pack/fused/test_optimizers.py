@@ -105,7 +105,7 @@ def stepped(kind, rows, options, *, by):
 
 
 class Alone:
-    """One trial with torch's optimiser. Its options may change from step to step."""
+    """One trial with torch's optimizer. Its options may change from step to step."""
 
     def __init__(self, kind, row, options):
         self.parameter = torch.nn.Parameter(row.clone())
@@ -297,7 +297,7 @@ def test_clipping_by_value_comes_first_and_equals_that_of_torch():
     torch.testing.assert_close(gradients, expected, rtol=1e-12, atol=0)
 
 
-# -- choosing the optimiser ------------------------------------------------------------------
+# -- choosing the optimizer ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "factory"), KINDS.items())
@@ -317,7 +317,7 @@ def test_momentum_sets_apart():
 @pytest.mark.parametrize(
     ("factory", "options", "reason"),
     [
-        (torch.optim.Rprop, {}, "no optimiser over rows for Rprop"),
+        (torch.optim.Rprop, {}, "no optimizer over rows for Rprop"),
         (torch.optim.Adam, {"lr": torch.tensor(0.1)}, "is a tensor"),
         (torch.optim.Adam, {"amsgrad": True}, "amsgrad=True.*not offered"),
         (torch.optim.SGD, {"maximize": True}, "maximize=True.*not offered"),

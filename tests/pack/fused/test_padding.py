@@ -55,7 +55,7 @@ def widths(*each):
 def num_blocks(task, trials):
     backend = FusedBackend(task, device=here(), block=BlockOptions(size=8))
     for slot, trial in enumerate(trials):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     return len(set(backend.blocks.home.values()))
 
 

@@ -74,7 +74,7 @@ class Labels(Task):
 
 
 class Grouped(Labels):
-    """A task whose matrices and vectors alternate and have separate optimiser options."""
+    """A task whose matrices and vectors alternate and have separate optimizer options."""
 
     optimizer = SGD(
         lr="lr", momentum=0.9, groups={"*.bias": {"lr": times("lr", 2), "momentum": 0.5}}
@@ -94,7 +94,7 @@ def fused(task, size=4):
 
 def refused(task, message):
     with pytest.raises(UnfusableError, match=message):
-        fused(task).stack(0, Member(values=CONFIG, seed=0))
+        fused(task).put(0, Member(values=CONFIG, seed=0))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_batch_size_of_ones_own_is_a_block_of_ones_own():
     some = [Trial(config={**CONFIG, "size": size}, seed=1, epochs=2) for size in (3, 4)]
     backend = fused(Task())
     for slot, trial in enumerate(some):
-        backend.stack(slot, trial.member)
+        backend.put(slot, trial.member)
     assert len(backend.blocks.by_key) == 2
     assert_same(together(fused(Task()), some), alone(Task(), some), tolerance=1e-10)
 

@@ -233,7 +233,7 @@ class ArtifactsDocument(Document):
     study: str
     """Name of the study."""
     artifacts: list[ArtifactDocument]
-    """The artefacts of its trials, by trial and name."""
+    """The artifacts of its trials, by trial and name."""
 
 
 class LogLineDocument(TypedDict):

@@ -186,7 +186,7 @@ class ProbeDocument(TypedDict):
     instance_type: str
     """The machine to rent."""
     where: str
-    """Where."""
+    """The region, and the zone, if one is chosen."""
     num: int
     """How many of them."""
     spot: bool

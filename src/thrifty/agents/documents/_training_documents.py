@@ -90,7 +90,7 @@ class SavingsDocument(TypedDict):
     seconds: float
     """Seconds of training."""
     seconds_checks: float
-    """Those of them that went into checks."""
+    """The seconds of them that checks took."""
     seconds_alone: float | None
     """Seconds that the trials would have taken one by one; null if not measured."""
     shared_factor: float | None
@@ -278,7 +278,7 @@ class TriedTrial(TrialDocument):
     """A configuration that was tried, its results, and where they come from."""
 
     trained_by: list[str]
-    """Studies that have trained its epochs; a repeated configuration has those of before."""
+    """Studies that have trained its epochs; a repeated configuration has the earlier ones."""
 
 
 class TriedDocument(Document):

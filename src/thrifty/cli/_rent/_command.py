@@ -105,7 +105,7 @@ def hardware_of(device: str, *, named: str | None) -> HardwareEstimates:
 
 
 _STATE = 3
-"""Checkpoint bytes per gradient byte: weights, and two moments of the optimiser."""
+"""Checkpoint bytes per gradient byte: weights, and two moments of the optimizer."""
 
 
 def load_workload(file: Path, asked: RentOptions) -> tuple[Workload, Mapping[str, Any]]:

@@ -366,7 +366,7 @@ def _micro_batches(
 ) -> np.ndarray:
     """Return samples per device of each kind for the shortest step, in micro-batches if needed."""
     samples = np.arange(1, workload.global_batch + 1)
-    # All devices wait for the slowest optimiser, whatever their samples.
+    # All devices wait for the slowest optimizer, whatever their samples.
     took = replayed_s(
         replace(workload.profile, optimizer_s=0.0, overhead_s=0.0),
         batch=samples[:, None, None],

@@ -77,7 +77,7 @@ def profile_step(
 ) -> StepProfile:
     """Time the phases of a training step, for ``perf.iteration_s`` to predict other machines.
 
-    For each batch size it measures the least time of forward pass, backward pass and optimiser, in
+    For each batch size it measures the least time of forward pass, backward pass and optimizer, in
     rounds over all sizes: what else the machine does only adds to a time. How much it added is the
     profile's ``noise``: by how much the median step is longer, or how long a thread waited for a
     processor (on Linux); ``others`` is what other programs used of the machine's processors (on
@@ -89,22 +89,22 @@ def profile_step(
     ``budget_s``.
 
     On a CUDA device the peak memory is measured. On a CPU it is an estimate: parameters, gradients,
-    buffers, the optimiser's state, the batch, and what autograd keeps for the backward pass. The
+    buffers, the optimizer's state, the batch, and what autograd keeps for the backward pass. The
     profile's ``peak_error`` is larger then. The profile's ``precision`` is that of the layers'
     results, so it tells whether ``loss`` uses autocast.
 
-    Afterwards model, optimiser, gradients, buffers and global random streams are as before.
+    Afterwards model, optimizer, gradients, buffers and global random streams are as before.
 
     Args:
         model: A plain model on the device to measure, in the mode in which it trains.
-        optimizer: Optimiser of the model's parameters.
+        optimizer: Optimizer of the model's parameters.
         data: A map-style data set, or a function that makes a batch of a given number of samples.
         loss: Function from a model and a batch to a scalar.
         batches: Batch sizes, ascending.
         budget_s: Seconds that measuring may take.
         clock: Clock for measurements on a CPU (default: the machine's). A CUDA device has its own.
             With a clock of your own, waiting for a processor does not count as noise.
-        cache: Folder to cache profiles in. Another model, optimiser, data shape, device or version
+        cache: Folder to cache profiles in. Another model, optimizer, data shape, device or version
             of torch is measured again; another ``loss`` is not, so use another folder after you
             turn autocast on or off in it.
 
@@ -157,7 +157,7 @@ class _Measured:
         on_gpu: Whether the times are those of a GPU's clock.
         batch: A batch of this size, in the host's memory.
         input_s: Seconds to make such a batch.
-        phases: Seconds of forward pass, backward pass and optimiser, for each timed step.
+        phases: Seconds of forward pass, backward pass and optimizer, for each timed step.
         shapes: When each gradient is complete, for each step with hooks.
         peak_bytes: Peak memory of a step.
     """
@@ -465,7 +465,7 @@ class Rehearsal:
 
     Args:
         model: A plain model, in the mode in which it trains.
-        optimizer: Optimiser of the model's parameters.
+        optimizer: Optimizer of the model's parameters.
         loss: Function from a model and a batch to a scalar.
         clock: Clock for measurements on a CPU.
 
@@ -488,7 +488,7 @@ class Rehearsal:
         self._kept_bytes = 0
 
     def phases(self, batch: Any) -> tuple[float, float, float]:
-        """Return the seconds of the forward pass, the backward pass and the optimiser step."""
+        """Return the seconds of the forward pass, the backward pass and the optimizer step."""
         marks = self._step(batch)
         return tuple(  # type: ignore[return-value]
             self._watch.seconds(*pair) for pair in pairwise(marks)
@@ -536,7 +536,7 @@ class Rehearsal:
 
     @contextmanager
     def left_as_it_was(self) -> Iterator[None]:
-        """Restore the model, the optimiser, gradients and random streams on exit."""
+        """Restore the model, the optimizer, gradients and random streams on exit."""
         before = self._allocated()
         tensors = [*self._model.parameters(), *self._model.buffers()]
         kept = [tensor.detach().clone() for tensor in tensors]

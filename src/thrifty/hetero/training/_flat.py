@@ -165,7 +165,7 @@ class FlatGradients:
         """Sum over the workers what is not summed yet, and wait for all sums.
 
         A parameter that no worker's loss depends on has no gradient afterwards, as in one process.
-        An optimiser then leaves it alone, including its weight decay.
+        An optimizer then leaves it alone, including its weight decay.
         """
         for bucket in self._buckets[len(self._waits) :]:
             self._waits.append(begin(bucket.values))

@@ -107,11 +107,11 @@ class Pass:
 
 
 class Learner:
-    """A model, its optimiser and its training data on one worker.
+    """A model, its optimizer and its training data on one worker.
 
     Args:
         model: A plain model.
-        optimizer: Optimiser of the model's parameters.
+        optimizer: Optimizer of the model's parameters.
         samples: Samples that this worker can read.
         objective: The objective to minimise.
         sum_: Sum over all workers for batch normalisation; None: each worker uses its own
@@ -121,7 +121,7 @@ class Learner:
         micro_batch: Most samples of one forward and backward pass; None: the whole share.
 
     Raises:
-        HeteroError: The optimiser trains tensors that are not part of the model, or the options
+        HeteroError: The optimizer trains tensors that are not part of the model, or the options
             combine micro-batches with batch normalisation over the global batch.
     """
 
@@ -274,7 +274,7 @@ class Learner:
         self.synchronise()
 
     def update(self, *, lr_factor: float, clip_norm: float | None) -> None:
-        """Take the optimiser's step with the gradient of all workers."""
+        """Take the optimizer's step with the gradient of all workers."""
         if clip_norm is not None:
             self.gradients.clip(clip_norm)
         rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -289,7 +289,7 @@ class Learner:
         self.synchronise()
 
     def measure(self, *, max_samples: int, clock: Clock) -> StepCurve:
-        """Time whole steps; model and optimiser are afterwards as before."""
+        """Time whole steps; model and optimizer are afterwards as before."""
         before = to_bytes(self.state())
 
         def step(num: int) -> None:
@@ -306,7 +306,7 @@ class Learner:
         return curve
 
     def state(self) -> dict[str, Any]:
-        """Return the state of model and optimiser."""
+        """Return the state of model and optimizer."""
         named = self.model.named_parameters()
         return {
             "model": self.model.state_dict(),
@@ -345,7 +345,7 @@ class Learner:
                     own[name] = value.to(self.device)
 
     def settings(self) -> list[dict[str, Any]]:
-        """Return the plain values of the optimiser's parameter groups, such as learning rates."""
+        """Return the plain values of the optimizer's parameter groups, such as learning rates."""
         return [
             {
                 name: each.item() if isinstance(each, Tensor) else each
@@ -414,7 +414,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def settings_digest(settings: Any) -> int:
-    """Return a positive digest of an optimiser's settings, exact in single precision."""
+    """Return a positive digest of an optimizer's settings, exact in single precision."""
     return 1 + _digest([repr(settings)]) % ((1 << _DIGEST_BITS) - 1)
 
 

@@ -215,7 +215,7 @@ class FineTune(Task):
             "libraries": (transformers_library().PreTrainedModel, peft_library().PeftModel),
             # its versions, where it computes the products with the base
             **({"quantizer": _bitsandbytes()} if self._base.quantizer == "bitsandbytes" else {}),
-            # databases of before know no packed sequences, and have to find their trials again
+            # left out where it is not set, so that identities in earlier databases still match
             **({"packed": True} if self._is_packed else {}),
         }
 
@@ -230,7 +230,7 @@ class FineTune(Task):
     def _content(self) -> TaskIdentity:
         """Return the identity by content, with what only evaluation depends on.
 
-        What was always so has no entry, so that databases of before find their trials again.
+        What was always so has no entry, so that identities in earlier databases still match.
         """
         found = super()._content()
         evaluation = dict(found.evaluation)
@@ -245,7 +245,7 @@ class FineTune(Task):
             or isinstance(self._adapter.rslora, str)
             or self.precision != "fp32"
             or self._base.may_be_half
-        ):  # else the results are those of the first rules, which databases of before hold
+        ):  # the others have the results of the first rules, as in earlier databases
             training["rules"] = _RULES
         return replace(found, training=training, evaluation=evaluation)
 

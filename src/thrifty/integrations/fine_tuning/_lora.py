@@ -216,7 +216,8 @@ _NAME = "default"
 def described(adapter: LoRA) -> LoRA | dict[str, Any]:
     """Return the fields of adapters, or those of the user's own class whole, with its code.
 
-    Databases of before do not know the fields for idle ones.
+    Fields for idle ones are left out where they are not set, so that identities in earlier
+    databases still match.
     """
     if type(adapter) is not LoRA:
         return adapter

@@ -252,7 +252,7 @@ class LoopTrial:
         The copy goes to the study's checkpoint storage, once for equal contents, and the epoch that
         is trained now names it. All trials that share the epoch have it, and the last file of a
         name counts: ``TrialResult.artifacts`` and ``Study.open_artifact``. If the storage is full
-        or read-only, the trial goes on without the file, and its artefact says why.
+        or read-only, the trial goes on without the file, and its artifact says why.
 
         Args:
             path: The file.

@@ -149,7 +149,7 @@ class ObjectiveTrial:
         self._files.log(path, name=name, max_bytes=max_bytes)
 
     def take_logged(self) -> Logged:
-        """Return the user attributes and artefacts since the last call."""
+        """Return the user attributes and artifacts since the last call."""
         return Logged(attributes=self._fresh.take(), artifacts=self._files.take())
 
     def __getattr__(self, name: str) -> Any:
@@ -299,7 +299,7 @@ class ObjectiveTask(SelfDescribing):
         return {**metrics, UNFINISHED: float(self._run is not None)}
 
     def take_logged(self) -> Logged:
-        """Return the user attributes and artefacts of the last epoch; each only once."""
+        """Return the user attributes and artifacts of the last epoch; each only once."""
         found, self._logged = self._logged, Logged()
         return found
 
@@ -401,7 +401,7 @@ class ObjectiveRun:
         }
 
     def take_logged(self) -> Logged:
-        """Return the user attributes and artefacts since the last call."""
+        """Return the user attributes and artifacts since the last call."""
         return self._trial.take_logged()
 
     # -- in the objective's thread ---------------------------------------------------------

@@ -161,7 +161,7 @@ class TrainableFunction(SelfDescribing):
         return self._run.state()
 
     def take_logged(self) -> Logged:
-        """Return the user attributes and artefacts of the last epoch; each only once."""
+        """Return the user attributes and artifacts of the last epoch; each only once."""
         return self._run.take_logged()
 
     def drawn(self) -> tuple[Any, ...] | None:
@@ -212,7 +212,7 @@ class _Run:
         self._last: dict[str, Any] = {}
         """The metrics of the last epoch."""
         self._marks: tuple[Any, ...] | None = None
-        """Those of the state at the last yield."""
+        """The marks of the state at the last yield."""
         self._has_ended = False
         self._attributes, self._artifacts = Attributes(), Artifacts()
         self._is_in_loop = False
@@ -320,7 +320,7 @@ class _Run:
         self._artifacts.log(path, name=name, max_bytes=max_bytes, keep=self._keeps_logged)
 
     def take_logged(self) -> Logged:
-        """Return the user attributes and artefacts of the last epoch."""
+        """Return the user attributes and artifacts of the last epoch."""
         return Logged(attributes=self._attributes.take(), artifacts=self._artifacts.take())
 
     @property

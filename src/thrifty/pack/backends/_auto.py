@@ -97,14 +97,14 @@ class AutoBackend(Backend):
         # the process that found these refusals has already logged them
         self._said = set((refused or {}).values())
 
-    def stack(self, slot: int, member: Member) -> None:
+    def put(self, slot: int, member: Member) -> None:
         """Put a trial into a slot of the back-end that is best for it.
 
         Raises:
             TaskError: It trains parameters of another trial.
         """
         if self._fused is None:
-            self._plain.stack(slot, member)
+            self._plain.put(slot, member)
             self._where[slot] = self._plain
             return
         trial = self._fused.prepare(member)
@@ -231,9 +231,9 @@ class AutoBackend(Backend):
         """The time that checks have taken so far."""
         return CheckBudget() if self._fused is None else self._fused.budget
 
-    def unstack(self, slot: int) -> State:
+    def state(self, slot: int) -> State:
         """Return a copy of a member's full state."""
-        return self._where[slot].unstack(slot)
+        return self._where[slot].state(slot)
 
     def release(self, slot: int) -> None:
         """Free a slot."""
@@ -348,12 +348,12 @@ class _Plain(Backend):
         )
         self._solos: dict[int, SoloBackend] = {}
 
-    def stack(self, slot: int, member: Member) -> None:
+    def put(self, slot: int, member: Member) -> None:
         if self._together is not None:
-            self._together.stack(slot, member)
+            self._together.put(slot, member)
             return
         self._solos[slot] = SoloBackend(self._task, device=self._device)
-        self._solos[slot].stack(0, member)
+        self._solos[slot].put(0, member)
 
     def place(self, slot: int, trial: FusedTrial) -> None:
         """Take in a trial that has already begun.
@@ -401,10 +401,10 @@ class _Plain(Backend):
         assert self._together is not None
         return self._together.whole_epoch(slot, plan)
 
-    def unstack(self, slot: int) -> State:
+    def state(self, slot: int) -> State:
         if self._together is not None:
-            return self._together.unstack(slot)
-        return self._solos[slot].unstack(0)
+            return self._together.state(slot)
+        return self._solos[slot].state(0)
 
     def release(self, slot: int) -> None:
         if self._together is not None:

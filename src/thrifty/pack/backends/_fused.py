@@ -107,7 +107,7 @@ class FusedBackend(Backend):
             solo_times=self.solo_times,
         )
 
-    def stack(self, slot: int, member: Member) -> None:
+    def put(self, slot: int, member: Member) -> None:
         """Put a trial into a slot.
 
         Raises:
@@ -129,7 +129,7 @@ class FusedBackend(Backend):
     def place(
         self, slot: int, trial: FusedTrial, values: Mapping[str, Any], *, epoch: int | None = None
     ) -> None:
-        """Give a prepared trial its slot. Raises as ``stack`` does.
+        """Give a prepared trial its slot. Raises as ``put`` does.
 
         Args:
             slot: The slot.
@@ -241,7 +241,7 @@ class FusedBackend(Backend):
         elif not isinstance(outcome, Exception) and not trial.is_verified_here:
             trial.num_unverified += 1
 
-    def unstack(self, slot: int) -> State:
+    def state(self, slot: int) -> State:
         """Return a copy of a member's full state."""
         trial = self._trials[slot]
         return self.blocks.home[trial].state(trial)

@@ -504,7 +504,7 @@ def _measure_fused(
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)  # what others in this process hold
     for slot in range(size):
-        backend.stack(slot, replace(member, state=None, epoch=0))
+        backend.put(slot, replace(member, state=None, epoch=0))
     try:
         seconds = _seconds(_fused_steps(backend, size, member.values), device)
     except UnverifiedError as error:

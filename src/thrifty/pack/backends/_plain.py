@@ -181,7 +181,7 @@ class ConcatenatedBackend(Backend):
         self._under_way: set[int] = set()
         self._company = EpochGroup()
 
-    def stack(self, slot: int, member: Member) -> None:
+    def put(self, slot: int, member: Member) -> None:
         """Put a trial into a slot.
 
         Raises:
@@ -192,7 +192,7 @@ class ConcatenatedBackend(Backend):
         self.place(slot, trial)
 
     def place(self, slot: int, trial: TaskTrial) -> None:
-        """Give a slot to a trial that has already begun. Raises as ``stack`` does."""
+        """Give a slot to a trial that has already begun. Raises as ``put`` does."""
         check_parameters(trial, self.trials.values())
         self.trials[slot] = trial
 
@@ -218,7 +218,7 @@ class ConcatenatedBackend(Backend):
         with lines_of(slot):
             return self.trials[slot].epoch(plan)
 
-    def unstack(self, slot: int) -> State:
+    def state(self, slot: int) -> State:
         """Return a copy of a member's full state."""
         return self.trials[slot].state()
 
@@ -359,7 +359,7 @@ class SoloBackend(Backend):
         else:
             self.trial = TrainableTrial(task, torch.device(device))
 
-    def stack(self, slot: int, member: Member) -> None:
+    def put(self, slot: int, member: Member) -> None:
         """Put a trial into the slot."""
         assert slot == 0, "the solo back-end has one slot"
         self.trial.begin(member)
@@ -372,7 +372,7 @@ class SoloBackend(Backend):
         """Train one epoch and evaluate it."""
         return {slot: guarded(partial(self.trial.epoch, plan)) for slot, plan in plans.items()}
 
-    def unstack(self, slot: int) -> State:
+    def state(self, slot: int) -> State:
         """Return a copy of the full state."""
         return self.trial.state()
 

@@ -117,7 +117,7 @@ class BufferPool:
     def __init__(self) -> None:
         self._free: dict[tuple[Any, ...], list[torch.Tensor]] = {}
         self._large: list[torch.Tensor] = []
-        """Those that may be emptied. Not those of a GPU: captured tapes find them by address."""
+        """Large buffers on the CPU, whose memory may be given back. Captured GPU work needs its own."""
         self._emptied: list[torch.Tensor] = []
         """Buffers that have no memory now."""
         self.num_bytes = 0

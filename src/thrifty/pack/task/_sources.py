@@ -217,7 +217,7 @@ class _Loaded:
     began: tuple[Any, ...]
     """The positions of the seeded streams before the data were loaded."""
     ended: tuple[Any, ...]
-    """Those after it: they are others if random numbers were drawn."""
+    """The positions after loading; they differ from those before if random numbers were drawn."""
     read_of_task: frozenset[str] = frozenset()
     users: WeakSet[Any] = field(default_factory=WeakSet)
 
@@ -237,7 +237,7 @@ class Sources:
         self._changing = ""
         """What reading data has changed, so that no data of the task are shared; "" for nothing."""
         self._changed_watch: DataWatch | None = None
-        """It keeps the data that were read alive, so that no other object gets their identity."""
+        """Keeps the data that were read alive, so that no other object gets their identity."""
         self._names: set[str] = set()
         """Hyper-parameters that data which change have read."""
         self.load_s = 0.0

@@ -318,7 +318,7 @@ class SelfDescribing(Trainable):
         """Return its ``thrifty.Space``; this may run its code in a process of its own."""
 
     def take_logged(self) -> Logged:
-        """Return the user attributes and artefacts of the last epoch; each only once."""
+        """Return the user attributes and artifacts of the last epoch; each only once."""
         return Logged()
 
     def unread(self) -> Collection[str]:

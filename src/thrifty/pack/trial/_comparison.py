@@ -414,7 +414,7 @@ class SharedVariables:
         self.num_calls = 0
         self._keepers: list[Keeper] = []
         self._results: list[Keeper] = []
-        """Those keepers that save what cached functions keep."""
+        """The keepers that save what cached functions keep."""
         self.keep(places)
 
     @property

@@ -745,7 +745,7 @@ class TrainableTrial:
         self.is_trained = False
         """Whether the trial has begun an epoch."""
         self.logged = Logged()
-        """User attributes and artefacts of the last epoch."""
+        """User attributes and artifacts of the last epoch."""
         self._device = device
 
     @property

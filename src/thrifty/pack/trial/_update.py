@@ -276,7 +276,7 @@ class Update:
         """Restore what ``state`` returned."""
         if self._scaler is not None and state.get("scaler"):
             self._scaler.load_state_dict(state["scaler"])
-        shared = state.get("shared by averages", {})  # databases of before have none
+        shared = state.get("shared by averages", {})  # earlier databases have none
         for prefix, (_, model) in self._averages.items():
             model.take(state["averages"][prefix], shared=shared.get(prefix, ()))
 

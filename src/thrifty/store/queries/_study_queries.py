@@ -322,7 +322,7 @@ class Paths:
 
     ``origins`` gives parent and start of each node; ``metrics`` is by node and epoch.
     ``attributes`` has the user attributes of epochs in which some were set, and ``artifacts`` the
-    artefacts, by name. ``seconds`` is the time of each epoch.
+    artifacts, by name. ``seconds`` is the time of each epoch.
     """
 
     origins: Mapping[int, tuple[int | None, int]]
@@ -343,7 +343,7 @@ class Paths:
         return last_attributes(path_to(node, reached, origins=self.origins), self.attributes)
 
     def artifacts_of(self, node: int, reached: int) -> dict[str, Artifact]:
-        """Return the artefacts up to ``reached`` on the path to a node, by name."""
+        """Return the artifacts up to ``reached`` on the path to a node, by name."""
         return last_attributes(path_to(node, reached, origins=self.origins), self.artifacts)
 
     def curve(self, node: int, reached: int) -> list[tuple[int, Mapping[str, float]]]:

@@ -372,7 +372,7 @@ def optimizer_for(spec: Optimizer, options: Mapping[str, Any]) -> tuple[RowOptim
     kind = KINDS.get(spec.factory)
     name = getattr(spec.factory, "__name__", str(spec.factory))
     if kind is None:
-        raise UnfusableError(f"there is no optimiser over rows for {name}")
+        raise UnfusableError(f"there is no optimizer over rows for {name}")
     for option, value in options.items():
         if option in NUMBERS:
             if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Artefacts of trials: files that an epoch names by their content."""
+"""Artifacts of trials: files that an epoch names by their content."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,5 +11,5 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add a column; epochs that are there have no artefacts, which is NULL."""
+    """Add a column; epochs that are there have no artifacts, which is NULL."""
     op.add_column("epochs", sa.Column("artifacts", sa.Text))
