@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import runpy
@@ -87,6 +88,23 @@ def test_csv_is_printed_or_written(export):
     rows = list(csv.DictReader(printed.splitlines()))
     assert [row["state"] for row in rows].count("done") == 4
     assert {row["lr"] for row in rows} == {"0.1", "Step(0.1, (2,))"}
+
+
+def test_a_full_disk_leaves_the_former_file(export, two, monkeypatch, capsys):
+    export("--out", "a.csv")
+    before = Path("a.csv").read_bytes()
+
+    def half(path, data):
+        with path.open("wb") as file:
+            file.write(data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", half)
+        thrifty("export", "line", *STORAGE, "--out", "a.csv", monkeypatch=full, fails=True)
+    assert "cannot write a.csv: No space left on device" in capsys.readouterr().err
+    assert Path("a.csv").read_bytes() == before
+    assert not [each for each in Path().iterdir() if each.name.endswith(".tmp")]
 
 
 def test_parquet_has_columns_of_one_type(export, two):

@@ -15,8 +15,9 @@ from torch.utils.data import Dataset
 
 from thrifty.core import HeteroError
 from thrifty.hetero.balance import _profile
-from thrifty.hetero.balance._profile import _Stopwatch, device_name, profile_step
+from thrifty.hetero.balance._profile import _Stopwatch, profile_step
 from thrifty.hetero.training._flat import gradient_buckets
+from thrifty.pack._backend import device_name
 from thrifty.testing import VirtualClock
 
 from .jobs import FEATURES, data, loss, model, sgd

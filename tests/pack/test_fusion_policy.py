@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 from torch import nn
 
 from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Dropping, Toy
 from tests.pack.test_auto import blocks, fused_slots, is_fused
-from thrifty.pack import SGD, AutoBackend
+from thrifty.pack import SGD, AutoBackend, _backend
 from thrifty.pack.backends._fusion_policy import max_padding
 from thrifty.perf import PackCurve
 
@@ -152,3 +155,21 @@ def test_blocks_pad_as_much_as_was_found_to_pay(measure, size, held):
     backend = AutoBackend(Kin(), device=here())
     assert fused_slots(backend, [kin(), kin(size=size)]) == [0, 1]
     assert blocks(backend) == held
+
+
+def test_the_name_of_a_processor_is_its_model(monkeypatch):
+    """Measurements of one processor are not those of another one."""
+    _backend._processor_name.cache_clear()
+    text = "processor\t: 0\nmodel name\t: Fast One 9000\nflags\t: a b\nmodel name\t: other\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+    assert _backend.device_name(torch.device("cpu")) == "Fast One 9000"
+    _backend._processor_name.cache_clear()
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: missing())
+    monkeypatch.setattr(_backend.platform, "processor", lambda: "")
+    monkeypatch.setattr(_backend.platform, "machine", lambda: "arm64")
+    assert _backend.device_name(torch.device("cpu")) == "arm64"
+    _backend._processor_name.cache_clear()
+
+
+def missing():
+    raise FileNotFoundError("/proc/cpuinfo")

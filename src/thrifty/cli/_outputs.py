@@ -20,6 +20,7 @@ from thrifty.agents import SCHEMA_VERSION, importance_document
 from thrifty.agents._store_documents import Seeds, last_values, trial_state
 from thrifty.agents.documents import finite
 from thrifty.core import StudyNotFoundError, UsageError
+from thrifty.core._files import replacing
 from thrifty.integrations import FineTune, export_optuna
 from thrifty.pack import task_identity
 from thrifty.space import config_to_json
@@ -198,49 +199,71 @@ def importance_command(
 )
 @trust_option
 @json_option
-def export_command(  # noqa: PLR0913 (one argument for each option)
-    *,
-    name: str,
-    storage: str,
-    kind: str | None,
-    out: Path | None,
-    csv_file: Path | None,
-    optuna: Path | None,
-    adapter: Path | None,
-    number: int | None,
-    average: str | None,
-    trust_file: bool,
-    as_json: bool,
+def export_command(
+    *, name: str, storage: str, trust_file: bool, as_json: bool, **asked: Any
 ) -> None:
     """Export study NAME: trials as a table, the study for Optuna, or an adapter."""
-    wanted: list[tuple[str, Path | None]] = [("csv", csv_file)] if csv_file is not None else []
-    if kind is not None or out is not None:
-        wanted.append((_kind(kind, out), out))
-    if optuna is None and adapter is None and not wanted:
-        raise UsageError(
-            "say what to write: --csv FILE, --format csv, json or parquet, --out FILE, "
-            "--optuna FILE, or --adapter DIR"
-        )
-    if number is not None and adapter is None:
-        raise UsageError("--trial says whose adapter to write; add --adapter DIR")
-    if average is not None and adapter is None:
-        raise UsageError("--average says which weights an adapter has; add --adapter DIR")
-    if as_json and any(file is None for _, file in wanted):
-        raise UsageError("--json prints which files were written; name a file with --out FILE")
+    export = _Export(**asked)
+    tables = export.tables()
+    export.check(tables, as_json=as_json)
     written: list[Path] = []
-    if adapter is not None:
+    if export.adapter is not None:
         study = load_stored_study(name, storage=storage, trust_file=trust_file)
-        _write_adapter(study, number, adapter, average=average)
-        written.append(adapter)
-    if optuna is not None:
-        export_optuna(storage, name, file=optuna)
-        written.append(optuna)
-        say(f"wrote {optuna}: open it with optuna-dashboard sqlite:///{optuna}")
-    if wanted:
-        written += _write_tables(name, storage=storage, wanted=wanted)
+        _write_adapter(study, export.number, export.adapter, average=export.average)
+        written.append(export.adapter)
+    if export.optuna is not None:
+        export_optuna(storage, name, file=export.optuna)
+        written.append(export.optuna)
+        say(f"wrote {export.optuna}: open it with optuna-dashboard sqlite:///{export.optuna}")
+    if tables:
+        written += _write_tables(name, storage=storage, wanted=tables)
     if as_json:
         document = {"schema_version": SCHEMA_VERSION, "study": name}
         print_document({**document, "written": [str(file) for file in written]})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Export:
+    """What a command is asked to write; a field for each option."""
+
+    kind: str | None
+    out: Path | None
+    csv_file: Path | None
+    optuna: Path | None
+    adapter: Path | None
+    number: int | None
+    average: str | None
+
+    def tables(self) -> list[tuple[str, Path | None]]:
+        """Return the format and file of each table; None for standard output.
+
+        Raises:
+            UsageError: A format does not fit its file.
+        """
+        wanted: list[tuple[str, Path | None]] = []
+        if self.csv_file is not None:
+            wanted.append(("csv", self.csv_file))
+        if self.kind is not None or self.out is not None:
+            wanted.append((_kind(self.kind, self.out), self.out))
+        return wanted
+
+    def check(self, tables: Sequence[tuple[str, Path | None]], *, as_json: bool) -> None:
+        """Check that the options go together.
+
+        Raises:
+            UsageError: They do not.
+        """
+        if self.optuna is None and self.adapter is None and not tables:
+            raise UsageError(
+                "say what to write: --csv FILE, --format csv, json or parquet, --out FILE, "
+                "--optuna FILE, or --adapter DIR"
+            )
+        if self.number is not None and self.adapter is None:
+            raise UsageError("--trial says whose adapter to write; add --adapter DIR")
+        if self.average is not None and self.adapter is None:
+            raise UsageError("--average says which weights an adapter has; add --adapter DIR")
+        if as_json and any(file is None for _, file in tables):
+            raise UsageError("--json prints which files were written; name a file with --out FILE")
 
 
 def _write_tables(
@@ -306,10 +329,9 @@ def _write_adapter(
             f"the model of study {study.name!r} is a {what}, not a PeftModel, so it has no adapter "
             "to write; trial.load_model() returns the whole model"
         )
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
     try:
-        model.save_pretrained(unfinished)
-        unfinished.replace(folder)
+        with replacing(folder) as new:
+            model.save_pretrained(new)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}; name another place") from error
     said = "" if chosen == "none" else f", with the weights of {chosen}"
@@ -364,7 +386,8 @@ def _write(file: Path, content: str | bytes) -> None:
     # Write an unpaired surrogate as an escape.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     try:
-        file.write_bytes(data)
+        with replacing(file) as new:
+            new.write_bytes(data)
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}; name another place") from error
 

@@ -28,6 +28,7 @@ from thrifty.agents._store_documents import (
 )
 from thrifty.agents.documents import ArtifactDocument, WorkerDocument
 from thrifty.core import Artifact, ThriftyError, UsageError, plain_text
+from thrifty.core._files import replacing
 from thrifty.core._trial_log import check_artifact_name
 from thrifty.store import FailureGroup, Store, StudySummary, redact_url
 from thrifty.store._plan_files import ArtifactFiles
@@ -376,14 +377,8 @@ def _save(files: ArtifactFiles, artifact: Artifact, folder: Path) -> Path:
                 raise UsageError(
                     f"{target} exists already, with other content; name another folder with --save"
                 )
-            # under another name first, so that a full disk leaves no half of a file
-            part = target.with_name(f".{artifact.digest}.part")
-            try:
-                with part.open("wb") as out:
-                    shutil.copyfileobj(content, out)
-                part.replace(target)
-            finally:
-                part.unlink(missing_ok=True)
+            with replacing(target) as new, new.open("wb") as out:
+                shutil.copyfileobj(content, out)
         except OSError as error:
             raise UsageError(
                 f"cannot write {target}: {error.strerror}; name another folder with --save"

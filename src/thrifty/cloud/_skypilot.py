@@ -6,7 +6,6 @@ import ast
 import csv
 import json
 import math
-import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from thrifty.core import CloudError, require
+from thrifty.core._files import replacing
 
 from ._hardware import HardwareEstimates
 from ._networks import bandwidth_of
@@ -372,16 +372,12 @@ def write_offers(path: Path, offers: Iterable[Offer]) -> None:
     Raises:
         CloudError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
+        with replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, (*_NEEDED, *_OPTIONAL), lineterminator="\n")
             writer.writeheader()
             writer.writerows(_cells(offer) for offer in offers)
-        temporary.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise CloudError(f"cannot write the catalogue {path}: {error.strerror}") from error
 
 

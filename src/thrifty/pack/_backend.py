@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -186,6 +189,21 @@ def no_exits() -> Iterator[None]:
             f"the task's code raised {error_text(error)}, which is meant to end the whole process; "
             "raise an Exception for what went wrong, or return"
         ) from error
+
+
+def device_name(device: torch.device) -> str:
+    """Return the manufacturer's name of a GPU, or of the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name()
+
+
+@cache
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # another system than Linux
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def out_of_memory(error: BaseException) -> bool:

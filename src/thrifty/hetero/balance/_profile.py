@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -21,11 +20,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from thrifty.core import Clock, HeteroError, SystemClock, fingerprint, plain_logger
+from thrifty.core._files import replacing
 from thrifty.hetero._samples import Samples
 from thrifty.hetero.training._flat import gradient_buckets, median_shape
 from thrifty.hetero.training._learner import Loss
 from thrifty.hetero.workers._measure import device_of, to_device
 from thrifty.pack import borrowed_streams, out_of_memory
+from thrifty.pack._backend import device_name
 from thrifty.perf import Precision, StepProfile
 
 
@@ -272,7 +273,7 @@ def _profile(
     ready = median_shape([shape for each in done.values() for shape in each.shapes])
     buckets = gradient_buckets(rehearsal.parameters, ready)
     profile = StepProfile(
-        device=device_name(rehearsal.device),
+        device=_device(rehearsal.device),
         batches=tuple(done),
         forward_s=tuple(each.phase(0) for each in done.values()),
         backward_s=tuple(each.phase(1) for each in done.values()),
@@ -400,15 +401,10 @@ def _sizes(batches: Sequence[int], data: Dataset[Any] | Make) -> tuple[list[int]
 _log = plain_logger("thrifty.hetero")
 
 
-def device_name(device: torch.device) -> str:
-    """Return the device's model name; for a CPU also the number of threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = models[0] if models else platform.processor() or platform.machine()
-    return f"{name}, {torch.get_num_threads()} thread(s)"
+def _device(device: torch.device) -> str:
+    """Return the name of a device; for a CPU also the number of threads."""
+    name = device_name(device)
+    return name if device.type == "cuda" else f"{name}, {torch.get_num_threads()} thread(s)"
 
 
 def profile_key(
@@ -427,7 +423,7 @@ def profile_key(
             for each in tree_leaves(batch)
         ],
         "sizes": list(sizes),
-        "device": device_name(device_of(model)),
+        "device": _device(device_of(model)),
         "torch": torch.__version__,
         "method": _METHOD,
     })
@@ -446,15 +442,12 @@ def read_profile(path: Path) -> StepProfile | None:
 
 def write_profile(path: Path, profile: StepProfile) -> None:
     """Write a profile atomically; log a warning if the folder cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(profile.to_json()))
-        temporary.replace(path)
+        with replacing(path) as new:
+            new.write_text(json.dumps(profile.to_json()))
     except OSError as error:
         _log.warning("a profile cannot be kept in %s: %s", path.parent, error)
-        with suppress(OSError):
-            temporary.unlink()
 
 
 # -- steps that are only measured ------------------------------------------------------------------

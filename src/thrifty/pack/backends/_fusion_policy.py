@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from thrifty.core import fingerprint
-from thrifty.pack._backend import EpochPlan, Member, UnverifiedError, out_of_memory
+from thrifty.pack._backend import EpochPlan, Member, UnverifiedError, device_name, out_of_memory
 from thrifty.pack.fused._activations import ActivationStore
 from thrifty.pack.fused._fusable import UnfusableError
 from thrifty.pack.fused._member import FusedTrial
@@ -342,13 +341,6 @@ def max_padding(curve: PackCurve) -> float:
     if saved >= 2 * slope:
         return MOST_PADDING
     return min(max(2 * slope / (2 * slope - saved), 1.0), MOST_PADDING)
-
-
-def device_name(device: torch.device) -> str:
-    """Return the manufacturer's name of a device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return platform.processor() or platform.machine()
 
 
 def device_memory(device: torch.device) -> float:

@@ -6,7 +6,6 @@ They are kept in memory first, then in a folder that later processes find again.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import time
@@ -23,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from thrifty.core import plain_logger
+from thrifty.core._files import replacing
 from thrifty.pack._frozen import digest_of
 from thrifty.pack.task._data_contents import Samples
 from thrifty.pack.verify import relative_tolerance, rounds_to_tf32
@@ -442,8 +442,6 @@ TEMPORARY = ".tmp"
 STALE_S = 3600.0
 """The age in seconds from which a file that is still being written counts as abandoned."""
 
-_NUMBERS = itertools.count()
-
 
 class ActivationFolder:
     """A folder of safetensors files, one for each content of trunk and data.
@@ -485,18 +483,15 @@ class ActivationFolder:
         path = self._file(key)
         if self._has_failed or not self._make_room(sum(r.numel() * r.itemsize for r in rows)):
             return
-        temporary = path.with_name(f".{path.stem}-{os.getpid()}-{next(_NUMBERS)}{TEMPORARY}")
         tensors = {str(n): each.detach().cpu().contiguous() for n, each in enumerate(rows)}
         meta = {"key": list(key), "digests": [digest_of(each) for each in tensors.values()]}
         try:
             self._path.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, temporary, metadata={"thrifty": json.dumps(meta)})
-            temporary.replace(path)
+            with replacing(path, suffix=TEMPORARY) as new:
+                save_file(tensors, new, metadata={"thrifty": json.dumps(meta)})
         except (OSError, SafetensorError) as error:
             self._has_failed = True
             logger.warning("activations are kept in memory only: %s", error)
-            with suppress(OSError):
-                temporary.unlink()
 
     def _file(self, key: Sequence[str]) -> Path:
         digest = hashlib.blake2b(json.dumps(list(key)).encode(), digest_size=16)

@@ -117,7 +117,7 @@ class BufferPool:
     def __init__(self) -> None:
         self._free: dict[tuple[Any, ...], list[torch.Tensor]] = {}
         self._large: list[torch.Tensor] = []
-        """Large buffers on the CPU, whose memory may be given back. Captured GPU work needs its own."""
+        """Large buffers on the CPU, which may give their memory back. Captured GPU work may not."""
         self._emptied: list[torch.Tensor] = []
         """Buffers that have no memory now."""
         self.num_bytes = 0
