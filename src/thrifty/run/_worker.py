@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,23 +13,12 @@ from typing import Any
 import torch
 
 from thrifty.core import (
-    ActivationsKept,
     Calibrated,
     CheckpointError,
-    CheckpointLost,
     CheckpointRef,
-    DivergedError,
     EpochDone,
     LineCapture,
     PackShrunk,
-    Refused,
-    StageDone,
-    StageFailed,
-    StageStarted,
-    StateError,
-    WorkerLostError,
-    error_text,
-    error_traceback,
     plain_logger,
     plain_text,
     storing_artifacts,
@@ -37,7 +26,6 @@ from thrifty.core import (
 from thrifty.pack import (
     ACTIVATION_DISK,
     AutoBackend,
-    Calibration,
     EpochPlan,
     Logged,
     Member,
@@ -58,19 +46,13 @@ from thrifty.plan import Stage
 from thrifty.store import CheckpointFolder
 from thrifty.store._plan_files import MAX_BASE_BYTES, ArtifactFiles
 
-from ._alone import device_use, epoch_plan
+from ._alone import epoch_plan
 from ._executor import Assignment, Cut, Order, Report
 from ._running_chain import Completeness, RunningChain, StateFiles, evaluated, nothing_to_write
+from ._worker_events import BackendNews, ChainEvents, plus, with_time_alone
 
 
 logger = plain_logger(__name__)
-
-_KINDS: Mapping[type[Exception], str] = {
-    DivergedError: "diverged",
-    StateError: "task",
-    WorkerLostError: "lost",
-}
-"""Kinds of failures by error; a trial may be a distributed job and lose a worker of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,16 +109,20 @@ class Worker:
             key: [PackCurve.from_json(curve) for curve in curves]
             for key, curves in spec.curves.items()
         }
-        self._calibrated: list[Calibration] = []
         self._refused = dict(spec.refused)
-        self._newly_refused: list[tuple[str, str]] = []
         self._activations = keep_activations(
             spec.device,
             memory_bytes=spec.activation_memory,
             folder=_activation_folder(spec.checkpoints),
             disk_bytes=spec.activation_disk,
         )
-        self._activations.take_news()  # that of earlier studies in this process
+        self._events = ChainEvents(worker=spec.name, device=place)
+        self._news = BackendNews(
+            worker=spec.name,
+            structure=type(task).__name__,
+            refused=self._refused,
+            activations=self._activations,
+        )
         self._backend = self._new_backend()
         self._complete = Completeness(task, device=place, limit_s=spec.epoch_timeout)
         self._waiting: deque[RunningChain] = deque()
@@ -234,23 +220,22 @@ class Worker:
                 self._fail(running, error)
                 continue
             self._running[running.number] = running
-            self._report_calibrations(running, out)
-            self._report_activations(running, out)
+            out += self._news.report(running)
             if running.epoch == running.stage.start and not running.is_again:
-                out.append(running.report(self._started(running)))
+                out.append(running.report(self._events.started(running)))
 
     def _lose(self, running: RunningChain, error: CheckpointError) -> None:
         """Report that the state from which a chain was to resume is lost and must be retrained."""
         resume = running.resume
         assert resume is not None
-        running.finale = CheckpointLost(checkpoint=resume, reason=str(error), worker=self.name)
+        running.finale = self._events.lost(resume, error)
         self._closing.append(running)
 
     def _cannot_use(self, running: RunningChain, error: CheckpointError) -> None:
         """Handle a state from which the task cannot resume although its file is intact."""
         resume = running.resume
         if resume is None or (resume.node, resume.epoch, resume.digest) in self._unusable:
-            running.finale = self._failed(running, error)
+            running.finale = self._events.failed(running, error)
             self._closing.append(running)
             return
         self._unusable.add((resume.node, resume.epoch, resume.digest))
@@ -274,7 +259,7 @@ class Worker:
         self._closing.append(running)
 
     def _fail(self, running: RunningChain, error: Exception) -> None:
-        running.finale = self._failed(running, error)
+        running.finale = self._events.failed(running, error)
         self._leave(running)
 
     def _collect(self, out: list[Report]) -> None:
@@ -308,15 +293,13 @@ class Worker:
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            self._report_refused(next(iter(self._running.values())), out)
+            out += self._news.report(running_chains[0])
             self._shrink(error, out)
             return
         for running in self._running.values():
             share = self._backend.shares.get(running.number, TimeShare())
             running.spent = running.spent.plus(share)
-        self._report_calibrations(next(iter(self._running.values())), out)
-        self._report_refused(next(iter(self._running.values())), out)
-        self._report_activations(next(iter(self._running.values())), out)
+        out += self._news.report(running_chains[0])
         logged = {
             number: self._backend.logged(number)
             for number, outcome in outcomes.items()
@@ -404,15 +387,17 @@ class Worker:
             return
         stage = running.stage
         running.epoch += 1
-        done = self._epoch_done(running, outcome, logged=logged)
+        running.epoch_s = running.spent.seconds
+        self._complete.trained(running.spent.seconds - running.spent.checks)
+        done = self._events.epoch_done(running, self._backend, outcome, logged=logged)
         num_unverified = self._backend.num_unverified(running.number)
-        running.held = [self._with_time_alone(running, held) for held in running.held]
+        running.held = [with_time_alone(running, self._backend, held) for held in running.held]
         ends, error = running.epoch == stage.stop, None
         state = self._state_of(running) if ends else None
         if state is not None:
             with self._own_process_state(), self._checking(running):
                 error = self._complete.at_end(running, self._backend, state)
-            done = _plus(done, running.spent)
+            done = plus(done, running.spent)
             running.spent = TimeShare()
         # Unverified epochs do not leave the worker, so no report ever has to be retracted.
         out.extend(running.verified(done, num_unverified))
@@ -430,7 +415,7 @@ class Worker:
     def _end_stage(self, running: RunningChain, out: list[Report]) -> None:
         if running.next_stage():
             running.is_again = False
-            out.append(running.report(self._started(running)))
+            out.append(running.report(self._events.started(running)))
         else:
             self._leave(running)
 
@@ -454,8 +439,7 @@ class Worker:
                 state = self._states.read(ref)
             except CheckpointError as error:
                 running.lost.add(ref)  # it is trained again
-                event = CheckpointLost(checkpoint=ref, reason=str(error), worker=self.name)
-                out.append(running.report(event))
+                out.append(running.report(self._events.lost(ref, error)))
                 continue
             passed = True
             try:
@@ -497,44 +481,6 @@ class Worker:
         seconds = self._complete.spent_s - before
         running.spent = running.spent.plus(TimeShare(seconds=seconds, checks=seconds))
 
-    def _epoch_done(
-        self, running: RunningChain, metrics: Mapping[str, float], *, logged: Logged
-    ) -> EpochDone:
-        spent, dropped = running.spent, running.dropped
-        running.spent = running.dropped = TimeShare()
-        own_s = spent.seconds - spent.checks
-        running.epoch_s = spent.seconds
-        self._complete.trained(own_s)
-        is_alone = not self._backend.is_fused(running.number)
-        done = EpochDone(
-            node=running.stage.node,
-            epoch=running.epoch,
-            metrics=metrics,
-            seconds=spent.seconds,
-            seconds_checks=spent.checks,
-            seconds_alone=own_s if is_alone else None,
-            worker=self.name,
-            attributes=logged.attributes,
-            artifacts=logged.artifacts,
-            lines=running.lines.take(),
-        )
-        return self._with_time_alone(running, _plus(done, dropped))
-
-    def _with_time_alone(self, running: RunningChain, done: EpochDone) -> EpochDone:
-        """Add the time that a fused trial's epoch would take alone, if that is known by now."""
-        if done.seconds_alone is not None or not self._backend.is_fused(running.number):
-            return done
-        values = running.chain.timeline.at(done.epoch - 1)
-        alone = self._backend.alone_time(running.number, values)
-        if alone is None:
-            return done
-        return replace(
-            done,
-            seconds_alone=alone.seconds,
-            seconds_alone_low=alone.low,
-            seconds_alone_high=alone.high,
-        )
-
     def _shrink(self, error: Exception, out: list[Report]) -> None:
         """Halve the number of trials at a time after running out of memory.
 
@@ -553,10 +499,10 @@ class Worker:
                 running.start_again()
                 self._waiting.appendleft(running)
             elif len(running_chains) == 1:
-                running.finale = self._failed(running, error)
+                running.finale = self._events.failed(running, error)
                 self._closing.append(running)
             elif running.parked is None and (running.under_way or running.held):
-                running.finale = self._failed(running, error, kind="crowded")
+                running.finale = self._events.failed(running, error, kind="crowded")
                 self._closing.append(running)
             else:
                 running.under_way = False
@@ -582,55 +528,14 @@ class Worker:
             device=self._spec.device,
             prefer=self._spec.pack,
             known=self._known,
-            on_calibrated=self._calibrated.append,
+            on_calibrated=self._news.calibrated,
             patient=True,
             refused=self._refused,
-            on_refused=self._note_refused,
+            on_refused=self._news.refuse,
             activations=self._activations,
         )
 
-    def _note_refused(self, key: str, reason: str) -> None:
-        self._refused[key] = reason
-        self._newly_refused.append((key, reason))
-
-    def _report_refused(self, running: RunningChain, out: list[Report]) -> None:
-        for key, reason in self._newly_refused:
-            event = Refused(
-                key=key, structure=type(self._task).__name__, reason=reason, worker=self.name
-            )
-            out.append(running.report(event))
-        self._newly_refused.clear()
-
-    def _report_activations(self, running: RunningChain, out: list[Report]) -> None:
-        for kept in self._activations.take_news():
-            event = ActivationsKept(
-                num_samples=kept.num_samples,
-                num_bytes=kept.num_bytes,
-                saved=kept.saved,
-                is_training=kept.is_training,
-                worker=self.name,
-            )
-            logger.info("%s: %s", self.name, event)
-            out.append(running.report(event))
-
-    def _report_calibrations(self, running: RunningChain, out: list[Report]) -> None:
-        for calibration in self._calibrated:
-            event = Calibrated(
-                key=calibration.key,
-                structure=calibration.structure,
-                device=calibration.device,
-                curves=tuple(curve.to_json() for curve in calibration.curves),
-                memory_bytes=calibration.memory_bytes,
-                worker=self.name,
-            )
-            out.append(running.report(event))
-        self._calibrated.clear()
-
     # -- states ------------------------------------------------------------------------------
-
-    def _started(self, running: RunningChain) -> StageStarted:
-        stage = running.stage
-        return StageStarted(node=stage.node, start=stage.start, stop=stage.stop, worker=self.name)
 
     def _state_of(self, running: RunningChain) -> State | None:
         """Return the state of a trial; if the task's code fails, fail the trial and return None."""
@@ -660,33 +565,7 @@ class Worker:
         """Report the stages of a running chain whose final state is on disk, in order."""
         while running.writes and (wait or running.writes[0][1].done()):
             stage, future = running.writes.pop(0)
-            done = StageDone(
-                node=stage.node,
-                start=stage.start,
-                stop=stage.stop,
-                worker=self.name,
-                checkpoint=future.result(),
-                use=device_use(self._device),
-            )
-            out.append(running.report(done))
-
-    def _failed(
-        self, running: RunningChain, error: Exception, *, kind: str | None = None
-    ) -> StageFailed:
-        if kind is None:
-            kind = next((k for each, k in _KINDS.items() if isinstance(error, each)), "error")
-        return StageFailed(
-            node=running.stage.node,
-            start=running.stage.start,
-            stop=running.stage.stop,
-            epoch=running.epoch,
-            kind=kind,
-            message=error_text(error),
-            worker=self.name,
-            traceback=error_traceback(error),
-            lines=running.lines.take(),
-            use=device_use(self._device),
-        )
+            out.append(running.report(self._events.stage_done(stage, future.result())))
 
     def _own_process_state(self) -> _ProcessState:
         return _ProcessState(self._spec.threads)
@@ -695,13 +574,6 @@ class Worker:
 def _activation_folder(checkpoints: str) -> Path | None:
     """Return where activations are kept beside checkpoints; None if that is no local folder."""
     return Path(checkpoints) / "activations" if checkpoints and "://" not in checkpoints else None
-
-
-def _plus(done: EpochDone, more: TimeShare) -> EpochDone:
-    """Return an epoch with additional time."""
-    return replace(
-        done, seconds=done.seconds + more.seconds, seconds_checks=done.seconds_checks + more.checks
-    )
 
 
 class _ProcessState:
