@@ -162,7 +162,7 @@ def test_scales_belong_to_the_identity(folder, tmp_path):
     other.mkdir()
     for file in folder.iterdir():
         (other / file.name).write_bytes(file.read_bytes())
-    task._base = str(other)
+    task._base._source = str(other)
     (other / "model.safetensors").write_bytes(b"other")
     with pytest.raises(TaskError, match=r"files of the base .* have changed"):
         task.__thrifty_unchanged__()

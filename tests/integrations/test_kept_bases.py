@@ -52,13 +52,13 @@ def frozen(model):
 def made(monkeypatch):
     """The bases that were made, not copied."""
     found = []
-    make = th.FineTune._made_base
+    make = _bases.Base._made
 
-    def noted(task):
-        found.append(make(task))
+    def noted(*given):
+        found.append(make(*given))
         return found[-1]
 
-    monkeypatch.setattr(th.FineTune, "_made_base", noted)
+    monkeypatch.setattr(_bases.Base, "_made", noted)
     return found
 
 

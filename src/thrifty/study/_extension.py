@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from thrifty.core import (
@@ -165,7 +166,7 @@ class ExtensionMixin:
         @property
         def algorithm(self) -> Algorithm: ...
 
-        @property
+        @cached_property
         def _in_epochs(self) -> tuple[Space, Algorithm, TimeUnit]: ...
 
         def _repository(self) -> StudyRepository: ...
@@ -236,7 +237,7 @@ class ExtensionMixin:
             with lease:
                 found = self._priced(repository, store, info)
                 repository.extend(store, info)
-        self.__dict__.update(_in_epochs=longer._in_epochs, _reader=longer._reader)
+        self._in_epochs, self._reader = longer._in_epochs, longer._reader
         return found
 
     def as_stored(self) -> Self:
@@ -303,7 +304,7 @@ class ExtensionMixin:
             ]
             answers = [*refused, ActApplied(act=act.id), *others]
             info = longer.extend(store, info, who=act.who, answers=answers)
-            self.__dict__.update(_in_epochs=self._longer(_epochs(act))._in_epochs)
+            self._in_epochs = self._longer(_epochs(act))._in_epochs
             return longer, info
         store.acts.answer(refused)
         return repository, info
@@ -343,7 +344,7 @@ class ExtensionMixin:
                 f"({error_text(error)}); give the longer study an algorithm and a name of its own"
             ) from error
         space, _, unit = self._in_epochs
-        made.__dict__.update(_in_epochs=(space, algorithm, unit), _reader=Reader())
+        made._in_epochs, made._reader = (space, algorithm, unit), Reader()
         return made
 
     def _found(self, repository: StudyRepository, store: Store) -> StudyInfo:

@@ -895,7 +895,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
             return repository
         say(self.name, recipe.choice, progress=progress)
         space, _, unit = self._in_epochs
-        self.__dict__.update(_in_epochs=(space, recipe.algorithm, unit), _auto=recipe.auto)
+        self._in_epochs, self._auto = (space, recipe.algorithm, unit), recipe.auto
         return replace(repository, recipe=recipe)
 
     def _finished(self, repository: StudyRepository) -> Ledger | None:
