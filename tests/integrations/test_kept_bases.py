@@ -82,7 +82,7 @@ def test_a_base_is_made_once_for_all_models(kind, made, folder):
         assert all(map(torch.equal, own.values(), wanted.values()))
         assert all(map(is_shared, own.values()))
         assert torch.equal(model(ids).logits, base(ids).logits)  # new adapters add nothing
-    assert pickle.loads(pickle.dumps(task._kept)) is not task._kept
+    assert pickle.loads(pickle.dumps(task._base._kept)) is not task._base._kept
 
 
 def test_models_are_independent(made):
