@@ -1,21 +1,15 @@
-"""What people ask of a study: to stop it or a trial, notes and tags, and branches of trials."""
+"""What people ask of a study while it runs: to stop it or a trial, notes and tags, deletion."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from thrifty.core import StudyNotFoundError, plain_text
-from thrifty.space import Branched, TimeUnit
-from thrifty.space._units import EPOCHS
-from thrifty.store import Store, StudyInfo
+from thrifty.core import StudyNotFoundError
 from thrifty.store._acts import Act, ActKind, tags_of
 from thrifty.store._steering_requests import ask, this_user
 from thrifty.store._trash import Deleted
 
-from ._reader import KnownEpoch
 from ._repository import StudyRepository
 
 
@@ -179,93 +173,3 @@ class SteeringMixin:
     def _ask(self, kind: ActKind, trial: int | None, text: str = "") -> Act:
         with self._repository().open(create=False) as store:
             return ask(store, self.name, kind, trial=trial, text=text)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Branch:
-    """A new trial with the first epochs of another one, and what it costs.
-
-    ``Study.branch`` makes it; ``Study.enqueue_trial`` takes it. ``str()`` describes it.
-
-    Attributes:
-        trial: The number of the trial that it branches off.
-        epoch: The last epoch that both have in common.
-        config: Its hyper-parameters.
-        known_epochs: How many of its first epochs are known.
-        kept_epoch: The last of these epochs whose state is kept; 0 if none is.
-        epochs_again: Known epochs that are trained again, because no later state is kept.
-        epochs_to_train: All epochs that are trained for it, those again included; of all seeds.
-    """
-
-    trial: int
-    epoch: int
-    config: Mapping[str, Any]
-    known_epochs: int
-    kept_epoch: int
-    epochs_again: int
-    epochs_to_train: int
-    unit: TimeUnit = EPOCHS
-
-    @property
-    def changes(self) -> list[str]:
-        """What differs from the trial, in words such as ``lr times 0.3``."""
-        return [
-            f"{name} times {value.factor:g}"
-            if value.after is None
-            else f"{name} = {plain_text(value.after)}"
-            for name, value in self.config.items()
-            if isinstance(value, Branched) and value.at == self.epoch
-        ]
-
-    def __str__(self) -> str:
-        changes = [
-            f"  {name} = {plain_text(value)}"
-            for name, value in self.config.items()
-            if isinstance(value, Branched) and value.at == self.epoch
-        ]
-        text = self.unit.text
-        lines = [
-            f"branch of trial {self.trial} after {text(self.epoch)}:",
-            *changes,
-            f"{text(self.known_epochs)} known, {text(self.epochs_to_train)} to train",
-        ]
-        if self.epochs_again:
-            since = f"after {text(self.kept_epoch)}" if self.kept_epoch else "kept"
-            state = f"the last state is {since}" if self.kept_epoch else "no state is kept"
-            lines.append(f"{state}, so {text(self.epochs_again)} of these are trained again")
-        return "\n".join(lines)
-
-
-def note_enqueued(
-    store: Store, info: StudyInfo, asked: Mapping[str, Any] | Branch, *, given: Mapping[str, Any]
-) -> None:
-    """Record who has enqueued a configuration or a branch, and when.
-
-    Args:
-        store: The database.
-        info: The study.
-        asked: What the user has enqueued.
-        given: The configuration that was made of it, with all hyper-parameters.
-    """
-    if isinstance(asked, Branch):
-        text = f"after epoch {asked.epoch}: {', '.join(asked.changes)}"
-        kind: ActKind = "branch"
-        trial: int | None = asked.trial
-    else:
-        text = ", ".join(f"{name}={plain_text(value)}" for name, value in given.items())
-        kind, trial = "enqueue", None
-    store.acts.add(info, kind, trial=trial, text=text[:_MAX_TEXT], who=this_user())
-
-
-_MAX_TEXT = 2_000
-
-
-def cost_of(
-    known: Sequence[KnownEpoch], *, horizon: int, num_seeds: int
-) -> tuple[int, int, int, int]:
-    """Return the known epochs, the last kept one, those to train again, and all to train."""
-    num = len(known)
-    if num >= horizon:
-        return num, num, 0, 0
-    kept = max((each.epoch for each in known if each.kept), default=0)
-    return num, kept, num - kept, num_seeds * (horizon - kept)

@@ -9,15 +9,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
-import numpy as np
-
 from thrifty.core import (
     Clock,
     StudyNotFoundError,
     SystemClock,
     ThriftyError,
     UsageError,
-    derive_seed,
     plain_logger,
     with_advice,
 )
@@ -28,12 +25,10 @@ from thrifty.run._ask_tell import AskTell, check_trains
 from thrifty.run._simulated import EpochSeconds
 from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Amount, Space, TimeUnit
-from thrifty.space._conditions import branched
-from thrifty.space._coordinates import fill_config, whole_config
-from thrifty.store import FrameBackend, StudyInfo, TrialLine, frame, nondominated, redact_url
-from thrifty.store._reports import no_such_trial
+from thrifty.store import FrameBackend, Store, StudyInfo, TrialLine, frame, nondominated, redact_url
 
 from ._asking import AskingMixin
+from ._enqueue_mixin import EnqueueMixin
 from ._extension import ExtensionMixin, extension_of, requests_for_longer
 from ._forecast import (
     Forecast,
@@ -60,7 +55,7 @@ from ._preflight import (
     prior_trials,
     refusal,
 )
-from ._reader import KnownEpoch, Reader, Trials, is_in_memory, known_epochs, overview
+from ._reader import Reader, Trials, is_in_memory, overview
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, certainty_of, rows, savings, trial_result
 from ._session import (
@@ -72,7 +67,7 @@ from ._session import (
     say_where_from,
     train,
 )
-from ._steering_mixin import Branch, SteeringMixin, cost_of, note_enqueued
+from ._steering_mixin import SteeringMixin
 from .simulation._simulate import simulate
 from .simulation._simulation_report import Simulation
 
@@ -130,7 +125,7 @@ _RUN_ARGUMENTS = {
 """What other libraries call an argument of ``Study.run``, and what to write."""
 
 
-class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
+class Study(PlotMixin, EnqueueMixin, SteeringMixin, ExtensionMixin, AskingMixin):
     """A study that tunes a task over a space, training every shared step once.
 
     Nothing is opened or trained before ``run``.
@@ -470,173 +465,6 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         made._enqueued = [self._whole(config) for config in configs]
         return made
 
-    def known(
-        self, config: Mapping[str, Any], *, epochs: int | Amount | None = None
-    ) -> list[KnownEpoch]:
-        """Return what is known of a configuration: its epochs that are trained already, in order.
-
-        Nothing is trained, and nothing is written.
-
-        Args:
-            config: The configuration, with a value for each hyper-parameter that varies.
-            epochs: How many of its first epochs to look at (default: all).
-
-        Raises:
-            SpaceError: The configuration is not in the space, or lacks a hyper-parameter.
-            AlgorithmError: ``epochs`` is more than the study's ``max_epochs``.
-        """
-        whole = self._whole(config)
-        horizon = self.space.horizon_of(whole) or self.algorithm.max_epochs
-        return known_epochs(
-            self._repository(),
-            whole,
-            epochs=min(horizon, self._first_epochs(epochs)),
-            horizon=horizon,
-            num_seeds=self.seeds,
-        )
-
-    def branch(
-        self,
-        trial: int,
-        *,
-        after: int | Amount,
-        scale: Mapping[str, float] | None = None,
-        change: Mapping[str, Any] | None = None,
-    ) -> Branch:
-        """Return a branch of a trial, which goes on differently from some epoch on.
-
-        Nothing is trained or written: ``print`` it to see what it costs, and give it to
-        ``enqueue_trial`` to have it trained. The epochs before are those of the trial, bit for bit,
-        and are not trained again if the state after them is kept.
-
-        Args:
-            trial: The number of the trial.
-            after: How many epochs of the trial the branch has; it begins after them.
-            scale: What to multiply hyper-parameters by from there on.
-            change: New values or schedules of hyper-parameters; the time of a schedule begins
-                there.
-
-        Raises:
-            UsageError: There is no such trial, epoch or hyper-parameter, or nothing changes.
-            ScheduleError: A factor or a schedule does not fit.
-
-        >>> import thrifty as th
-        >>> from thrifty.testing import LineTask
-        >>> study = th.Study(
-        ...     LineTask(),
-        ...     th.Space(lr=th.Choice([0.1, 0.05])),
-        ...     metric="mse",
-        ...     mode="min",
-        ...     name="line",
-        ...     algorithm=th.GridSearch(max_epochs=4),
-        ...     storage="sqlite://",
-        ... )
-        >>> branch = study.run(progress=False).branch(0, after=3, scale={"lr": 0.3})
-        >>> branch.config
-        {'lr': Branched(Constant(0.1), at=3, factor=0.3)}
-        >>> study.enqueue_trial(branch)
-        >>> study.run(progress=False).trials[-1].epochs
-        4
-        """
-        if self.space.has_horizons:
-            raise UsageError(
-                f"the trials of a {type(self.space).__name__} end at horizons of their own, so "
-                "they cannot branch; give it another rate or shape"
-            )
-        for part in (scale, change):
-            if part is not None:
-                _check_is_config(part)
-        ledger = self._current_ledger()
-        is_number = isinstance(trial, int) and not isinstance(trial, bool)
-        if not is_number or trial not in range(len(ledger.history)):
-            raise UsageError(no_such_trial(self.name, trial, num_trials=len(ledger.history)))
-        parent = ledger.history[trial]
-        horizon = self.algorithm.max_epochs if parent.horizon is None else parent.horizon
-        epoch = self._first_epochs(after) if isinstance(after, Amount) else after
-        config = branched(
-            parent.config,
-            epoch=epoch,
-            horizon=horizon,
-            scale=scale or {},
-            change=self._sizes.in_epochs(change or {}),
-        )
-        known = known_epochs(
-            self._repository(), config, epochs=horizon, horizon=horizon, num_seeds=self.seeds
-        )
-        num, kept, again, to_train = cost_of(known, horizon=horizon, num_seeds=self.seeds)
-        return Branch(
-            trial=trial,
-            epoch=epoch,
-            config=config,
-            known_epochs=num,
-            kept_epoch=kept,
-            epochs_again=again,
-            epochs_to_train=to_train,
-            unit=self.unit,
-        )
-
-    def _whole(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a configuration with all hyper-parameters, and all its amounts in epochs."""
-        _check_is_config(config)
-        return whole_config(self.space, self._sizes.in_epochs(config))
-
-    def _first_epochs(self, given: int | Amount | None) -> int:
-        """Return how many first epochs of a trial are meant; None means all."""
-        most = self.algorithm.max_epochs
-        if isinstance(given, Amount):
-            given = self._sizes.of((given,)).whole(given, what="epochs")
-        return Enqueued(max_epochs=most, epochs=given).target
-
-    def enqueue_trial(self, config: Mapping[str, Any] | Branch) -> None:
-        """Enqueue a configuration, or a branch, that this run or the next one tries first.
-
-        Missing hyper-parameters are drawn from the space. Once the algorithm is done, what is
-        enqueued is trained to its end. The configuration is stored in the
-        database (if the study does not exist yet, as soon as ``run`` creates it), so an
-        interruption does not lose it. A configuration that was enqueued before is not enqueued
-        again, so a script may be run again. ``acts`` says who has enqueued what of a study that
-        exists already, and when.
-
-        Raises:
-            SpaceError: The configuration has a name or a value that is not in the space.
-            StudyMismatchError: The database has a different study of this name.
-
-        >>> import thrifty as th
-        >>> from thrifty.testing import LineTask
-        >>> study = th.Study(
-        ...     LineTask(),
-        ...     th.Space(lr=th.Float(0.01, 0.1)),
-        ...     metric="mse",
-        ...     mode="min",
-        ...     name="line",
-        ...     algorithm=th.RandomSearch(max_epochs=2, num_trials=3),
-        ...     storage="sqlite://",
-        ... )
-        >>> study.enqueue_trial({"lr": 0.05})
-        >>> study.run(progress=False).trials[0].config
-        {'lr': 0.05}
-        """
-        self._check_enqueues()
-        rng = np.random.default_rng(derive_seed(self.seed, "enqueue", len(self._enqueued)))
-        if isinstance(config, Branch):
-            self._enqueued.append(config.config)
-        else:
-            _check_is_config(config)
-            given = self._sizes.in_epochs(config)
-            self._enqueued.append(fill_config(self.space, given, rng=rng))
-        repository = self._repository()
-        with contextlib.suppress(StudyNotFoundError), repository.open(create=False) as store:
-            info = repository.find(store)
-            if info is not None:
-                fresh = repository.enqueue(store, info, self._enqueued)
-                if self._enqueued[-1] in fresh:
-                    note_enqueued(store, info, config, given=self._enqueued[-1])
-
-    @property
-    def enqueued(self) -> list[Mapping[str, Any]]:
-        """The configurations enqueued through this object, with all hyper-parameters."""
-        return list(self._enqueued)
-
     # -- the run ----------------------------------------------------------------------
 
     @with_advice(_RUN_ARGUMENTS)
@@ -683,12 +511,7 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
             if info is not None:
                 info = repository.at_home(store, info, file=self.file or file_of(self))
                 repository.enqueue(store, info, self._enqueued)
-                finished = self._reader.finished(repository, store, info)
-                if finished is not None and not requests_for_longer(store, info):
-                    say_where_from(
-                        repository, finished, store=store, progress=progress, finished=True
-                    )
-                    say_if_all_failed(repository, finished)
+                if self._is_finished(repository, store, info, progress=progress):
                     return self
             with repository.recipe.watched(fresh=info is None):
                 report, dry_run_error = check_study(
@@ -711,34 +534,69 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
                 )
                 repository = self._with_choice(repository, info, progress=progress)
                 with store.lease(info, shared=self.storage.is_shared) as lease:
-                    before, began = info.spec["max_epochs"], self._clock.monotonic()
-                    info = repository.extend(store, info)
-                    repository, info = self._lengthened(repository, store, info)
-                    is_done = False
-                    while not is_done:
-                        with self._reader.running(repository, store, info) as ledger:
-                            if before < (after := info.spec["max_epochs"]):
-                                found = extension_of(ledger, before=before, after=after)
-                                text = str(found).replace("\n", "; ")
-                                logger.info("study %r: %s", self.name, text)
-                            is_trained = train(
-                                repository,
-                                ledger,
-                                store=store,
-                                lease=lease,
-                                executor=executor or Local(),
-                                stop=stop,
-                                progress=progress,
-                                observers=observers,
-                                began=began,
-                            )
-                            say_what_was_not_checked(repository, ledger, error=dry_run_error)
-                        before = info.spec["max_epochs"]
-                        # A loop that asks has been told already that the study is done.
-                        if is_trained and not isinstance(executor, AskTell):
-                            repository, info = self._lengthened(repository, store, info)
-                        is_done = info.spec["max_epochs"] == before
+                    self._train(
+                        repository,
+                        store,
+                        info,
+                        lease=lease,
+                        executor=executor or Local(),
+                        stop=stop,
+                        progress=progress,
+                        observers=observers,
+                        dry_run_error=dry_run_error,
+                    )
         return self
+
+    def _is_finished(
+        self, repository: StudyRepository, store: Store, info: StudyInfo, *, progress: bool
+    ) -> bool:
+        """Return whether nothing is left to train, and say so."""
+        finished = self._reader.finished(repository, store, info)
+        if finished is None or requests_for_longer(store, info):
+            return False
+        say_where_from(repository, finished, store=store, progress=progress, finished=True)
+        say_if_all_failed(repository, finished)
+        return True
+
+    def _train(
+        self,
+        repository: StudyRepository,
+        store: Store,
+        info: StudyInfo,
+        *,
+        executor: ExecutorConfig,
+        dry_run_error: str,
+        **options: Any,
+    ) -> None:
+        """Train all that is due, and go on as long as a longer ``max_epochs`` is asked for.
+
+        Args:
+            repository: The study's records.
+            store: The open database.
+            info: The stored study.
+            executor: Where to train.
+            dry_run_error: Why the task's dry run has failed; "" if it has not.
+            options: Further options of ``train``.
+        """
+        before, began = info.spec["max_epochs"], self._clock.monotonic()
+        info = repository.extend(store, info)
+        repository, info = self._lengthened(repository, store, info)
+        is_done = False
+        while not is_done:
+            with self._reader.running(repository, store, info) as ledger:
+                if before < (after := info.spec["max_epochs"]):
+                    found = extension_of(ledger, before=before, after=after)
+                    text = str(found).replace("\n", "; ")
+                    logger.info("study %r: %s", self.name, text)
+                is_trained = train(
+                    repository, ledger, store=store, executor=executor, began=began, **options
+                )
+                say_what_was_not_checked(repository, ledger, error=dry_run_error)
+            before = info.spec["max_epochs"]
+            # A loop that asks has been told already that the study is done.
+            if is_trained and not isinstance(executor, AskTell):
+                repository, info = self._lengthened(repository, store, info)
+            is_done = info.spec["max_epochs"] == before
 
     # -- results ----------------------------------------------------------------------
 
@@ -961,9 +819,3 @@ def _studies(given: object) -> tuple[str | Study, ...]:
             "these"
         )
     return tuple(studies)
-
-
-def _check_is_config(config: object) -> None:
-    """Raise a UsageError unless something is a dict of hyper-parameters."""
-    if not isinstance(config, Mapping):
-        raise UsageError(f'a configuration is a dict such as {{"lr": 0.1}}, got {config!r}')
