@@ -7,13 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from thrifty.core import (
-    CheckpointRef,
     Clock,
     EpochDone,
     Event,
@@ -180,9 +179,16 @@ class Observer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The components of a run."""
+def _no_limit() -> float:
+    return math.inf
+
+
+@dataclass(slots=True, kw_only=True)
+class RunLoop:
+    """One run of a study: asks the algorithm, trains, records, and tells observers.
+
+    ``run`` trains; the attributes are what it works with.
+    """
 
     ledger: Ledger
     algorithm: Algorithm
@@ -199,103 +205,201 @@ class Parts:
     packing: Packing
     passed: PassedStates
     steering: Steering
+    stop_requested: Callable[[], bool]
+    """Returns whether to stop at the end of the running epochs."""
+    epochs_left: Callable[[], float] = _no_limit
+    """Returns how many epochs may still be trained.
 
-
-def _no_limit() -> float:
-    return math.inf
-
-
-def run_loop(
-    parts: Parts,
-    *,
-    stop_requested: Callable[[], bool],
-    epochs_left: Callable[[], float] = _no_limit,
-) -> bool:
-    """Train until the algorithm has nothing more to ask; return False if stopped before that.
-
-    Args:
-        parts: What the loop works with.
-        stop_requested: Returns whether to stop at the end of the running epochs.
-        epochs_left: Returns how many epochs may still be trained. A chain starts if the running
-            ones train fewer, so the last chains may exceed them.
+    A chain starts if the running ones train fewer, so the last chains may exceed them.
     """
-    chains: dict[int, Chain] = {}
-    to_train: dict[int, int] = {}
-    """The epochs that each running chain has left."""
-    num_assigned = 0
-    stopping = stop_requested()
-    upkeep = _Upkeep(parts)
-    upkeep.steer(chains)  # what was asked while no process ran the study
-    while True:
-        may_begin = not (stopping or parts.steering.is_paused)
-        while may_begin and (not chains or sum(to_train.values()) < epochs_left()):
-            size = parts.packing.size(parts.ledger.plan, chains.values())
-            num_free = parts.executor.num_free(pack_size=size)
-            chain = _next_chain(parts, num_free) if num_free else None
+    _chains: dict[int, Chain] = field(default_factory=dict)
+    """The chains that are trained, by the number of their assignment."""
+    _to_train: dict[int, int] = field(default_factory=dict)
+    """The epochs that each of them has left."""
+    _num_assigned: int = 0
+    _looked: float = 0.0
+    """When it was last looked at what people ask."""
+    _written: float = 0.0
+    """When records were last written."""
+    _beat: float = 0.0
+    """When the last heartbeat was sent."""
+
+    def run(self) -> bool:
+        """Train until the algorithm has nothing more to ask; return False if stopped before that.
+
+        Raises:
+            StateError: The task cannot be trained as it is.
+        """
+        self._written = self._beat = self._looked = self.clock.monotonic()
+        stopping = self.stop_requested()
+        self._steer()  # what was asked while no process ran the study
+        while True:
+            if not (stopping or self.steering.is_paused):
+                self._begin_chains()
+            if self._chains:
+                self._drain_events()
+            elif self.steering.is_paused and not stopping:
+                self._wait_paused()
+            elif not stopping and self.executor.may_be_asked:
+                self.executor.poll(GROUP_S)
+            elif stopping or not (self._others_train or self._steer()):
+                self._write()
+                return not stopping
+            elif self._others_train:
+                time.sleep(GROUP_S)
+            self._keep_up()
+            if not stopping and self.stop_requested():
+                stopping = True
+                self.executor.stop()
+
+    def hold_budget_at_the_end(self) -> None:
+        """Hold the disk budget once the algorithm has nothing more to ask."""
+        self._learn(force=True)  # the budget is not held while other drivers' nodes are unknown
+        self.budget.hold(self.ledger, driver=self.driver, store=self.store, done=True)
+
+    # -- what is trained -------------------------------------------------------------------
+
+    def _begin_chains(self) -> None:
+        """Give the workers as much as they can take."""
+        while not self._chains or sum(self._to_train.values()) < self.epochs_left():
+            size = self.packing.size(self.ledger.plan, self._chains.values())
+            num_free = self.executor.num_free(pack_size=size)
+            chain = self._next_chain(num_free) if num_free else None
             if chain is None:
-                break
-            chains[num_assigned], to_train[num_assigned] = chain, chain.num_epochs
-            parts.executor.submit(
+                return
+            number = self._num_assigned
+            self._num_assigned += 1
+            self._chains[number], self._to_train[number] = chain, chain.num_epochs
+            self.executor.submit(
                 Assignment(
-                    number=num_assigned,
+                    number=number,
                     chain=chain,
-                    seed=parts.seed,
-                    epochs_to_come=parts.packing.epochs_to_come(parts.ledger.plan),
+                    seed=self.seed,
+                    epochs_to_come=self.packing.epochs_to_come(self.ledger.plan),
                 )
             )
-            num_assigned += 1
-        if chains:
-            _drain_events(parts, chains, to_train)
-        elif parts.steering.is_paused and not stopping:
-            _wait_paused(parts)
-        elif not stopping and parts.executor.may_be_asked:
-            parts.executor.poll(GROUP_S)
-        elif stopping or not (_others_train(parts) or upkeep.steer(chains)):
-            _write(parts)
-            return not stopping
-        elif _others_train(parts):
-            time.sleep(GROUP_S)
-        upkeep.tick(chains)
-        if not stopping and stop_requested():
-            stopping = True
-            parts.executor.stop()
 
+    def _next_chain(self, num_free: int) -> Chain | None:
+        """Return what to train next; ask the algorithm if no pending work can start."""
+        ledger = self.ledger
+        while True:
+            chain = ledger.plan.next_chain()
+            if chain is not None:
+                if self.driver.claim(chain.stages):
+                    return chain
+                # Another driver has claimed or changed this work, so read its changes first.
+                ledger.plan.abandon(chain)
+                self._learn(force=True)
+                continue
+            decisions = next_decisions(
+                self.algorithm,
+                ledger.history,
+                self.space,
+                num=num_free,
+                rng=ask_rng(self.seed, ledger.history),
+            )
+            if not decisions:
+                return None
+            self._decide(decisions)
+            tell_news(self.observers, ledger)
 
-def _wait_paused(parts: Parts) -> None:
-    if parts.executor.trains_elsewhere:
-        parts.executor.poll(0.0)  # so that ask(wait=False) learns that there is nothing now
-    time.sleep(GROUP_S)
+    def _decide(self, decisions: Sequence[Decision]) -> None:
+        """Apply decisions; lock a shared plan if they add to it."""
+        ledger = self.ledger
+        if not self.driver.shared or not any(map(ledger.adds_nodes, decisions)):
+            ledger.decide(decisions)
+            return
 
+        def add(changes: Changes) -> Sequence[Record]:
+            ledger.learn(changes)
+            ledger.decide(decisions)
+            return ledger.outbox
 
-def _others_train(parts: Parts) -> bool:
-    """Return whether a trial waits for training by another driver."""
-    return parts.driver.shared and parts.ledger.history.num_running > 0
+        self.driver.extend(add, num_nodes=len(ledger.plan.nodes))
+        ledger.outbox.clear()
 
+    # -- what has happened -----------------------------------------------------------------
 
-def _drain_events(parts: Parts, chains: dict[int, Chain], to_train: dict[int, int]) -> None:
-    """Apply the reports of the workers."""
-    for report in parts.executor.poll(GROUP_S):
-        if isinstance(report.event, EpochDone):
-            to_train[report.assignment] -= 1
-        if report.event is None:
-            chain = chains.pop(report.assignment)
-            del to_train[report.assignment]
-            parts.ledger.plan.abandon(chain)
-            parts.driver.done(chain.stages)
-        else:
-            _take(parts, report.event)
+    def _drain_events(self) -> None:
+        """Apply the reports of the workers."""
+        for report in self.executor.poll(GROUP_S):
+            if isinstance(report.event, EpochDone):
+                self._to_train[report.assignment] -= 1
+            if report.event is None:
+                chain = self._chains.pop(report.assignment)
+                del self._to_train[report.assignment]
+                self.ledger.plan.abandon(chain)
+                self.driver.done(chain.stages)
+            else:
+                self._take(report.event)
 
+    def _take(self, event: Event) -> None:
+        self.packing.on_event(event, self.store)
+        self.ledger.handle(event)
+        if isinstance(event, Refused):
+            self.executor.refuse(event.key, event.reason)
+        tell(self.observers, event)
+        tell_news(self.observers, self.ledger)
+        if isinstance(event, StageFailed) and event.kind == "task":
+            self._write()
+            raise StateError(event.message.partition(": ")[2])
 
-def _take(parts: Parts, event: Event) -> None:
-    parts.packing.on_event(event, parts.store)
-    parts.ledger.handle(event)
-    if isinstance(event, Refused):
-        parts.executor.refuse(event.key, event.reason)
-    tell(parts.observers, event)
-    tell_news(parts.observers, parts.ledger)
-    if isinstance(event, StageFailed) and event.kind == "task":
-        _write(parts)
-        raise StateError(event.message.partition(": ")[2])
+    @property
+    def _others_train(self) -> bool:
+        """Whether a trial waits for training by another driver."""
+        return self.driver.shared and self.ledger.history.num_running > 0
+
+    def _wait_paused(self) -> None:
+        if self.executor.trains_elsewhere:
+            self.executor.poll(0.0)  # so that ask(wait=False) learns that there is nothing now
+        time.sleep(GROUP_S)
+
+    # -- periodic work ---------------------------------------------------------------------
+
+    def _keep_up(self) -> None:
+        """Write records, read what other drivers and people did, and send the heartbeat."""
+        now = self.clock.monotonic()
+        if now - self._looked >= LOOK_S:
+            self._steer()
+            self._looked = now
+        if now - self._written >= GROUP_S:
+            self._write()
+            self._learn()
+            self._written = now
+        # A thread sends heartbeats, too. Here an error ends the run: another process has the study.
+        if now - self._beat >= HEARTBEAT_S and not self.lease.shared:
+            self.lease.heartbeat()
+            self._beat = now
+
+    def _steer(self) -> bool:
+        """Apply what people ask; return whether there is anything new to do."""
+        found = self.steering.apply(self.ledger, self.driver)
+        tell_news(self.observers, self.ledger)
+        if found:
+            for number, chain in self._chains.items():
+                if self.steering.is_paused or not self.ledger.plan.is_wanted(chain):
+                    self.executor.cut(number)
+        return found
+
+    def _learn(self, *, force: bool = False) -> None:
+        """Read and apply what other drivers have done."""
+        ledger = self.ledger
+        changes = self.driver.changes(num_nodes=len(ledger.plan.nodes), force=force)
+        if changes is not None:
+            ledger.learn(changes)
+            tell_news(self.observers, ledger)
+
+    def _write(self) -> None:
+        """Write the collected records, delete superseded checkpoints, and hold the disk budget."""
+        outbox, passed = self.ledger.outbox, self.passed.find(self.ledger)
+        removed = [
+            CheckpointRemoved(plan=self.plan_id, node=ref.node, epoch=ref.epoch) for ref in passed
+        ]
+        # Removals share a transaction with the states that replace them. Files go after it.
+        self.driver.record([*outbox, *removed])
+        outbox.clear()
+        self.passed.delete(self.ledger, passed)
+        self.budget.hold(self.ledger, driver=self.driver, store=self.store)
 
 
 def tell(observers: Sequence[Observer], event: Event | TrialEvent) -> None:
@@ -311,112 +415,9 @@ def tell_news(observers: Sequence[Observer], ledger: Ledger) -> None:
         tell(observers, event)
 
 
-class _Upkeep:
-    """Periodic work: write records, read what other drivers and people did, send the heartbeat."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._written = self._beat = self._looked = parts.clock.monotonic()
-
-    def steer(self, chains: Mapping[int, Chain]) -> bool:
-        """Apply what people ask; return whether there is anything new to do."""
-        ledger = self._parts.ledger
-        found = self._parts.steering.apply(ledger, self._parts.driver)
-        tell_news(self._parts.observers, ledger)
-        if found:
-            for number, chain in chains.items():
-                if self._parts.steering.is_paused or not ledger.plan.is_wanted(chain):
-                    self._parts.executor.cut(number)
-        return found
-
-    def tick(self, chains: Mapping[int, Chain]) -> None:
-        now = self._parts.clock.monotonic()
-        if now - self._looked >= LOOK_S:
-            self.steer(chains)
-            self._looked = now
-        if now - self._written >= GROUP_S:
-            _write(self._parts)
-            _learn(self._parts)
-            self._written = now
-        # A thread sends heartbeats, too. Here an error ends the run: another process has the study.
-        if now - self._beat >= HEARTBEAT_S and not self._parts.lease.shared:
-            self._parts.lease.heartbeat()
-            self._beat = now
-
-
-def _next_chain(parts: Parts, num_free: int) -> Chain | None:
-    """Return what to train next; ask the algorithm if no pending work can start."""
-    ledger = parts.ledger
-    while True:
-        chain = ledger.plan.next_chain()
-        if chain is not None:
-            if parts.driver.claim(chain.stages):
-                return chain
-            # Another driver has claimed or changed this work, so read its changes first.
-            ledger.plan.abandon(chain)
-            _learn(parts, force=True)
-            continue
-        decisions = next_decisions(
-            parts.algorithm,
-            ledger.history,
-            parts.space,
-            num=num_free,
-            rng=ask_rng(parts.seed, ledger.history),
-        )
-        if not decisions:
-            return None
-        _decide(parts, decisions)
-        tell_news(parts.observers, ledger)
-
-
 def ask_rng(seed: int, history: History) -> np.random.Generator:
     """Return the random stream of one ask, derived from the seed and the number of decisions."""
     return np.random.default_rng(derive_seed(seed, "ask", history.num_decisions))
-
-
-def _decide(parts: Parts, decisions: Sequence[Decision]) -> None:
-    """Apply decisions; lock a shared plan if they add to it."""
-    ledger = parts.ledger
-    if not parts.driver.shared or not any(map(ledger.adds_nodes, decisions)):
-        ledger.decide(decisions)
-        return
-
-    def add(changes: Changes) -> Sequence[Record]:
-        ledger.learn(changes)
-        ledger.decide(decisions)
-        return ledger.outbox
-
-    parts.driver.extend(add, num_nodes=len(ledger.plan.nodes))
-    ledger.outbox.clear()
-
-
-def _learn(parts: Parts, *, force: bool = False) -> None:
-    """Read and apply what other drivers have done."""
-    ledger = parts.ledger
-    changes = parts.driver.changes(num_nodes=len(ledger.plan.nodes), force=force)
-    if changes is not None:
-        ledger.learn(changes)
-        tell_news(parts.observers, ledger)
-
-
-def hold_budget_at_the_end(parts: Parts) -> None:
-    """Hold the disk budget once the algorithm has nothing more to ask."""
-    _learn(parts, force=True)  # the budget is not held while other drivers' nodes are unknown
-    parts.budget.hold(parts.ledger, driver=parts.driver, store=parts.store, done=True)
-
-
-def _write(parts: Parts) -> None:
-    """Write the collected records, delete superseded checkpoints, and hold the disk budget."""
-    outbox, passed = parts.ledger.outbox, parts.passed.find(parts.ledger)
-    # Removals share a transaction with the states that replace them. Files are deleted after it.
-    parts.driver.record([*outbox, *(_removed(parts, ref) for ref in passed)])
-    outbox.clear()
-    parts.passed.delete(parts.ledger, passed)
-    parts.budget.hold(parts.ledger, driver=parts.driver, store=parts.store)
-
-
-def _removed(parts: Parts, ref: CheckpointRef) -> CheckpointRemoved:
-    return CheckpointRemoved(plan=parts.plan_id, node=ref.node, epoch=ref.epoch)
 
 
 # -- requests from people --------------------------------------------------------------------------

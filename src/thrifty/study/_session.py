@@ -48,17 +48,7 @@ from thrifty.store._reports import error_key, trials_text
 
 from ._housekeeping import DiskBudget, Packing, PassedStates, with_threads_of
 from ._ledger import Ledger, is_done
-from ._loop import (
-    Observer,
-    Parts,
-    Steering,
-    StopOnSignal,
-    StopWhen,
-    hold_budget_at_the_end,
-    run_loop,
-    tell,
-    tell_news,
-)
+from ._loop import Observer, RunLoop, Steering, StopOnSignal, StopWhen, tell, tell_news
 from ._reader import Provenance, is_in_memory
 from ._repository import StudyRepository
 from ._trial_events import (
@@ -123,7 +113,7 @@ def train(  # noqa: PLR0913 (one argument for each part of a run)
             max_base_bytes=repository.storage.max_base_bytes,
         )
         stack.callback(workers.close)
-        parts = Parts(
+        loop = RunLoop(
             ledger=ledger,
             algorithm=recipe.algorithm,
             space=recipe.space,
@@ -148,21 +138,19 @@ def train(  # noqa: PLR0913 (one argument for each part of a run)
             ),
             passed=PassedStates(store, clock=clock, shared=lease.shared),
             steering=steering,
+            stop_requested=lambda: asked.requested() or workers.was_stopped or bool(reason()),
+            epochs_left=lambda: math.inf if stop is None else stop.epochs_left(ledger),
         )
         ending = stack.enter_context(_Ending(watching, ledger))
         _begin(repository, ledger, watching, info=lease.study, plan=plan)
         try:
-            done = run_loop(
-                parts,
-                stop_requested=lambda: asked.requested() or workers.was_stopped or bool(reason()),
-                epochs_left=lambda: math.inf if stop is None else stop.epochs_left(ledger),
-            )
+            done = loop.run()
         except StateError:
             # Nothing runs the study any more, and running it again would raise the same error.
             steering.end(ledger, driver, state="stopped")
             raise
         if done:
-            hold_budget_at_the_end(parts)
+            loop.hold_budget_at_the_end()
         ending.state = "done" if done else "stopped"
         ending.signal = None if done else asked.number
     steering.end(ledger, driver, state=ending.state)

@@ -23,7 +23,7 @@ from thrifty.store import Store, StudyMoved
 from thrifty.study._goals import Goals, Mode
 from thrifty.study._housekeeping import DiskBudget, Packing, PassedStates
 from thrifty.study._ledger import Ledger
-from thrifty.study._loop import Parts, Steering, ask_rng, run_loop
+from thrifty.study._loop import RunLoop, Steering, ask_rng
 from thrifty.study._preflight import check_horizons, checked_seeds
 from thrifty.study._trial_events import FailureLog
 
@@ -329,7 +329,7 @@ def _play(
         ledger.history = script.history
         with store.lease(info) as lease, _quiet():
             driver = store.drive(lease)
-            parts = Parts(
+            loop = RunLoop(
                 ledger=ledger,
                 algorithm=script.algorithm,
                 space=script.space,
@@ -345,8 +345,9 @@ def _play(
                 packing=Packing(num_workers=1, fixed_size=1),
                 passed=PassedStates(store, clock=clock, shared=False),
                 steering=Steering(),
+                stop_requested=lambda: False,
             )
-            run_loop(parts, stop_requested=lambda: False)
+            loop.run()
             driver.record([StudyMoved(study=info.id, state="done")])
     return ledger
 
