@@ -38,10 +38,10 @@ class Catalogue:
     attached to the machines of their zone that can carry them.
 
     Args:
-        offers: at least one offer.
+        offers: At least one offer.
 
     Raises:
-        CloudError: there are no offers.
+        CloudError: There are no offers.
 
     >>> catalogue = Catalogue.shipped()
     >>> cheap = catalogue.where(
@@ -66,7 +66,7 @@ class Catalogue:
         cloud.
 
         Raises:
-            CloudError: a file cannot be read, lacks a column or has an invalid row, or there is no
+            CloudError: A file cannot be read, lacks a column or has an invalid row, or there is no
                 offer.
         """
         return _merged(read_offers(Path(path)) for path in paths)
@@ -89,10 +89,10 @@ class Catalogue:
 
         Args:
             folder: SkyPilot's catalogues; None: ``~/.sky/catalogs``.
-            refresh: whether SkyPilot downloads the lists of its clouds again first.
+            refresh: Whether SkyPilot downloads the lists of its clouds again first.
 
         Raises:
-            CloudError: there is no such file, or one cannot be read.
+            CloudError: There is no such file, or one cannot be read.
             MissingExtraError: ``refresh`` is set and SkyPilot is not installed.
         """
         root = Path("~/.sky/catalogs").expanduser() if folder is None else Path(folder)
@@ -116,7 +116,7 @@ class Catalogue:
         """Write an editable file that ``load`` can read, atomically: either all of it or nothing.
 
         Raises:
-            CloudError: the file cannot be written.
+            CloudError: The file cannot be written.
         """
         write_offers(Path(path), self.offers)
 
@@ -132,14 +132,14 @@ class Catalogue:
         """Return the offers that match every given filter; upper and lower case are the same.
 
         Args:
-            cloud: names of clouds to keep.
-            region: names of regions to keep.
-            accelerator: names of accelerators to keep; "": machines without one.
-            instance_type: names of instance types to keep.
+            cloud: Names of clouds to keep.
+            region: Names of regions to keep.
+            accelerator: Names of accelerators to keep; "": machines without one.
+            instance_type: Names of instance types to keep.
             spot: True: keep offers with a spot price; False: keep those with an on-demand price.
 
         Raises:
-            CloudError: no offer matches.
+            CloudError: No offer matches.
         """
         respects = {
             "cloud": cloud,

@@ -47,21 +47,21 @@ class HardwareEstimates:
     Probes replace both estimates with measurements.
 
     Args:
-        profiled: name of the device that was profiled, among the known accelerators; "" for
+        profiled: Name of the device that was profiled, among the known accelerators; "" for
             processor cores.
-        profiled_vcpus: number of processor cores that were profiled.
-        measured_compute: by ``Offer.device``: measured factor on the profile's times.
-        measured_network: by instance type: measured factor on the seconds that ``link`` gives for
+        profiled_vcpus: Number of processor cores that were profiled.
+        measured_compute: By ``Offer.device``: measured factor on the profile's times.
+        measured_network: By instance type: measured factor on the seconds that ``link`` gives for
             sums between machines.
-        measured_inner: by instance type: the same for sums inside a machine.
-        measured_sums: all-reduce timings from ``hetero.measure_all_reduce``, named by instance
+        measured_inner: By instance type: the same for sums inside a machine.
+        measured_sums: All-reduce timings from ``hetero.measure_all_reduce``, named by instance
             type. For these types they replace both the nominal bandwidth and the factors in
             ``measured_network`` and ``measured_inner``.
-        networks: what networks reach that were not measured.
-        usable_memory: share of a device's nominal memory that a program is sure to get.
-        observed: by instance type: steps of one training that were measured there, from
+        networks: What networks reach that were not measured.
+        usable_memory: Share of a device's nominal memory that a program is sure to get.
+        observed: By instance type: steps of one training that were measured there, from
             ``calibrate``.
-        calibrated_to: profile of that training; None without measured steps. Estimates for another
+        calibrated_to: Profile of that training; None without measured steps. Estimates for another
             profile are refused, because how fast a device is depends on the training.
 
     >>> offer = Offer(
@@ -101,7 +101,7 @@ class HardwareEstimates:
         """Check that the measured steps, if there are any, are those of this training.
 
         Raises:
-            CloudError: they were measured with another profile.
+            CloudError: They were measured with another profile.
         """
         if self.calibrated_to not in (None, profile):
             raise CloudError(
@@ -121,7 +121,7 @@ class HardwareEstimates:
         """Return this machine's compute time per device as a factor on the profile's times.
 
         Raises:
-            CloudError: the device was not measured, and it is not in the table of accelerators or
+            CloudError: The device was not measured, and it is not in the table of accelerators or
                 its number of processors is unknown.
         """
         seen = self.observed.get(offer.instance_type)
@@ -205,9 +205,9 @@ class HardwareEstimates:
         Steps that ``calibrate`` was given of these machines no longer count.
 
         Args:
-            compute: see ``measured_compute``.
-            network: see ``measured_network``.
-            inner: see ``measured_inner``.
+            compute: See ``measured_compute``.
+            network: See ``measured_network``.
+            inner: See ``measured_inner``.
         """
         kept = {
             name: seen
@@ -274,11 +274,11 @@ def precision_of(
     Those are the seconds by ``estimates``, in the precision of the profile.
 
     Args:
-        offer: machine with the device.
-        allowed: precisions to choose among; None: only the profile's. Devices without units for any
+        offer: Machine with the device.
+        allowed: Precisions to choose among; None: only the profile's. Devices without units for any
             of them train in float32.
-        profile: profile of a step, with its precision.
-        estimates: tell whether the device itself was measured.
+        profile: Profile of a step, with its precision.
+        estimates: Tell whether the device itself was measured.
     """
     known = _mixed(offer.accelerator)
     wanted = (profile.precision,) if allowed is None else allowed

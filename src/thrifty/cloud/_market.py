@@ -39,11 +39,11 @@ class PriceSeries:
     """Price over time: each price holds until the next one.
 
     Args:
-        times_s: moments of change, ascending; seconds since 1970, UTC.
-        usd_h: price in dollars per hour from each of these moments on.
+        times_s: Moments of change, ascending; seconds since 1970, UTC.
+        usd_h: Price in dollars per hour from each of these moments on.
 
     Raises:
-        CloudError: the moments and prices do not match, are not ascending, or are out of range.
+        CloudError: The moments and prices do not match, are not ascending, or are out of range.
 
     >>> prices = PriceSeries(times_s=(0.0, 3600.0), usd_h=(1.0, 4.0))
     >>> prices.at(1800.0), prices.usd(1800.0, 5400.0)
@@ -70,7 +70,7 @@ class PriceSeries:
         """Return the price in dollars per hour at a moment.
 
         Raises:
-            CloudError: the moment is before the first price.
+            CloudError: The moment is before the first price.
         """
         return self.usd_h[self._index(moment)]
 
@@ -126,11 +126,11 @@ class ObservedLifetime:
     """Observed lifetime of one spot machine.
 
     Args:
-        instance_type: its instance type.
-        zone: its zone.
-        begin_s: moment when it was rented; seconds since 1970, UTC.
-        end_s: moment when it was evicted, returned, or last seen.
-        evicted: whether it was evicted.
+        instance_type: Its instance type.
+        zone: Its zone.
+        begin_s: Moment when it was rented; seconds since 1970, UTC.
+        end_s: Moment when it was evicted, returned, or last seen.
+        evicted: Whether it was evicted.
 
     Raises:
         CloudError: ``end_s`` is before ``begin_s``.
@@ -155,15 +155,15 @@ class SpotMarket:
     """Spot prices and eviction rates, from history before a given moment.
 
     Args:
-        prices: price history by instance type and zone.
-        lifetimes: observed machines by instance type and zone.
-        until_s: moment from which history is ignored; ``inf``: use all of it.
-        days: days before that moment whose prices count.
-        unknown_evictions_per_h: eviction rate of an instance type that was never observed; None:
+        prices: Price history by instance type and zone.
+        lifetimes: Observed machines by instance type and zone.
+        until_s: Moment from which history is ignored; ``inf``: use all of it.
+        days: Days before that moment whose prices count.
+        unknown_evictions_per_h: Eviction rate of an instance type that was never observed; None:
             raise an error.
 
     Raises:
-        CloudError: a number is out of range.
+        CloudError: A number is out of range.
 
     >>> lifetimes = [
     ...     ObservedLifetime(
@@ -201,10 +201,10 @@ class SpotMarket:
         Args:
             path: CSV file with the columns ``instance_type``, ``az``, ``timestamp`` (ISO 8601),
                 ``usd_per_hour`` and optionally ``product``; the lines may be in any order.
-            product: operating system; lines of others are skipped.
+            product: Operating system; lines of others are skipped.
 
         Raises:
-            CloudError: the file cannot be read, or is not such a file.
+            CloudError: The file cannot be read, or is not such a file.
         """
         changes: dict[Place, dict[float, float]] = {}
         for place, moment, price in _aws_rows(Path(path), product):
@@ -234,7 +234,7 @@ class SpotMarket:
         history, it is the offer's own.
 
         Raises:
-            CloudError: there is neither a history nor a price of the offer.
+            CloudError: There is neither a history nor a price of the offer.
         """
         return self.price_quantile(offer, 0.5)
 
@@ -242,7 +242,7 @@ class SpotMarket:
         """Return the quantile ``share`` of the last days' prices, otherwise like ``spot_usd_h``.
 
         Raises:
-            CloudError: no price is known, or ``share`` is not between 0 and 1.
+            CloudError: No price is known, or ``share`` is not between 0 and 1.
         """
         if not 0 <= share <= 1:
             raise CloudError(f"a share of time must be between 0 and 1, got {share}")
@@ -270,7 +270,7 @@ class SpotMarket:
         were observed, the rate is close to that of the instance type in other places.
 
         Raises:
-            CloudError: no machine of this instance type was observed, and
+            CloudError: No machine of this instance type was observed, and
                 ``unknown_evictions_per_h`` is None.
         """
         shape, hours = self._posterior(offer)
@@ -280,7 +280,7 @@ class SpotMarket:
         """Return the eviction rate as its mean and 90 % interval (chi-square quantiles).
 
         Raises:
-            CloudError: as in ``evictions_per_h``.
+            CloudError: As in ``evictions_per_h``.
             MissingExtraError: scipy is not installed.
         """
         chi2 = require("scipy.stats", extra="cloud").chi2
@@ -375,11 +375,11 @@ def young_s(save_s: float, mtbf_s: float) -> float:
     """Return the seconds of work between checkpoints by Young's first-order rule (CACM 1974).
 
     Args:
-        save_s: seconds to write a checkpoint.
-        mtbf_s: mean seconds between evictions.
+        save_s: Seconds to write a checkpoint.
+        mtbf_s: Mean seconds between evictions.
 
     Raises:
-        CloudError: a time is out of range.
+        CloudError: A time is out of range.
 
     >>> young_s(8.0, 3600.0), young_s(8.0, math.inf)
     (240.0, inf)
@@ -394,11 +394,11 @@ def daly_s(save_s: float, mtbf_s: float) -> float:
     The rule is good for frequent evictions, too.
 
     Args:
-        save_s: seconds to write a checkpoint.
-        mtbf_s: mean seconds between evictions.
+        save_s: Seconds to write a checkpoint.
+        mtbf_s: Mean seconds between evictions.
 
     Raises:
-        CloudError: a time is out of range.
+        CloudError: A time is out of range.
 
     >>> round(daly_s(8.0, 3600.0), 1), daly_s(60.0, 20.0)
     (234.7, 20.0)
@@ -422,17 +422,17 @@ def spot_seconds(
     after the end.
 
     Args:
-        work_s: seconds without evictions and checkpoints.
-        evictions_per_h: expected evictions per hour.
-        save_s: seconds to write a checkpoint.
-        restart_s: seconds from an eviction until work resumes.
+        work_s: Seconds without evictions and checkpoints.
+        evictions_per_h: Expected evictions per hour.
+        save_s: Seconds to write a checkpoint.
+        restart_s: Seconds from an eviction until work resumes.
 
     Returns:
         Expected seconds, and seconds of work between checkpoints. The interval is all of ``work_s``
         if no checkpoint is worth its time, and ``inf`` without evictions.
 
     Raises:
-        CloudError: a number is out of range.
+        CloudError: A number is out of range.
 
     >>> seconds, interval = spot_seconds(8 * 3600, evictions_per_h=0.1, save_s=30, restart_s=300)
     >>> round(seconds / 3600, 2), round(interval)
@@ -511,7 +511,7 @@ def spot_terms(offer: Offer, history: SpotHistory | None) -> tuple[float, float]
     """Return one machine's price and evictions per hour; None if it is not offered as spot.
 
     Raises:
-        CloudError: the history has no data on this machine.
+        CloudError: The history has no data on this machine.
     """
     if history is not None:
         return history.spot_usd_h(offer), history.evictions_per_h(offer)
@@ -525,8 +525,8 @@ def slowdowns(workload: Workload, evictions_per_h: np.ndarray) -> tuple[np.ndarr
     Short work with few evictions takes slightly less, since nothing is saved after its end.
 
     Args:
-        workload: training whose checkpoints are saved.
-        evictions_per_h: evictions per hour of all machines of a fleet together, because any
+        workload: Training whose checkpoints are saved.
+        evictions_per_h: Evictions per hour of all machines of a fleet together, because any
             eviction stops the whole fleet.
     """
     save_s = _SAVE_S + workload.state_bytes / _SAVED_BYTES_PER_S

@@ -24,9 +24,9 @@ class Bandwidth:
     """Network of a VM type in Gbit/s.
 
     Args:
-        baseline_gbps: bandwidth that the VM always has; None if unknown.
-        peak_gbps: bandwidth that the VM has in bursts; None if unknown.
-        fabric: whether the network gives remote memory access; None: judged by its bandwidth.
+        baseline_gbps: Bandwidth that the VM always has; None if unknown.
+        peak_gbps: Bandwidth that the VM has in bursts; None if unknown.
+        fabric: Whether the network gives remote memory access; None: judged by its bandwidth.
     """
 
     baseline_gbps: float | None = None
@@ -88,7 +88,7 @@ class UncertaintyFactor:
     """Factors by which a time may be shorter and longer, in nine cases of ten.
 
     Raises:
-        CloudError: a factor is below 1.
+        CloudError: A factor is below 1.
     """
 
     faster: float
@@ -138,26 +138,26 @@ class NetworkPriors:
     ``bench/results/cloud_2core_202611.md`` has the errors on clusters that were left out.
 
     Args:
-        tcp_share: share of the nominal bandwidth that a ring over TCP reaches at most.
-        tcp_gbps: bandwidth in Gbit/s that it does not exceed, because it has few flows.
-        fabric_share: share of the nominal bandwidth on InfiniBand, EFA and the like.
-        linked_share: share of the data sheet's ring on NVLink and the like.
-        pcie_gb_s: bandwidth in GB/s of two devices that share the host's PCIe.
-        pcie_contention: exponent of the number of devices by which that falls.
-        tcp: spread of the time between machines over TCP.
-        fabric: spread of the time between machines on InfiniBand and the like.
-        linked: spread of the time inside a machine on NVLink and the like.
-        pcie: spread of the time inside a machine over PCIe.
-        step: spread of the step of several devices besides: launches, other jobs' traffic.
-        straggling: by how much a step is longer for each doubling of the devices, which wait for
+        tcp_share: Share of the nominal bandwidth that a ring over TCP reaches at most.
+        tcp_gbps: Bandwidth in Gbit/s that it does not exceed, because it has few flows.
+        fabric_share: Share of the nominal bandwidth on InfiniBand, EFA and the like.
+        linked_share: Share of the data sheet's ring on NVLink and the like.
+        pcie_gb_s: Bandwidth in GB/s of two devices that share the host's PCIe.
+        pcie_contention: Exponent of the number of devices by which that falls.
+        tcp: Spread of the time between machines over TCP.
+        fabric: Spread of the time between machines on InfiniBand and the like.
+        linked: Spread of the time inside a machine on NVLink and the like.
+        pcie: Spread of the time inside a machine over PCIe.
+        step: Spread of the step of several devices besides: launches, other jobs' traffic.
+        straggling: By how much a step is longer for each doubling of the devices, which wait for
             the slowest.
-        widths: by kind ("tcp", "fabric", "linked", "pcie"): factor on the logarithm of the interval
+        widths: By kind ("tcp", "fabric", "linked", "pcie"): factor on the logarithm of the interval
             of a step whose sums go over it, apart from the device's speed. 1 takes all spreads at
             their ends at once. Steps on several machines count as their network's.
-        observed: factor on the logarithm of the interval where steps of the training were measured.
+        observed: Factor on the logarithm of the interval where steps of the training were measured.
 
     Raises:
-        CloudError: a number is not positive, or a spread makes an interval empty.
+        CloudError: A number is not positive, or a spread makes an interval empty.
     """
 
     tcp_share: float = 0.8
@@ -229,7 +229,7 @@ class NetworkPriors:
         """Return the factor on a step's time for what its replay leaves out.
 
         Args:
-            devices: devices that take part, [...].
+            devices: Devices that take part, [...].
 
         Returns:
             Median, low and high, [3, ...]; all are 1 for a single device.

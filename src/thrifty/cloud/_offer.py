@@ -34,25 +34,25 @@ class Offer:
 
     Args:
         cloud: "aws", "gcp", ...
-        region: region of that cloud; "any" if all regions have one price.
-        zone: zone in the region; "" if prices do not depend on the zone.
-        instance_type: name of the VM type.
-        accelerator: name of its GPUs; "" for none.
-        accelerator_count: devices that compute in one VM: its GPUs, or 1 for a VM without GPUs.
-        vcpus: virtual CPUs of the VM; NaN if unknown.
-        memory_gib: memory of the VM in GiB; NaN if unknown.
-        accelerator_memory_gib: memory of each GPU in GiB; None if unknown.
-        price_usd_h: on-demand price in dollars per hour; None if offered as spot only.
-        spot_usd_h: spot price in dollars per hour; None if not offered as spot, or unknown.
-        baseline_gbps: network bandwidth that the VM always has, in Gbit/s; None if unknown.
-        peak_gbps: network bandwidth that the VM has in bursts, in Gbit/s.
-        fabric: whether its network gives remote memory access, as InfiniBand and EFA do; None:
+        region: Region of that cloud; "any" if all regions have one price.
+        zone: Zone in the region; "" if prices do not depend on the zone.
+        instance_type: Name of the VM type.
+        accelerator: Name of its GPUs; "" for none.
+        accelerator_count: Devices that compute in one VM: its GPUs, or 1 for a VM without GPUs.
+        vcpus: Virtual CPUs of the VM; NaN if unknown.
+        memory_gib: Memory of the VM in GiB; NaN if unknown.
+        accelerator_memory_gib: Memory of each GPU in GiB; None if unknown.
+        price_usd_h: On-demand price in dollars per hour; None if offered as spot only.
+        spot_usd_h: Spot price in dollars per hour; None if not offered as spot, or unknown.
+        baseline_gbps: Network bandwidth that the VM always has, in Gbit/s; None if unknown.
+        peak_gbps: Network bandwidth that the VM has in bursts, in Gbit/s.
+        fabric: Whether its network gives remote memory access, as InfiniBand and EFA do; None:
             judged by its bandwidth.
-        priced_on: date of the prices; None if unknown.
-        source: where the prices were read, in a word; "" if unknown.
+        priced_on: Date of the prices; None if unknown.
+        source: Where the prices were read, in a word; "" if unknown.
 
     Raises:
-        CloudError: a number is out of range, or the offer has no price.
+        CloudError: A number is out of range, or the offer has no price.
 
     >>> offer = Offer(
     ...     cloud="aws",
@@ -151,13 +151,13 @@ class MachineGroup:
     """A group of equal machines in a fleet.
 
     Attributes:
-        offer: offer that is rented.
-        num: number of machines.
-        batch: samples per device in a step.
-        spot: whether they are rented as spot machines.
-        num_micro: micro-batches that a device trains one after the other in a step; 1: no gradient
+        offer: Offer that is rented.
+        num: Number of machines.
+        batch: Samples per device in a step.
+        spot: Whether they are rented as spot machines.
+        num_micro: Micro-batches that a device trains one after the other in a step; 1: no gradient
             accumulation.
-        precision: precision in which they train.
+        precision: Precision in which they train.
     """
 
     offer: Offer
@@ -185,12 +185,12 @@ class Fleet:
     """All machines of a training, and the forecast for it.
 
     Attributes:
-        machines: machines of one VM type, or of several.
-        step_s: seconds of a step.
-        time_s: seconds from renting to the end.
-        cost_usd: total cost in dollars.
-        checkpoint_s: seconds between two checkpoints; None: no spot machines.
-        why: what bounds the step, in words.
+        machines: Machines of one VM type, or of several.
+        step_s: Seconds of a step.
+        time_s: Seconds from renting to the end.
+        cost_usd: Total cost in dollars.
+        checkpoint_s: Seconds between two checkpoints; None: no spot machines.
+        why: What bounds the step, in words.
     """
 
     machines: tuple[MachineGroup, ...]
@@ -224,14 +224,14 @@ class Accelerator:
     """Data sheet of one device.
 
     Args:
-        tflops: peak TFLOP/s in single precision.
-        gb_s: memory bandwidth in GB/s.
-        memory_gib: memory in GiB.
-        inner_gb_s: bandwidth in GB/s of a ring over the devices of one machine that are linked
+        tflops: Peak TFLOP/s in single precision.
+        gb_s: Memory bandwidth in GB/s.
+        memory_gib: Memory in GiB.
+        inner_gb_s: Bandwidth in GB/s of a ring over the devices of one machine that are linked
             directly, roughly half of the data sheet's link; 0 if they share the host's PCIe.
-        measured: speed in training relative to a V100, where public measurements have it; None: the
+        measured: Speed in training relative to a V100, where public measurements have it; None: the
             data sheet counts.
-        mixed: types of 16 bits that its matrix units train in.
+        mixed: Types of 16 bits that its matrix units train in.
     """
 
     tflops: float

@@ -37,12 +37,12 @@ def plot_front(
     neither.
 
     Args:
-        plan: plan to plot; its best fleet is marked.
-        deadline_s: deadline to draw as a line.
-        budget_usd: budget to draw as a line.
+        plan: Plan to plot; its best fleet is marked.
+        deadline_s: Deadline to draw as a line.
+        budget_usd: Budget to draw as a line.
 
     Raises:
-        CloudError: the plan has no fleets.
+        CloudError: The plan has no fleets.
         MissingExtraError: matplotlib is not installed.
     """
     require("matplotlib.figure", extra="plots")

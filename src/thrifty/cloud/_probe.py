@@ -42,14 +42,14 @@ class Probe:
     allowed, show how fast machines all-reduce between them.
 
     Attributes:
-        offer: offer to rent.
-        num: number of machines.
-        spot: whether they are rented as spot machines.
-        finds: what is measured: the factors in ``HardwareEstimates`` that it updates.
-        usd: cost in dollars.
-        seconds: time from renting to the end.
-        gain: expected improvement of the plan: dollars with a deadline, seconds with a budget.
-        why: where the gain comes from, in words.
+        offer: Offer to rent.
+        num: Number of machines.
+        spot: Whether they are rented as spot machines.
+        finds: What is measured: the factors in ``HardwareEstimates`` that it updates.
+        usd: Cost in dollars.
+        seconds: Time from renting to the end.
+        gain: Expected improvement of the plan: dollars with a deadline, seconds with a budget.
+        why: Where the gain comes from, in words.
     """
 
     offer: Offer
@@ -70,13 +70,13 @@ class ProbeResult:
     """Result of a probe, with one value for each repeat.
 
     Args:
-        compute: factors on the profile's seconds that a device takes.
-        inner: factors on the seconds of ``HardwareEstimates.link`` that all-reduces inside a
+        compute: Factors on the profile's seconds that a device takes.
+        inner: Factors on the seconds of ``HardwareEstimates.link`` that all-reduces inside a
             machine take.
-        network: the same between machines.
+        network: The same between machines.
 
     Raises:
-        CloudError: a factor is not positive.
+        CloudError: A factor is not positive.
     """
 
     compute: tuple[float, ...] = ()
@@ -106,24 +106,24 @@ class Probes:
     the medians.
 
     Args:
-        workload: training or study.
-        offers: catalogue.
-        options: options with a deadline or a budget. Probes also use spot machines where those are
+        workload: Training or study.
+        offers: Catalogue.
+        options: Options with a deadline or a budget. Probes also use spot machines where those are
             allowed and cheaper. ``mixed`` is ignored.
-        cap_usd: most dollars for all probes together, in addition to the budget.
-        cap_s: most seconds for all probes one after the other, in addition to the deadline.
-        probe_s: seconds of measuring; the workload's setup is added.
-        draws: number of outcomes drawn for each probe.
-        seed: seed of the draws.
+        cap_usd: Most dollars for all probes together, in addition to the budget.
+        cap_s: Most seconds for all probes one after the other, in addition to the deadline.
+        probe_s: Seconds of measuring; the workload's setup is added.
+        draws: Number of outcomes drawn for each probe.
+        seed: Seed of the draws.
 
     Attributes:
-        plan: best plan by the current estimates.
-        spent_usd: dollars spent on probes.
-        spent_s: seconds spent on probes.
-        ended: why ``next`` returned None; "" before.
+        plan: Best plan by the current estimates.
+        spent_usd: Dollars spent on probes.
+        spent_s: Seconds spent on probes.
+        ended: Why ``next`` returned None; "" before.
 
     Raises:
-        CloudError: no fleet meets the goal even by its median, an argument is out of range, or the
+        CloudError: No fleet meets the goal even by its median, an argument is out of range, or the
             workload has several profiles.
 
     >>> from thrifty.perf import StepProfile
@@ -202,7 +202,7 @@ class Probes:
         """Return the probe with the highest gain per dollar; None if none is left (see ``ended``).
 
         Raises:
-            CloudError: no fleet meets the goal any more.
+            CloudError: No fleet meets the goal any more.
         """
         contenders = self._contenders()
         judged = [self._judged(probe, contenders) for probe in self._possible(contenders)]
@@ -223,12 +223,12 @@ class Probes:
         """Record a result and replan; the probe's price and seconds count as spent.
 
         Args:
-            probe: probe that was made.
-            measured: factors that it found, or seconds of steps of this training, from which
+            probe: Probe that was made.
+            measured: Factors that it found, or seconds of steps of this training, from which
                 ``calibrate`` works them out.
 
         Raises:
-            CloudError: the result does not match what the probe finds or where, or no fleet meets
+            CloudError: The result does not match what the probe finds or where, or no fleet meets
                 the goal any more.
         """
         if isinstance(measured, ProbeResult):
@@ -271,9 +271,9 @@ class Probes:
         """Record that the probe's machines were not available or failed; it is not proposed again.
 
         Args:
-            probe: probe that failed.
-            usd: dollars spent on it nevertheless.
-            seconds: seconds spent on it nevertheless.
+            probe: Probe that failed.
+            usd: Dollars spent on it nevertheless.
+            seconds: Seconds spent on it nevertheless.
         """
         # If two machines were not available, a probe on one machine may still work.
         most = max(_MACHINES[what] for what in probe.finds)
@@ -411,10 +411,10 @@ class Contenders:
     """The present choice among fleets of equal machines, and its rivals.
 
     Attributes:
-        goal: goal of the choice.
-        table: fleets of the rivals.
-        choice: index of the choice in the flattened table.
-        rivals: offers in the table.
+        goal: Goal of the choice.
+        table: Fleets of the rivals.
+        choice: Index of the choice in the flattened table.
+        rivals: Offers in the table.
     """
 
     goal: Goal
@@ -431,7 +431,7 @@ class Contenders:
         to miss the goal.
 
         Raises:
-            CloudError: no fleet meets the goal, even by the medians.
+            CloudError: No fleet meets the goal, even by the medians.
         """
         choice = goal.best_of(_flat(table.time_s), _flat(table.cost_usd))
         if choice is None:
@@ -467,7 +467,7 @@ class Contenders:
         The second value says in how many cases another fleet is better, and which one most often.
 
         Args:
-            found: for each measured factor, its subject and its value in each case.
+            found: For each measured factor, its subject and its value in each case.
         """
         kinds, work_s = self._works(found)
         rows = [row for row, priced in enumerate(self.table.rows) if priced.kind in kinds]

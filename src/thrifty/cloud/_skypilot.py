@@ -50,19 +50,19 @@ def to_skypilot(
     spot machines, ``THRIFTY_CHECKPOINT_S`` is the number of seconds between two checkpoints.
 
     Args:
-        fleet: fleet of equal machines.
-        name: name of the task.
-        run: the script and its arguments, as ``torchrun`` takes them.
-        setup: commands that run on each machine first.
-        workdir: folder that is copied to each machine.
-        envs: further environment variables.
-        mounts: further files that are copied to each machine, local paths by remote ones.
+        fleet: Fleet of equal machines.
+        name: Name of the task.
+        run: The script and its arguments, as ``torchrun`` takes them.
+        setup: Commands that run on each machine first.
+        workdir: Folder that is copied to each machine.
+        envs: Further environment variables.
+        mounts: Further files that are copied to each machine, local paths by remote ones.
 
     Returns:
         YAML, for ``launch``, ``sky launch`` or ``sky jobs launch``.
 
     Raises:
-        CloudError: the machines are not equal, or SkyPilot does not accept the name.
+        CloudError: The machines are not equal, or SkyPilot does not accept the name.
         MissingExtraError: PyYAML is not installed.
 
     >>> from thrifty.cloud import Fleet, Interval, Offer, MachineGroup
@@ -119,10 +119,10 @@ def time_estimator(
     With it, SkyPilot compares places by the cost of the training.
 
     Args:
-        offers: known offers, such as a catalogue.
-        seconds: function from an offer, a number of its machines, and whether they are spot, to the
+        offers: Known offers, such as a catalogue.
+        seconds: Function from an offer, a number of its machines, and whether they are spot, to the
             seconds of the training.
-        num: number of machines: the task's ``num_nodes``.
+        num: Number of machines: the task's ``num_nodes``.
 
     Returns:
         Function from ``sky.Resources`` to whole seconds. It raises CloudError for machines that are
@@ -179,13 +179,13 @@ def launch(task: str) -> str:
     fail. It goes on from the study's checkpoints.
 
     Args:
-        task: task from ``to_skypilot``.
+        task: Task from ``to_skypilot``.
 
     Returns:
         SkyPilot's request ID, for ``sky.stream_and_get``.
 
     Raises:
-        CloudError: the text is not a task.
+        CloudError: The text is not a task.
         MissingExtraError: SkyPilot is not installed.
     """
     sky, yaml = require("sky", package="skypilot", extra="sky"), _yaml()
@@ -204,7 +204,7 @@ def refresh_skypilot(clouds: Iterable[str] = ()) -> None:
     """Let SkyPilot download its price lists again, whatever their age; files you edited stay.
 
     Args:
-        clouds: names of the clouds' folders; if empty: AWS, Azure and GCP.
+        clouds: Names of the clouds' folders; if empty: AWS, Azure and GCP.
 
     Raises:
         MissingExtraError: SkyPilot is not installed.
@@ -349,11 +349,11 @@ def read_offers(path: Path, *, priced_on: date | None = None) -> list[Offer]:
     """Read the offers of one file.
 
     Args:
-        path: the CSV file.
-        priced_on: date for prices that have none in the file.
+        path: The CSV file.
+        priced_on: Date for prices that have none in the file.
 
     Raises:
-        CloudError: the file cannot be read, lacks a column, or has an invalid row.
+        CloudError: The file cannot be read, lacks a column, or has an invalid row.
     """
     cloud = path.resolve().parent.name if path.name == SKYPILOT_FILE else ""
     try:
@@ -370,7 +370,7 @@ def write_offers(path: Path, offers: Iterable[Offer]) -> None:
     """Write a file that ``read_offers`` can read, atomically: either all of it or nothing.
 
     Raises:
-        CloudError: the file cannot be written.
+        CloudError: The file cannot be written.
     """
     try:
         with replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:

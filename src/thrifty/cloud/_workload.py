@@ -21,30 +21,30 @@ class Workload:
     """One training, or many that run side by side.
 
     Args:
-        profile: profile of a step on a device that you have.
-        steps: steps of one training.
-        other_profiles: profiles of the same step on other devices, by accelerator, such as
+        profile: Profile of a step on a device that you have.
+        steps: Steps of one training.
+        other_profiles: Profiles of the same step on other devices, by accelerator, such as
             ``{"A100": profile}``. Machines with that accelerator are forecast from its own profile
             instead of from the device's speed relative to that of ``profile``.
-        global_batch: samples of a step, on all machines of a training together.
-        parallelism_phases: phases of a study, ``((trainings, steps), ...)``: how many
+        global_batch: Samples of a step, on all machines of a training together.
+        parallelism_phases: Phases of a study, ``((trainings, steps), ...)``: how many
             trainings can run side by side, and for how many steps each. This is the width of
             the stage forest over time. None: one training of ``steps`` steps.
-        packs: measured curve of joint steps, with which a device may train several trainings of a
+        packs: Measured curve of joint steps, with which a device may train several trainings of a
             study at once. It counts relative to a step of one training, on every type of device,
             and only on machines with one device. None: a device trains one at a time.
-        accumulation: whether a device may train its samples of a step in micro-batches, one after
+        accumulation: Whether a device may train its samples of a step in micro-batches, one after
             the other, where they do not fit together. The gradients are exchanged once a step. For
             a loss that is a mean over samples, the results are the same but for rounding; layers
             that use statistics of a batch, such as batch normalisation, see those of a micro-batch.
-        precisions: precisions in which the model may be trained, by autocast; a device takes the
+        precisions: Precisions in which the model may be trained, by autocast; a device takes the
             fastest that it has units for. They change the results. float32 must be among them,
             because some devices have units for no other. None: the profile's.
-        state_bytes: bytes of model and optimizer in a checkpoint.
-        setup_s: seconds from renting a machine until its first step.
+        state_bytes: Bytes of model and optimizer in a checkpoint.
+        setup_s: Seconds from renting a machine until its first step.
 
     Raises:
-        CloudError: a number is out of range.
+        CloudError: A number is out of range.
     """
 
     profile: StepProfile
@@ -104,11 +104,11 @@ def parallelism_phases_of(
     descendants. Running stages count in full.
 
     Args:
-        stages: the stages that ``stage_forest`` returns, parents first.
-        steps_per_epoch: steps per epoch of each training.
+        stages: The stages that ``stage_forest`` returns, parents first.
+        steps_per_epoch: Steps per epoch of each training.
 
     Raises:
-        CloudError: no stage is left to train, or an epoch has no steps.
+        CloudError: No stage is left to train, or an epoch has no steps.
 
     >>> from thrifty.plan import SearchPlan, stage_forest
     >>> from thrifty.space import Constant, Step, Timeline
@@ -156,9 +156,9 @@ def study_s(
     than twice as many trainings as machines, the first waves are those with the highest throughput.
 
     Args:
-        step_s: seconds of a step of one training on 1, 2, ... machines, [machines, ...].
-        parallelism_phases: number of trainings and of steps in each phase.
-        pack_ratio: seconds of a joint step of 1, 2, ... trainings on one machine, relative to that
+        step_s: Seconds of a step of one training on 1, 2, ... machines, [machines, ...].
+        parallelism_phases: Number of trainings and of steps in each phase.
+        pack_ratio: Seconds of a joint step of 1, 2, ... trainings on one machine, relative to that
             of one, [packs, ...]; infinite where they do not fit. None: no packs.
 
     Returns:
@@ -239,13 +239,13 @@ class StepTiming:
     """Measured step of a training on equal machines.
 
     Args:
-        offer: type of the machines.
-        num: number of machines.
-        batch: samples per device.
-        seconds: seconds of a step; a median of some tens of steps, after the first few.
+        offer: Type of the machines.
+        num: Number of machines.
+        batch: Samples per device.
+        seconds: Seconds of a step; a median of some tens of steps, after the first few.
 
     Raises:
-        CloudError: a number is not positive.
+        CloudError: A number is not positive.
 
     >>> offer = Offer(
     ...     cloud="aws",
@@ -286,14 +286,14 @@ class ObservedSteps:
     over the placement and the batch.
 
     Attributes:
-        timings: measured steps.
-        prior: the factors' intervals before: compute, inner, network.
-        posterior: their intervals now.
-        slopes: derivatives of the measured steps' replays by the factors, [timings, 3].
-        variances: prior variances of the factors' logarithms, [3].
-        inverse: inverse covariance of the measured steps, [timings, timings].
-        weights: the inverse times the measured steps' distances from the prior, [timings].
-        scale: by how much larger the deviations are than expected.
+        timings: Measured steps.
+        prior: The factors' intervals before: compute, inner, network.
+        posterior: Their intervals now.
+        slopes: Derivatives of the measured steps' replays by the factors, [timings, 3].
+        variances: Prior variances of the factors' logarithms, [3].
+        inverse: Inverse covariance of the measured steps, [timings, timings].
+        weights: The inverse times the measured steps' distances from the prior, [timings].
+        scale: By how much larger the deviations are than expected.
     """
 
     timings: tuple[StepTiming, ...]
@@ -317,10 +317,10 @@ class ObservedSteps:
         """Return the posterior.
 
         Args:
-            timings: measured steps.
-            prior: the factors' intervals before.
-            slopes: derivatives of the measured steps' replays by the factors, [timings, 3].
-            residuals: log of the measured steps over their prior forecasts, [timings].
+            timings: Measured steps.
+            prior: The factors' intervals before.
+            slopes: Derivatives of the measured steps' replays by the factors, [timings, 3].
+            residuals: Log of the measured steps over their prior forecasts, [timings].
         """
         variances = np.array([_deviation(each) for each in prior]) ** 2
         places = np.concatenate([_places_of(each) for each in timings])
@@ -362,12 +362,12 @@ class ObservedSteps:
         """Return steps on machines of this type: median, low, high, [3, steps].
 
         Args:
-            replays_s: seconds by the replay with the factors' medians after the measurement.
-            slopes: derivatives of their logarithms by the factors' logarithms, [steps, 3].
-            nodes: numbers of machines, [steps].
-            per_node: devices of each machine, [steps].
-            batch: samples per device, [steps].
-            wider: factor on the logarithm of the interval.
+            replays_s: Seconds by the replay with the factors' medians after the measurement.
+            slopes: Derivatives of their logarithms by the factors' logarithms, [steps, 3].
+            nodes: Numbers of machines, [steps].
+            per_node: Devices of each machine, [steps].
+            batch: Samples per device, [steps].
+            wider: Factor on the logarithm of the interval.
         """
         here = _places(nodes, per_node, batch)
         there = np.concatenate([_places_of(each) for each in self.timings])

@@ -25,10 +25,10 @@ class OrderedPrefetcher(Iterator[T], Generic[T]):
     that wait always sleep.
 
     Args:
-        make: function that several threads call at once.
-        num: number of items.
-        num_threads: number of threads, at least 1.
-        depth: maximum number of items that are started and not yet taken, at least 1.
+        make: Function that several threads call at once.
+        num: Number of items.
+        num_threads: Number of threads, at least 1.
+        depth: Maximum number of items that are started and not yet taken, at least 1.
 
     >>> list(OrderedPrefetcher(lambda number: number * number, 4, num_threads=2, depth=3))
     [0, 1, 4, 9]

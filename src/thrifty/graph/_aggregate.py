@@ -51,8 +51,8 @@ def neighbor_mean(x: Tensor, block: Block) -> Tensor:
     """Return the mean of the neighbours' rows, or zero without neighbours.
 
     Args:
-        x: shape ``(block.num_src, features)``.
-        block: edges from sources to destinations.
+        x: Shape ``(block.num_src, features)``.
+        block: Edges from sources to destinations.
 
     Returns:
         Shape ``(block.num_dst, features)``.
@@ -70,8 +70,8 @@ def neighbor_sum(x: Tensor, block: Block) -> Tensor:
     """Return the sum of the neighbours' rows.
 
     Args:
-        x: shape ``(block.num_src, features)``.
-        block: edges from sources to destinations.
+        x: Shape ``(block.num_src, features)``.
+        block: Edges from sources to destinations.
 
     Returns:
         Shape ``(block.num_dst, features)``.
@@ -90,8 +90,8 @@ def mean_and_own(x: Tensor, block: Block) -> Tensor:
     """Return the mean of the neighbours' rows, with the destination's own row to its right.
 
     Args:
-        x: shape ``(block.num_src, features)``.
-        block: edges from sources to destinations.
+        x: Shape ``(block.num_src, features)``.
+        block: Edges from sources to destinations.
 
     Returns:
         Shape ``(block.num_dst, 2 * features)``.
@@ -109,10 +109,10 @@ def of_each(x: Tensor, block: Block, *, mean: bool, own: bool) -> Tensor:
     """Return the sums or means of several trials at once, with or without gradients.
 
     Args:
-        x: shape ``(trials, block.num_src, features)``.
-        block: edges from sources to destinations.
-        mean: whether to return means instead of sums.
-        own: whether to put the destinations' own rows to the right of the result.
+        x: Shape ``(trials, block.num_src, features)``.
+        block: Edges from sources to destinations.
+        mean: Whether to return means instead of sums.
+        own: Whether to put the destinations' own rows to the right of the result.
 
     Returns:
         Shape ``(trials, block.num_dst, features)``, twice as many features with ``own``.
@@ -296,10 +296,10 @@ def attention(source: Tensor, destination: Tensor, block: Block, *, slope: float
     """Return the softmax of ``leaky_relu(source + destination)`` over each destination's edges.
 
     Args:
-        source: shape ``(block.num_src, heads)``.
-        destination: shape ``(block.num_dst, heads)``.
-        block: edges from sources to destinations.
-        slope: slope of the leaky ReLU below zero.
+        source: Shape ``(block.num_src, heads)``.
+        destination: Shape ``(block.num_dst, heads)``.
+        block: Edges from sources to destinations.
+        slope: Slope of the leaky ReLU below zero.
 
     Returns:
         Shape ``(block.num_edges, heads)``.
@@ -321,9 +321,9 @@ def attended_sum(weights: Tensor, x: Tensor, block: Block) -> Tensor:
     """Return the sum of the neighbours' rows, each head's part weighted by that head's weights.
 
     Args:
-        weights: weight of each edge and head, shape ``(block.num_edges, heads)``.
-        x: shape ``(block.num_src, heads * features)``.
-        block: edges from sources to destinations.
+        weights: Weight of each edge and head, shape ``(block.num_edges, heads)``.
+        x: Shape ``(block.num_src, heads * features)``.
+        block: Edges from sources to destinations.
 
     Returns:
         Shape ``(block.num_dst, heads * features)``.
@@ -454,10 +454,10 @@ def by_rows(kernel: Callable[..., None], indptr: np.ndarray, *arrays: Any, width
     row is written by one thread, so the result does not depend on the number of threads.
 
     Args:
-        kernel: a compiled function that releases the GIL.
-        indptr: where rows of edges begin and end.
-        arrays: the kernel's other arguments.
-        width: cost of an edge in elements.
+        kernel: A compiled function that releases the GIL.
+        indptr: Where rows of edges begin and end.
+        arrays: The kernel's other arguments.
+        width: Cost of an edge in elements.
     """
     num_rows = len(indptr) - 1
     total = int(indptr[-1]) + num_rows

@@ -27,11 +27,11 @@ class Block:
     The destinations are the first of the sources.
 
     Args:
-        indptr: where each destination's edges begin and end; int32 or int64, shape
+        indptr: Where each destination's edges begin and end; int32 or int64, shape
             ``(num_dst + 1,)``, non-decreasing, ``indptr[0] == 0``.
-        indices: numbers of source nodes in the batch; int32, shape ``(num_edges,)``.
-        num_src: number of source nodes, at least ``num_dst``.
-        shared: whether several trials will request the same aggregate of its input, so that
+        indices: Numbers of source nodes in the batch; int32, shape ``(num_edges,)``.
+        num_src: Number of source nodes, at least ``num_dst``.
+        shared: Whether several trials will request the same aggregate of its input, so that
             caching it pays.
 
     >>> block = Block(torch.tensor([0, 2]), torch.tensor([0, 1], dtype=torch.int32), num_src=2)
@@ -122,16 +122,16 @@ class Batch:
     The first ``num_seeds`` nodes are the distinct seeds.
 
     Attributes:
-        nodes: the nodes' numbers in the graph; int64, shape ``(num_nodes,)``.
-        blocks: one block for each layer, the input layer's first.
-        num_seeds: number of distinct seeds; a model returns a row for each.
-        seed_rows: the row of each requested seed, duplicates included; int64, shape
+        nodes: The nodes' numbers in the graph; int64, shape ``(num_nodes,)``.
+        blocks: One block for each layer, the input layer's first.
+        num_seeds: Number of distinct seeds; a model returns a row for each.
+        seed_rows: The row of each requested seed, duplicates included; int64, shape
             ``(number of requested seeds,)``.
-        hop_nodes: number of new nodes at each hop, the seeds first; length ``layers + 1``.
-        hop_edges: number of edges sampled at each hop, the seeds' hop first; length ``layers``.
+        hop_nodes: Number of new nodes at each hop, the seeds first; length ``layers + 1``.
+        hop_edges: Number of edges sampled at each hop, the seeds' hop first; length ``layers``.
         mode: ``"frontier"`` or ``"full"``.
-        x: features of all nodes, shape ``(num_nodes, num_features)``, or None.
-        y: labels of the seeds, shape ``(num_seeds, ...)``, or None.
+        x: Features of all nodes, shape ``(num_nodes, num_features)``, or None.
+        y: Labels of the seeds, shape ``(num_seeds, ...)``, or None.
     """
 
     nodes: torch.Tensor
@@ -206,7 +206,7 @@ class Batch:
         PyG's models return a row for each node; the seeds' rows are ``out[: data.batch_size]``.
 
         Raises:
-            GraphError: the batch was sampled with ``mode="full"``, where each layer has its own
+            GraphError: The batch was sampled with ``mode="full"``, where each layer has its own
                 edges.
             MissingExtraError: PyG is not installed.
         """
@@ -298,9 +298,9 @@ class Memory:
     may borrow at once.
 
     Args:
-        keep: number of free buffers to keep; beyond it, a buffer that has long been free is
+        keep: Number of free buffers to keep; beyond it, a buffer that has long been free is
             released.
-        allocate: returns the given number of bytes as uint8; None for ordinary memory. See
+        allocate: Returns the given number of bytes as uint8; None for ordinary memory. See
             ``pinned_bytes``.
 
     >>> memory = Memory()

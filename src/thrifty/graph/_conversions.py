@@ -23,15 +23,15 @@ def from_edge_index(
     the order in which its edges are listed.
 
     Args:
-        edge_index: a tensor, array or lists of integers, shape ``(2, num_edges)``: edge ``e``
+        edge_index: A tensor, array or lists of integers, shape ``(2, num_edges)``: edge ``e``
             leads from node ``edge_index[0, e]`` to node ``edge_index[1, e]``.
-        num_nodes: number of nodes. None takes the number of rows of ``x``, or else of ``y``, or
+        num_nodes: Number of nodes. None takes the number of rows of ``x``, or else of ``y``, or
             else one more than the highest node that has an edge.
-        x: features, see `Graph`.
-        y: labels, see `Graph`.
+        x: Features, see `Graph`.
+        y: Labels, see `Graph`.
 
     Raises:
-        GraphError: the shape or dtype is wrong, or an edge leads from or to a node that does not
+        GraphError: The shape or dtype is wrong, or an edge leads from or to a node that does not
             exist.
 
     >>> graph = from_edge_index([[0, 1, 0], [1, 2, 2]])
@@ -104,11 +104,11 @@ def from_scipy(matrix: Any, *, x: Any = None, y: Any = None) -> Graph:
     Args:
         matrix: SciPy sparse matrix or array of any format, shape ``(num_nodes, num_nodes)``; it
             is not changed.
-        x: features, see `Graph`.
-        y: labels, see `Graph`.
+        x: Features, see `Graph`.
+        y: Labels, see `Graph`.
 
     Raises:
-        GraphError: the matrix is not sparse or not square.
+        GraphError: The matrix is not sparse or not square.
 
     >>> from scipy.sparse import csr_array
     >>> graph = from_scipy(csr_array([[0, 1, 0.5], [0, 0, 2], [0, 0, 0]]))
@@ -138,12 +138,12 @@ def from_networkx(graph: Any, *, x: str | None = None, y: str | None = None) -> 
 
     Args:
         graph: ``Graph``, ``DiGraph``, ``MultiGraph`` or ``MultiDiGraph``.
-        x: name of the node attribute that holds features, or None. Each node needs equally many
+        x: Name of the node attribute that holds features, or None. Each node needs equally many
             numbers; a single number is one feature.
-        y: name of the node attribute that holds labels, or None.
+        y: Name of the node attribute that holds labels, or None.
 
     Raises:
-        GraphError: the graph is not from NetworkX, or a node lacks an attribute.
+        GraphError: The graph is not from NetworkX, or a node lacks an attribute.
 
     >>> import networkx
     >>> graph = networkx.DiGraph([("a", "b"), ("c", "b")])
@@ -201,7 +201,7 @@ def from_pyg(data: Any) -> Graph:
     seeds, use ``data.train_mask.nonzero().flatten()``.
 
     Raises:
-        GraphError: the data has no edges, is heterogeneous, or its edges are not well formed.
+        GraphError: The data has no edges, is heterogeneous, or its edges are not well formed.
 
     >>> import warnings
     >>> with warnings.catch_warnings(action="ignore"):  # torch warns of what PyG uses

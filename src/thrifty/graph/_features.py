@@ -34,17 +34,17 @@ def gather_features(
     It takes one pass, in the calling thread alone.
 
     Args:
-        x: features, float32, bfloat16 or float16, contiguous, shape
+        x: Features, float32, bfloat16 or float16, contiguous, shape
             ``(num_nodes, num_features)``; may be memory-mapped.
-        nodes: existing node numbers; int64, shape ``(num,)``.
-        dtype: dtype of the result: that of ``x`` or float32; None for that of ``x``.
-        memory: pool to take the result's memory from; None for fresh memory.
+        nodes: Existing node numbers; int64, shape ``(num,)``.
+        dtype: Dtype of the result: that of ``x`` or float32; None for that of ``x``.
+        memory: Pool to take the result's memory from; None for fresh memory.
 
     Returns:
         Shape ``(num, num_features)``.
 
     Raises:
-        GraphError: the dtype of ``x`` cannot be converted to ``dtype``.
+        GraphError: The dtype of ``x`` cannot be converted to ``dtype``.
 
     >>> gather_features(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 0, 1])).tolist()
     [[2.0], [1.0], [2.0]]
@@ -98,12 +98,12 @@ class FeatureCache:
     each node of the graph. `hit_rate` says what it saves.
 
     Args:
-        features: shape ``(num_nodes, num_features)``, in main memory; may be memory-mapped.
-        nodes_kept: nodes whose rows are kept on the device, without duplicates, shape ``(num,)``.
-        device: device that keeps the rows.
+        features: Shape ``(num_nodes, num_features)``, in main memory; may be memory-mapped.
+        nodes_kept: Nodes whose rows are kept on the device, without duplicates, shape ``(num,)``.
+        device: Device that keeps the rows.
 
     Raises:
-        GraphError: the features are not rows in main memory, or a node does not exist or is
+        GraphError: The features are not rows in main memory, or a node does not exist or is
             listed twice.
 
     >>> features = torch.arange(8.0).reshape(4, 2)
@@ -143,13 +143,13 @@ class FeatureCache:
         """Return ``features[nodes]`` on the device.
 
         Args:
-            nodes: node numbers, shape ``(num,)``.
+            nodes: Node numbers, shape ``(num,)``.
 
         Returns:
             Shape ``(num, num_features)``, in the dtype of the features.
 
         Raises:
-            GraphError: a node does not exist, or the numbers are not integers.
+            GraphError: A node does not exist, or the numbers are not integers.
         """
         wanted = self._checked(nodes)
         slots = self._slots[wanted]
@@ -169,7 +169,7 @@ class FeatureCache:
         ``nodes`` are node numbers, shape ``(num,)``.
 
         Raises:
-            GraphError: a node does not exist, or the numbers are not integers.
+            GraphError: A node does not exist, or the numbers are not integers.
         """
         wanted = self._checked(nodes)
         return float((self._slots[wanted] >= 0).double().mean()) if len(wanted) else 1.0
@@ -252,8 +252,8 @@ class Transfer:
     MLSys 2022, section 4.3).
 
     Args:
-        streams: streams of the device.
-        memory: page-locked memory; arrays outside it are copied to it first.
+        streams: Streams of the device.
+        memory: Page-locked memory; arrays outside it are copied to it first.
     """
 
     def __init__(self, streams: Streams, memory: Memory) -> None:
@@ -302,7 +302,7 @@ class CudaStreams:
     """A side stream of a CUDA device.
 
     Args:
-        device: device of the stream; ``cuda`` is the current one.
+        device: Device of the stream; ``cuda`` is the current one.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -359,17 +359,17 @@ def inclusion_probabilities(
     is its purpose, suffers little.
 
     Args:
-        graph: graph to sample from.
-        seeds: nodes that batches are drawn from, shape ``(num,)``; a node that is listed several
+        graph: Graph to sample from.
+        seeds: Nodes that batches are drawn from, shape ``(num,)``; a node that is listed several
             times is drawn more often.
-        fanouts: neighbours of each node at each hop, the seeds' hop first; -1 for all.
-        batch_size: number of seeds in a batch, drawn without replacement.
+        fanouts: Neighbours of each node at each hop, the seeds' hop first; -1 for all.
+        batch_size: Number of seeds in a batch, drawn without replacement.
 
     Returns:
         float64, shape ``(num_nodes,)``.
 
     Raises:
-        GraphError: a seed does not exist, or fanouts or batch size are invalid.
+        GraphError: A seed does not exist, or fanouts or batch size are invalid.
 
     >>> star = Graph(np.array([0, 4, 4, 4, 4, 4]), np.array([1, 2, 3, 4], dtype=np.int32))
     >>> inclusion_probabilities(star, [0, 1], [2], batch_size=1)
@@ -399,15 +399,15 @@ def top_nodes(probabilities: Any, num: int) -> np.ndarray:
     Nodes of probability zero are left out.
 
     Args:
-        probabilities: probability of each node, shape ``(num_nodes,)``; counts or degrees work
+        probabilities: Probability of each node, shape ``(num_nodes,)``; counts or degrees work
             as well.
-        num: maximum number of nodes.
+        num: Maximum number of nodes.
 
     Returns:
         int64, shape ``(num or fewer,)``.
 
     Raises:
-        GraphError: the probabilities are not a vector of numbers or contain NaN, or ``num`` is
+        GraphError: The probabilities are not a vector of numbers or contain NaN, or ``num`` is
             negative.
 
     >>> top_nodes([0.1, 0.5, 0.0, 0.5], 2)

@@ -38,9 +38,9 @@ def relu_dropout(x: Tensor, p: float, *, inplace: bool = False) -> Tensor:
     those of ``torch.nn.functional.dropout``, and do not depend on the number of threads.
 
     Args:
-        x: input of any shape.
-        p: probability that an element is set to zero.
-        inplace: whether to overwrite ``x``.
+        x: Input of any shape.
+        p: Probability that an element is set to zero.
+        inplace: Whether to overwrite ``x``.
 
     >>> relu_dropout(torch.tensor([-1.0, 2.0]), 1.0)
     tensor([0., 0.])
@@ -66,9 +66,9 @@ def of_each(x: Tensor, draws: Sequence[tuple[float, int]], *, inplace: bool) -> 
     Probabilities of 0 and 1 are allowed.
 
     Args:
-        x: contiguous; its first dimension counts the trials, unless there is only one.
-        draws: probability and key of each trial.
-        inplace: whether to overwrite ``x``.
+        x: Contiguous; its first dimension counts the trials, unless there is only one.
+        draws: Probability and key of each trial.
+        inplace: Whether to overwrite ``x``.
     """
     return _ReluDropout.apply(  # type: ignore[no-any-return, no-untyped-call]
         x, tuple(draws), inplace
@@ -137,18 +137,18 @@ def make_batch(
     """Sample around some seeds and gather features and labels, all in the calling thread.
 
     Args:
-        sampler: sampler on the graph that has the features and labels.
-        seeds: node numbers, shape ``(num,)``; duplicates get one row.
-        epoch: see ``NeighborSampler.sample``.
-        index: number of the batch; see ``NeighborSampler.sample``.
-        dtype: dtype of the features: that of the graph or float32; None for that of the graph.
-        memory: pool to take the features' memory from; None for fresh memory.
+        sampler: Sampler on the graph that has the features and labels.
+        seeds: Node numbers, shape ``(num,)``; duplicates get one row.
+        epoch: See ``NeighborSampler.sample``.
+        index: Number of the batch; see ``NeighborSampler.sample``.
+        dtype: Dtype of the features: that of the graph or float32; None for that of the graph.
+        memory: Pool to take the features' memory from; None for fresh memory.
 
     Returns:
         A batch with ``x`` and ``y``; each is None where the graph has none.
 
     Raises:
-        GraphError: a seed does not exist, or the features cannot be converted to this dtype.
+        GraphError: A seed does not exist, or the features cannot be converted to this dtype.
 
     >>> import numpy as np
     >>> from thrifty.graph import Graph
@@ -180,13 +180,13 @@ class GNN(nn.Module):
     Between two layers come a norm, the activation and dropout, in this order.
 
     Args:
-        layers: modules called as ``layer(x, block)``, the input layer first.
-        activation: activation after each layer but the last.
-        dropout: probability that a hidden feature is set to zero in training.
-        norms: modules on ``(num, features)``, one for each layer but the last.
+        layers: Modules called as ``layer(x, block)``, the input layer first.
+        activation: Activation after each layer but the last.
+        dropout: Probability that a hidden feature is set to zero in training.
+        norms: Modules on ``(num, features)``, one for each layer but the last.
 
     Raises:
-        GraphError: there is no layer, the number of norms is not one less than that of layers,
+        GraphError: There is no layer, the number of norms is not one less than that of layers,
             or ``dropout`` is not a probability.
 
     >>> from thrifty.graph import Graph, NeighborSampler
@@ -233,14 +233,14 @@ class GNN(nn.Module):
         """Return the model's output for the seeds of a batch.
 
         Args:
-            batch: a batch with features ``x``, on the model's device.
+            batch: A batch with features ``x``, on the model's device.
 
         Returns:
             Shape ``(batch.num_seeds, out_features)``. Index it with ``batch.seed_rows`` to get a
             row for each requested seed.
 
         Raises:
-            GraphError: the batch does not have one block for each layer, or has no features.
+            GraphError: The batch does not have one block for each layer, or has no features.
         """
         if len(batch.blocks) != self.num_layers:
             raise GraphError(
@@ -259,9 +259,9 @@ class GNN(nn.Module):
         """Apply one layer and the norm, activation and dropout that follow it.
 
         Args:
-            number: number of the layer; the input layer is 0.
-            x: shape ``(block.num_src, features)``.
-            block: edges from sources to destinations.
+            number: Number of the layer; the input layer is 0.
+            x: Shape ``(block.num_src, features)``.
+            block: Edges from sources to destinations.
 
         Returns:
             Shape ``(block.num_dst, features)``.

@@ -17,12 +17,12 @@ def checked_nodes(nodes: Any, *, num_nodes: int, name: str) -> np.ndarray:
     """Return node numbers as int64, shape ``(num,)``.
 
     Args:
-        nodes: node numbers to check.
-        num_nodes: number of nodes in the graph.
-        name: what error messages call one of the nodes.
+        nodes: Node numbers to check.
+        num_nodes: Number of nodes in the graph.
+        name: What error messages call one of the nodes.
 
     Raises:
-        GraphError: the numbers are not integers, or a node does not exist.
+        GraphError: The numbers are not integers, or a node does not exist.
     """
     array = _array(nodes, name=name)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
@@ -72,7 +72,7 @@ def check_symmetric(graph: Graph) -> None:
     """Raise an error unless each edge occurs as often as its reverse.
 
     Raises:
-        GraphError: an edge occurs more often than its reverse; the message names it.
+        GraphError: An edge occurs more often than its reverse; the message names it.
 
     >>> check_symmetric(Graph([0, 1, 2], [1, 0]))
     """
@@ -92,8 +92,8 @@ def symmetric(graph: Graph, *, self_loops: SelfLoops = "keep") -> Graph:
     Neighbours are in ascending order; features and labels stay the same.
 
     Args:
-        graph: graph to start from; it is not changed.
-        self_loops: whether to keep the present edges from a node to itself, remove all of them,
+        graph: Graph to start from; it is not changed.
+        self_loops: Whether to keep the present edges from a node to itself, remove all of them,
             or add one to each node.
 
     Raises:
@@ -160,14 +160,14 @@ class Graph:
     memory-mapped ones stay on disk.
 
     Args:
-        indptr: where each node's neighbours begin and end; int64, shape ``(num_nodes + 1,)``.
-        indices: neighbours of all nodes; int32, shape ``(num_edges,)``.
-        x: features, float32, bfloat16 or float16, shape ``(num_nodes, num_features)``.
-        y: labels, shape ``(num_nodes, ...)``.
-        check: whether to check ranges (one pass over the edges).
+        indptr: Where each node's neighbours begin and end; int64, shape ``(num_nodes + 1,)``.
+        indices: Neighbours of all nodes; int32, shape ``(num_edges,)``.
+        x: Features, float32, bfloat16 or float16, shape ``(num_nodes, num_features)``.
+        y: Labels, shape ``(num_nodes, ...)``.
+        check: Whether to check ranges (one pass over the edges).
 
     Raises:
-        GraphError: a shape, dtype or range is wrong; the message says where.
+        GraphError: A shape, dtype or range is wrong; the message says where.
 
     >>> graph = Graph(np.array([0, 1, 3]), np.array([1, 0, 1], dtype=np.int32))
     >>> graph
@@ -217,7 +217,7 @@ class Graph:
         """Return the nodes that send messages to ``node``; int32, shape ``(degree,)``.
 
         Raises:
-            GraphError: the node does not exist.
+            GraphError: The node does not exist.
         """
         if not 0 <= node < self.num_nodes:
             raise GraphError(f"there is no node {node}: {_nodes(self.num_nodes)}")
@@ -251,7 +251,7 @@ def as_array(values: Any, *, name: str) -> np.ndarray:
     """Return a tensor, an array or lists as a plain array, without a copy where possible.
 
     Raises:
-        GraphError: the values do not form an array.
+        GraphError: The values do not form an array.
     """
     try:
         if isinstance(values, torch.Tensor):

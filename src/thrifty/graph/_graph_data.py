@@ -30,9 +30,9 @@ class Entry:
     """A batch that may be handed out several times.
 
     Attributes:
-        batch: the batch as it was made, unless a trial has changed it.
-        remake: makes the batch again.
-        versions: version counters of its arrays when it was handed out; None if it was not.
+        batch: The batch as it was made, unless a trial has changed it.
+        remake: Makes the batch again.
+        versions: Version counters of its arrays when it was handed out; None if it was not.
     """
 
     batch: Batch
@@ -48,7 +48,7 @@ class Sharing:
     time and at random times.
 
     Attributes:
-        copies: whether each trial gets its own copy.
+        copies: Whether each trial gets its own copy.
     """
 
     def __init__(self) -> None:
@@ -90,9 +90,9 @@ class SharedEpoch(Iterator[Batch]):
     ``itertools.tee`` makes such copies. A batch is kept until all copies have had it.
 
     Args:
-        batches: batches of the epoch, each made once.
-        remake: makes the batch at an index again.
-        sharing: hands out the batches.
+        batches: Batches of the epoch, each made once.
+        remake: Makes the batch at an index again.
+        sharing: Hands out the batches.
     """
 
     def __init__(
@@ -155,27 +155,27 @@ class GraphData:
     the next trial gets a newly made one, and from then on each trial gets copies.
 
     Args:
-        graph: graph with features and labels. If workers are processes, load it in ``Task.data``
+        graph: Graph with features and labels. If workers are processes, load it in ``Task.data``
             (``load_graph`` maps one copy for all of them) instead of keeping it on the task.
-        train: nodes to train on, as numbers or a boolean mask.
-        valid: nodes to compute metrics for.
-        fanouts: number of neighbours to sample at each hop, the seeds' hop first; one for each
+        train: Nodes to train on, as numbers or a boolean mask.
+        valid: Nodes to compute metrics for.
+        fanouts: Number of neighbours to sample at each hop, the seeds' hop first; one for each
             layer of the model.
-        valid_fanouts: the same for metrics; 20 at each hop by default (SALIENT, Kaler et al.,
+        valid_fanouts: The same for metrics; 20 at each hop by default (SALIENT, Kaler et al.,
             MLSys 2022, section 5). Validation batches are the same in every epoch.
-        mode: see ``NeighborSampler``.
-        replace: see ``NeighborSampler``.
-        num_threads: number of threads that make batches ahead of training; 0 makes each batch
+        mode: See ``NeighborSampler``.
+        replace: See ``NeighborSampler``.
+        num_threads: Number of threads that make batches ahead of training; 0 makes each batch
             when it is requested.
-        dtype: dtype of the features of batches; float32 widens half-precision features.
-        keep_bytes: validation batches are kept in memory as long as they take at most this many
+        dtype: Dtype of the features of batches; float32 widens half-precision features.
+        keep_bytes: Validation batches are kept in memory as long as they take at most this many
             bytes.
-        tuned: whether to call ``tune_allocator`` when training begins, after which freed memory
+        tuned: Whether to call ``tune_allocator`` when training begins, after which freed memory
             stays with the process for good. Packed trials on sampled batches are up to twice as
             fast with it.
 
     Raises:
-        GraphError: features or labels are missing, a node does not exist, or fanouts are invalid.
+        GraphError: Features or labels are missing, a node does not exist, or fanouts are invalid.
 
     >>> import numpy as np
     >>> ring = Graph(

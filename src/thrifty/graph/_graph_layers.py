@@ -58,7 +58,7 @@ def check_probability(value: float) -> None:
     """Check that a dropout rate is a probability.
 
     Raises:
-        GraphError: the rate is not a probability.
+        GraphError: The rate is not a probability.
     """
     if not 0.0 <= value <= 1.0:
         raise GraphError(f"dropout={value!r}; give a probability from 0 to 1")
@@ -82,12 +82,12 @@ class SAGE(nn.Module):
     ``torch.compile`` leaves the mean out of its graph, because a kernel is not a PyTorch operation.
 
     Args:
-        in_features: number of features of each source.
-        out_features: number of features of each destination.
-        bias: whether to add a bias.
+        in_features: Number of features of each source.
+        out_features: Number of features of each destination.
+        bias: Whether to add a bias.
 
     Raises:
-        GraphError: a size is not positive.
+        GraphError: A size is not positive.
 
     >>> block = Block(torch.tensor([0, 2]), torch.tensor([1, 2], dtype=torch.int32), num_src=3)
     >>> SAGE(4, 2)(torch.ones(3, 4), block).shape
@@ -114,8 +114,8 @@ class SAGE(nn.Module):
         """Return the new features of the destinations.
 
         Args:
-            x: shape ``(block.num_src, in_features)``, of the layer's dtype.
-            block: edges from sources to destinations.
+            x: Shape ``(block.num_src, in_features)``, of the layer's dtype.
+            block: Edges from sources to destinations.
 
         Returns:
             Shape ``(block.num_dst, out_features)``.
@@ -179,16 +179,16 @@ class GAT(nn.Module):
     PyTorch operation. There is no second derivative on the CPU in float32 and float64.
 
     Args:
-        in_features: number of features of each source.
-        out_features: number of features of each destination and head.
-        heads: number of attention heads.
-        concat: whether to put heads side by side; otherwise their mean is taken.
-        negative_slope: slope of the leaky ReLU on the scores.
-        dropout: probability that an edge's weight is set to zero in training.
-        bias: whether to add a bias.
+        in_features: Number of features of each source.
+        out_features: Number of features of each destination and head.
+        heads: Number of attention heads.
+        concat: Whether to put heads side by side; otherwise their mean is taken.
+        negative_slope: Slope of the leaky ReLU on the scores.
+        dropout: Probability that an edge's weight is set to zero in training.
+        bias: Whether to add a bias.
 
     Raises:
-        GraphError: a size is not positive, or ``dropout`` is not a probability.
+        GraphError: A size is not positive, or ``dropout`` is not a probability.
 
     >>> block = Block(torch.tensor([0, 2]), torch.tensor([1, 2], dtype=torch.int32), num_src=3)
     >>> GAT(4, 2, heads=3)(torch.ones(3, 4), block).shape
@@ -233,8 +233,8 @@ class GAT(nn.Module):
         """Return the new features of the destinations.
 
         Args:
-            x: shape ``(block.num_src, in_features)``, of the layer's dtype.
-            block: edges from sources to destinations.
+            x: Shape ``(block.num_src, in_features)``, of the layer's dtype.
+            block: Edges from sources to destinations.
 
         Returns:
             Shape ``(block.num_dst, heads * out_features)``, or
@@ -276,9 +276,9 @@ class GIN(nn.Module):
     ``torch.compile`` leaves the sum out of its graph, because a kernel is not a PyTorch operation.
 
     Args:
-        mlp: module from shape ``(num, in_features)`` to ``(num, out_features)``.
-        eps: how much more than a neighbour the node itself counts.
-        train_eps: whether ``eps`` is learnt.
+        mlp: Module from shape ``(num, in_features)`` to ``(num, out_features)``.
+        eps: How much more than a neighbour the node itself counts.
+        train_eps: Whether ``eps`` is learnt.
 
     >>> block = Block(torch.tensor([0, 2]), torch.tensor([1, 2], dtype=torch.int32), num_src=3)
     >>> GIN(nn.Identity())(torch.ones(3, 4), block)
@@ -308,8 +308,8 @@ class GIN(nn.Module):
         """Return the new features of the destinations.
 
         Args:
-            x: shape ``(block.num_src, in_features)``.
-            block: edges from sources to destinations.
+            x: Shape ``(block.num_src, in_features)``.
+            block: Edges from sources to destinations.
 
         Returns:
             Shape ``(block.num_dst, out_features)``.

@@ -59,21 +59,21 @@ def infer_sampled(
     during the call.
 
     Args:
-        model: module that takes a ``Batch`` and returns a row for each seed.
-        graph: graph with features.
-        nodes: node numbers to predict for, shape ``(num,)``; duplicates are allowed.
-        fanouts: neighbours of each node at each hop, the seeds' hop first.
-        batch_size: number of nodes to predict at once.
-        seed: seed of the sampling.
-        num_threads: number of threads that sample ahead of the model; the result does not depend
+        model: Module that takes a ``Batch`` and returns a row for each seed.
+        graph: Graph with features.
+        nodes: Node numbers to predict for, shape ``(num,)``; duplicates are allowed.
+        fanouts: Neighbours of each node at each hop, the seeds' hop first.
+        batch_size: Number of nodes to predict at once.
+        seed: Seed of the sampling.
+        num_threads: Number of threads that sample ahead of the model; the result does not depend
             on it.
-        progress: callback that receives the progress.
+        progress: Callback that receives the progress.
 
     Returns:
         Shape ``(num, out_features)``, on the CPU.
 
     Raises:
-        GraphError: nodes, fanouts or options are invalid, or the graph has no features.
+        GraphError: Nodes, fanouts or options are invalid, or the graph has no features.
 
     >>> from thrifty.graph import GNN, SAGE
     >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8))
@@ -131,18 +131,18 @@ def infer_layerwise(
     ``nodes`` depend on. The model is in evaluation mode during the call.
 
     Args:
-        model: model with ``num_layers`` and ``layer(number, x, block)``, such as ``GNN``.
-        graph: graph with features.
-        nodes: node numbers to predict for, shape ``(num,)``; duplicates are allowed; None for
+        model: Model with ``num_layers`` and ``layer(number, x, block)``, such as ``GNN``.
+        graph: Graph with features.
+        nodes: Node numbers to predict for, shape ``(num,)``; duplicates are allowed; None for
             all nodes.
-        batch_size: number of nodes to compute at once.
-        progress: callback that receives the progress over the nodes of all layers.
+        batch_size: Number of nodes to compute at once.
+        progress: Callback that receives the progress over the nodes of all layers.
 
     Returns:
         Shape ``(num, out_features)``, on the CPU.
 
     Raises:
-        GraphError: nodes or options are invalid, the graph has no features, or the model cannot
+        GraphError: Nodes or options are invalid, the graph has no features, or the model cannot
             be applied layer by layer.
 
     >>> from thrifty.graph import GNN, SAGE

@@ -33,17 +33,17 @@ class SeedOrder:
     ranks are left for the last global batch, they join the one before.
 
     Args:
-        num_seeds: number of seeds of all ranks.
-        batch_size: number of seeds of one rank in a batch.
-        shuffle: whether to draw a new permutation for each epoch; otherwise seeds stay in the
+        num_seeds: Number of seeds of all ranks.
+        batch_size: Number of seeds of one rank in a batch.
+        shuffle: Whether to draw a new permutation for each epoch; otherwise seeds stay in the
             given order.
-        seed: seed of the permutations.
-        drop_last: whether to leave out the last global batch if it is not full.
-        rank: which part this process takes, from 0.
-        world_size: number of processes.
+        seed: Seed of the permutations.
+        drop_last: Whether to leave out the last global batch if it is not full.
+        rank: Which part this process takes, from 0.
+        world_size: Number of processes.
 
     Raises:
-        GraphError: an option is invalid, or there would be no batch at all.
+        GraphError: An option is invalid, or there would be no batch at all.
 
     >>> order = SeedOrder(num_seeds=10, batch_size=2, shuffle=False, rank=1, world_size=2)
     >>> [order.of(epoch=0)[order.part(batch)].tolist() for batch in range(order.num_batches)]
@@ -125,35 +125,35 @@ class NeighborLoader:
     are forked in the first epoch and kept for later ones. They end with the loader.
 
     Args:
-        graph: graph to sample from, with features and labels if batches need them.
-        fanouts: neighbours of each node at each hop, the seeds' hop first; -1 for all of them.
-        seeds: nodes to make batches for: distinct node numbers, shape ``(num_seeds,)``, or a
+        graph: Graph to sample from, with features and labels if batches need them.
+        fanouts: Neighbours of each node at each hop, the seeds' hop first; -1 for all of them.
+        seeds: Nodes to make batches for: distinct node numbers, shape ``(num_seeds,)``, or a
             boolean mask, shape ``(num_nodes,)``; None for all nodes.
-        batch_size: number of seeds of one process in a batch.
-        shuffle: whether to draw a new order for each epoch; otherwise that of ``seeds`` is used.
-        drop_last: whether to leave out the last batch if it is not full.
-        num_threads: number of threads or processes that make batches ahead; 0 makes each batch
+        batch_size: Number of seeds of one process in a batch.
+        shuffle: Whether to draw a new order for each epoch; otherwise that of ``seeds`` is used.
+        drop_last: Whether to leave out the last batch if it is not full.
+        num_threads: Number of threads or processes that make batches ahead; 0 makes each batch
             when it is requested.
-        processes: whether processes make the batches and not threads; None for processes if the
+        processes: Whether processes make the batches and not threads; None for processes if the
             device is CUDA and the system is Linux. Batches are the same. Processes see the graph as
             it was in the first epoch: do not change its arrays.
-        depth: maximum number of batches that are started and not yet taken; None for twice the
+        depth: Maximum number of batches that are started and not yet taken; None for twice the
             threads. Each takes the memory of its features.
-        seed: seed of the order and the draws.
-        mode: see ``NeighborSampler``.
-        replace: see ``NeighborSampler``.
-        relabel: see ``NeighborSampler``.
-        table_bytes: limit for the tables of all threads together; see ``NeighborSampler``.
-        dtype: dtype of the features: that of the graph or float32; None for that of the graph.
-        rank: number of this process, which takes that part of each global batch of
+        seed: Seed of the order and the draws.
+        mode: See ``NeighborSampler``.
+        replace: See ``NeighborSampler``.
+        relabel: See ``NeighborSampler``.
+        table_bytes: Limit for the tables of all threads together; see ``NeighborSampler``.
+        dtype: Dtype of the features: that of the graph or float32; None for that of the graph.
+        rank: Number of this process, which takes that part of each global batch of
             ``batch_size * world_size`` seeds. All ranks have equally many batches; each seed comes
             once an epoch.
-        world_size: number of processes that train together.
-        device: device of the batches. Copies to CUDA run from page-locked memory, in parallel
+        world_size: Number of processes that train together.
+        device: Device of the batches. Copies to CUDA run from page-locked memory, in parallel
             with computation.
 
     Raises:
-        GraphError: seeds or options are invalid; the message says which.
+        GraphError: Seeds or options are invalid; the message says which.
 
     >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), y=np.arange(5))
     >>> loader = NeighborLoader(ring, [1, 1], batch_size=2)
@@ -242,7 +242,7 @@ class NeighborLoader:
         Set it to continue where an earlier run ended.
 
         Raises:
-            GraphError: it is set to something that is not a valid epoch.
+            GraphError: It is set to something that is not a valid epoch.
         """
         return self._next_epoch
 
@@ -269,12 +269,12 @@ class NeighborLoader:
         next epoch.
 
         Args:
-            number: the epoch.
-            start: first batch, from 0; those before are not made.
-            stop: batch after the last one; None for all.
+            number: The epoch.
+            start: First batch, from 0; those before are not made.
+            stop: Batch after the last one; None for all.
 
         Raises:
-            GraphError: the epoch or one of the batches does not exist.
+            GraphError: The epoch or one of the batches does not exist.
         """
         stop = len(self) if stop is None else stop
         check_integers(GraphError, 0, epoch=number, start=start, stop=stop)
@@ -303,11 +303,11 @@ class NeighborLoader:
         """Make one batch of an epoch by itself, equal to that of ``epoch(epoch)``.
 
         Args:
-            epoch: epoch of the batch.
-            index: position of the batch in this process's part of the epoch, from 0.
+            epoch: Epoch of the batch.
+            index: Position of the batch in this process's part of the epoch, from 0.
 
         Raises:
-            GraphError: the epoch or the batch does not exist.
+            GraphError: The epoch or the batch does not exist.
         """
         check_integers(GraphError, 0, epoch=epoch, index=index)
         if index >= len(self):
@@ -400,7 +400,7 @@ def distinct_seeds(seeds: Any, *, num_nodes: int) -> np.ndarray:
     The seeds may be numbers, a boolean mask, or None for all nodes.
 
     Raises:
-        GraphError: a node does not exist or is listed twice, or a mask has the wrong shape.
+        GraphError: A node does not exist or is listed twice, or a mask has the wrong shape.
     """
     if seeds is None:
         return np.arange(num_nodes)

@@ -91,9 +91,9 @@ class Target(NamedTuple):
     """Where batches go: the streams of a device, or main memory.
 
     Attributes:
-        streams: streams of the device; None to copy batches to ``memory``.
-        page_lock: page-locks slots; None for a device that copies from any memory.
-        memory: memory of batches on the CPU.
+        streams: Streams of the device; None to copy batches to ``memory``.
+        page_lock: Page-locks slots; None for a device that copies from any memory.
+        memory: Memory of batches on the CPU.
     """
 
     streams: Streams | None
@@ -110,10 +110,10 @@ class Plan(NamedTuple):
     """What an iteration makes: ``num`` batches of an epoch.
 
     Attributes:
-        epoch: the epoch, which the draws depend on.
-        num: number of batches.
-        seeds: returns the seeds of a batch by its position.
-        number: returns the number of a batch by its position, which the draws depend on, too.
+        epoch: The epoch, which the draws depend on.
+        num: Number of batches.
+        seeds: Returns the seeds of a batch by its position.
+        number: Returns the number of a batch by its position, which the draws depend on, too.
     """
 
     epoch: int
@@ -132,12 +132,12 @@ class WorkerPool:
     """Processes that make batches, and their slots, for one iteration at a time.
 
     Args:
-        sampler: sampler on the graph that has the features and labels.
-        dtype: dtype of the features; None for that of the graph.
-        target: where batches go.
-        num_processes: number of processes.
-        depth: maximum number of batches that are started and not yet taken.
-        num_bytes: expected size of a batch.
+        sampler: Sampler on the graph that has the features and labels.
+        dtype: Dtype of the features; None for that of the graph.
+        target: Where batches go.
+        num_processes: Number of processes.
+        depth: Maximum number of batches that are started and not yet taken.
+        num_bytes: Expected size of a batch.
     """
 
     def __init__(
@@ -473,9 +473,9 @@ class ProcessBatches(Iterator[Batch]):
     error it is closed.
 
     Args:
-        pool: pool that nothing else uses.
-        plan: what to make.
-        idle: where pools wait for the next iteration.
+        pool: Pool that nothing else uses.
+        plan: What to make.
+        idle: Where pools wait for the next iteration.
     """
 
     def __init__(self, pool: WorkerPool, plan: Plan, idle: list[WorkerPool]) -> None:

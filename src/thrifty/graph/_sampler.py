@@ -74,7 +74,7 @@ class Workspace:
             Where the rows of their edges begin and end.
 
         Raises:
-            GraphError: the batch has more edges than int32 can number.
+            GraphError: The batch has more edges than int32 can number.
         """
         rows = self.nodes[first : self.num_nodes]
         most = len(rows) * fanout
@@ -235,21 +235,21 @@ class NeighborSampler:
     may call ``sample`` at once. After SALIENT (Kaler et al., MLSys 2022, section 4).
 
     Args:
-        graph: graph to sample from.
-        fanouts: neighbours of each node at each hop, the seeds' hop first; -1 for all of them.
+        graph: Graph to sample from.
+        fanouts: Neighbours of each node at each hop, the seeds' hop first; -1 for all of them.
         mode: ``"frontier"`` expands each node once, at the hop where it is found (as PyG's
             ``NeighborLoader``); ``"full"`` expands all nodes found so far again at every hop (as
             SALIENT and DGL's blocks).
-        replace: whether an edge may be drawn more than once; every node with neighbours then gets
+        replace: Whether an edge may be drawn more than once; every node with neighbours then gets
             ``fanout`` of them.
-        seed: seed of all draws.
+        seed: Seed of all draws.
         relabel: ``"dense"`` uses a table of 4 bytes a node for each thread, ``"hash"`` a hash
             table, and ``"auto"`` the dense table as long as it takes at most ``table_bytes``. All
             give the same batches.
-        table_bytes: see ``relabel``.
+        table_bytes: See ``relabel``.
 
     Raises:
-        GraphError: fanouts or options are invalid.
+        GraphError: Fanouts or options are invalid.
 
     >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32))
     >>> batch = NeighborSampler(ring, [1, 1]).sample([0, 3])
@@ -291,12 +291,12 @@ class NeighborSampler:
         """Return the sampled neighbourhood of some seeds, without features and labels.
 
         Args:
-            seeds: node numbers, any integer dtype, shape ``(num,)``; duplicates get one row.
-            epoch: epoch, which the draws depend on.
-            batch: number of the batch, which the draws also depend on.
+            seeds: Node numbers, any integer dtype, shape ``(num,)``; duplicates get one row.
+            epoch: Epoch, which the draws depend on.
+            batch: Number of the batch, which the draws also depend on.
 
         Raises:
-            GraphError: a seed does not exist, a number is not an integer, or the batch has more
+            GraphError: A seed does not exist, a number is not an integer, or the batch has more
                 than 2^31 edges.
         """
         wanted = checked_nodes(seeds, num_nodes=self.graph.num_nodes, name="seed")

@@ -33,14 +33,14 @@ def save_graph(graph: Graph, folder: str | os.PathLike[str], *, overwrite: bool 
     readers see the whole graph or none.
 
     Args:
-        graph: graph to save. bfloat16 is stored as its bits, uint16.
-        folder: target folder; its parents are created.
-        overwrite: whether to replace a graph that already exists. Processes that have mapped it
+        graph: Graph to save. bfloat16 is stored as its bits, uint16.
+        folder: Target folder; its parents are created.
+        overwrite: Whether to replace a graph that already exists. Processes that have mapped it
             keep the old one.
 
     Raises:
-        GraphError: the target already exists, or labels have a dtype that NumPy does not know.
-        StoreWriteError: the disk is full or not writable; what was there before is unchanged.
+        GraphError: The target already exists, or labels have a dtype that NumPy does not know.
+        StoreWriteError: The disk is full or not writable; what was there before is unchanged.
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp()) / "pair"
@@ -74,16 +74,16 @@ def load_graph(folder: str | os.PathLike[str], *, mmap: bool = True, verify: boo
     """Read a graph that `save_graph` wrote.
 
     Args:
-        folder: folder of the graph.
-        mmap: whether arrays stay on disk and are read on access; processes share that memory.
+        folder: Folder of the graph.
+        mmap: Whether arrays stay on disk and are read on access; processes share that memory.
             Writes to the arrays are visible to this process only and not saved. Features larger
             than the memory are read-only, and writing to them ends the process.
-        verify: whether to compare all bytes with their checksums and to check ranges, which reads
+        verify: Whether to compare all bytes with their checksums and to check ranges, which reads
             the files once. Otherwise only sizes are checked; an altered file then gives wrong
             batches, or ends the process.
 
     Raises:
-        GraphError: there is no graph, a file is missing, truncated or altered, or a newer thrifty
+        GraphError: There is no graph, a file is missing, truncated or altered, or a newer thrifty
             wrote it.
     """
     place = Path(folder)

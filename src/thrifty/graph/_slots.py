@@ -39,7 +39,7 @@ class Slot:
     It is a file without a name. The system removes it when the last process closes it.
 
     Args:
-        num_bytes: size to begin with.
+        num_bytes: Size to begin with.
     """
 
     def __init__(self, num_bytes: int = LEAST_BYTES) -> None:
@@ -121,12 +121,12 @@ def write_batch(
     """Make the batch that ``make_batch`` makes, in a slot, which grows as needed.
 
     Args:
-        slot: memory that nothing else reads or writes.
-        sampler: sampler on the graph that has the features and labels.
-        seeds: see ``make_batch``.
-        epoch: see ``make_batch``.
-        index: see ``make_batch``.
-        dtype: see ``make_batch``.
+        slot: Memory that nothing else reads or writes.
+        sampler: Sampler on the graph that has the features and labels.
+        seeds: See ``make_batch``.
+        epoch: See ``make_batch``.
+        index: See ``make_batch``.
+        dtype: See ``make_batch``.
 
     Returns:
         Number of bytes used. The slot begins with a header that ``read_header`` reads.
@@ -169,11 +169,11 @@ def read_batch(whole: torch.Tensor, header: Sequence[int], *, graph: Any, dtype:
     """Return the batch whose arrays are parts of ``whole``.
 
     Args:
-        whole: the used bytes of a slot, or a copy of them on any device; uint8, from the beginning
+        whole: The used bytes of a slot, or a copy of them on any device; uint8, from the beginning
             of its storage.
-        header: what ``read_header`` returned.
-        graph: the sampler's graph.
-        dtype: dtype that the batch was written with.
+        header: What ``read_header`` returned.
+        graph: The sampler's graph.
+        dtype: Dtype that the batch was written with.
     """
     layers, num_seeds, mode, nodes, num_nodes, rows, num_rows = header[:7]
     # One view for each dtype; the parts of it then take one operation each.

@@ -30,19 +30,19 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
     the present values of the option ``name``, one for each group.
 
     Args:
-        schedule: a schedule such as ``REX(0.1)``, or a constant number.
-        optimizer: any torch optimizer.
-        epochs: number of epochs in the whole run. A loop that only counts steps passes their
+        schedule: A schedule such as ``REX(0.1)``, or a constant number.
+        optimizer: Any torch optimizer.
+        epochs: Number of epochs in the whole run. A loop that only counts steps passes their
             number, with one step an epoch.
-        steps_per_epoch: optimizer steps in an epoch (not batches, if you accumulate gradients).
-        name: option to set: ``"lr"``, ``"momentum"``, ``"weight_decay"``, ``"betas[0]"``.
+        steps_per_epoch: Optimizer steps in an epoch (not batches, if you accumulate gradients).
+        name: Option to set: ``"lr"``, ``"momentum"``, ``"weight_decay"``, ``"betas[0]"``.
         relative: False gives all parameter groups the schedule's values. True multiplies them with
             each group's initial value (kept in the group as ``initial_<name>``, such as
             ``initial_lr``, as torch's own schedulers do).
-        last_step: the last step done, to resume by hand; ``load_state_dict`` does not need it.
+        last_step: The last step done, to resume by hand; ``load_state_dict`` does not need it.
 
     Raises:
-        ScheduleError: the schedule does not fit the run, the optimizer does not have the option,
+        ScheduleError: The schedule does not fit the run, the optimizer does not have the option,
             or ``relative`` starts at a later step and a group lacks its initial value.
 
     >>> import torch, thrifty as th
@@ -124,7 +124,7 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
         You may load the optimizer's state before or after.
 
         Raises:
-            ScheduleError: the state is from a scheduler with another schedule, length or option.
+            ScheduleError: The state is from a scheduler with another schedule, length or option.
         """
         missing = {*_IDENTITY, "last_epoch", "step_count"} - set(state_dict)
         if missing:

@@ -75,12 +75,12 @@ class Tiles(NamedTuple):
     """Sizes of the tiles of a kernel.
 
     Attributes:
-        rows: rows of the result that a program computes at most.
-        columns: columns of the result that a program computes at most.
-        depth: numbers of each sum that are multiplied at a time, at most.
-        warps: groups of 32 threads of a program; None chooses by the size of the tile.
-        stages: steps of the loop whose loads are under way at the same time.
-        precision: how float32 is multiplied: ``"ieee"``, ``"tf32"`` or ``"tf32x3"``. None follows
+        rows: Rows of the result that a program computes at most.
+        columns: Columns of the result that a program computes at most.
+        depth: Numbers of each sum that are multiplied at a time, at most.
+        warps: Groups of 32 threads of a program; None chooses by the size of the tile.
+        stages: Steps of the loop whose loads are under way at the same time.
+        precision: How float32 is multiplied: ``"ieee"``, ``"tf32"`` or ``"tf32x3"``. None follows
             ``torch.backends.cuda.matmul.allow_tf32``.
     """
 
@@ -279,11 +279,11 @@ def fits(
     """Return whether the kernels can compute a product.
 
     Args:
-        x: shape as for ``gyro_linear``.
-        weight: the whole weight.
-        dtype: what both are multiplied in.
-        inputs: the groups that ``x`` has; None for all.
-        outputs: the groups to compute; None for all.
+        x: Shape as for ``gyro_linear``.
+        weight: The whole weight.
+        dtype: What both are multiplied in.
+        inputs: The groups that ``x`` has; None for all.
+        outputs: The groups to compute; None for all.
     """
     if triton is None or not (x.is_cuda or INTERPRETED):
         return False
@@ -348,15 +348,15 @@ def product(
     """Multiply each part by the blocks of the weight that it keeps.
 
     Args:
-        a: shape ``(parts, rows, contracted units)``, contiguous.
-        weight: the whole weight, shape ``(out_features, in_features)``, contiguous.
-        bias: the whole bias, or None.
-        contracted: the groups that ``a`` has; None for all units.
-        kept: the groups to compute; None for all units.
-        size: number of units to compute for each part.
-        transposed: whether to multiply by the weight rather than its transpose, as the gradient of
+        a: Shape ``(parts, rows, contracted units)``, contiguous.
+        weight: The whole weight, shape ``(out_features, in_features)``, contiguous.
+        bias: The whole bias, or None.
+        contracted: The groups that ``a`` has; None for all units.
+        kept: The groups to compute; None for all units.
+        size: Number of units to compute for each part.
+        transposed: Whether to multiply by the weight rather than its transpose, as the gradient of
             the input does.
-        tiles: sizes of the tiles; None chooses them.
+        tiles: Sizes of the tiles; None chooses them.
 
     Returns:
         Shape ``(parts, rows, size)``.
@@ -410,14 +410,14 @@ def weight_gradient(
     """Return the gradients of the weight and the bias.
 
     Args:
-        grad: gradient of the output, shape ``(parts, rows, outputs kept)``, contiguous.
-        a: shape ``(parts, rows, inputs kept)``, contiguous.
-        weight: the whole weight.
-        inputs: the groups that ``a`` has; None for all units.
-        outputs: the groups that ``grad`` has; None for all units.
-        with_weight: whether the gradient of the weight is needed.
-        with_bias: whether the gradient of the bias is needed.
-        tiles: sizes of the tiles; ``depth`` counts rows of ``a``.
+        grad: Gradient of the output, shape ``(parts, rows, outputs kept)``, contiguous.
+        a: Shape ``(parts, rows, inputs kept)``, contiguous.
+        weight: The whole weight.
+        inputs: The groups that ``a`` has; None for all units.
+        outputs: The groups that ``grad`` has; None for all units.
+        with_weight: Whether the gradient of the weight is needed.
+        with_bias: Whether the gradient of the bias is needed.
+        tiles: Sizes of the tiles; ``depth`` counts rows of ``a``.
     """
     num_out, num_in = weight.shape
     parts, rows, size_c = a.shape

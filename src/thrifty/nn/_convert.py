@@ -46,28 +46,28 @@ def gyro_(  # noqa: PLR0913 -- the options of a schedule; all are keywords
     ``nn.MultiheadAttention``) is not replaced.
 
     Args:
-        model: model with dropout layers that the inputs reach.
-        inputs: one batch, or a few samples, as the model takes it.
-        subnetworks: number of subnetworks to draw (sigma).
-        concurrent: number of subnetworks to train at a time (tau).
-        total_steps: optimizer steps of the whole training.
-        p: drop probability; None keeps that of each layer.
-        group_size: number of units to drop together (``BlockGyroDropout``); None drops single
+        model: Model with dropout layers that the inputs reach.
+        inputs: One batch, or a few samples, as the model takes it.
+        subnetworks: Number of subnetworks to draw (sigma).
+        concurrent: Number of subnetworks to train at a time (tau).
+        total_steps: Optimizer steps of the whole training.
+        p: Drop probability; None keeps that of each layer.
+        group_size: Number of units to drop together (``BlockGyroDropout``); None drops single
             units.
         order: ``"partition"`` or ``"legacy"``, see ``GyroSchedule``.
-        cycles: how often each subnetwork has its turn.
-        shared: whether all layers share one schedule, so that a subnetwork is one mask in each;
+        cycles: How often each subnetwork has its turn.
+        shared: Whether all layers share one schedule, so that a subnetwork is one mask in each;
             otherwise each layer has its own.
         where: ``where(path, layer)`` selects the layers to replace; None selects all. Leave out
             dropout of attention weights, whose last dimension is not a row of units.
-        generator: source of the masks and orders.
+        generator: Source of the masks and orders.
 
     Returns:
         The schedules: one, or one for each layer. In a loop that is not thrifty's, let them
         ``follow`` the optimizer.
 
     Raises:
-        LayerError: there is no dropout to replace; the inputs do not reach a dropout layer; a layer
+        LayerError: There is no dropout to replace; the inputs do not reach a dropout layer; a layer
             gets different numbers of units; a layer is more than a dropout (a subclass with its
             own forward, a layer with hooks); the model calls a layer in a way that cannot be
             changed; or an argument is wrong.
@@ -158,7 +158,7 @@ def _check_plain(path: str, layer: nn.Module) -> None:
     """Check that replacing a layer loses nothing.
 
     Raises:
-        LayerError: the layer is more than a dropout.
+        LayerError: The layer is more than a dropout.
     """
     kind = type(layer)
     if kind not in _PLAIN and kind.forward not in {each.forward for each in _PLAIN}:
@@ -183,7 +183,7 @@ def _replace(
     """Put the new layers in their places, or leave the model as it was.
 
     Raises:
-        LayerError: the model does not call a new layer, or still calls an old one.
+        LayerError: The model does not call a new layer, or still calls an old one.
     """
     for path, layer in found.items():
         model.set_submodule(path, made[layer])

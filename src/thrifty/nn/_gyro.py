@@ -57,7 +57,7 @@ class GyroLayer(nn.Module):
         """Drop units.
 
         Args:
-            x: shape ``(batch, ..., num_features)``, or ``(batch, num_features, ...)`` with four
+            x: Shape ``(batch, ..., num_features)``, or ``(batch, num_features, ...)`` with four
                 or more dimensions.
 
         Raises:
@@ -103,20 +103,20 @@ class GyroDropout(GyroLayer):
     identity.
 
     Args:
-        p: probability that a unit is dropped from a subnetwork.
-        num_features: number of units.
-        subnetworks: number of subnetworks to draw (the paper's sigma).
-        concurrent: number of subnetworks to train at a time (tau).
-        total_steps: optimizer steps of the whole training.
-        schedule: the schedule of another layer, which then replaces the three arguments above;
+        p: Probability that a unit is dropped from a subnetwork.
+        num_features: Number of units.
+        subnetworks: Number of subnetworks to draw (the paper's sigma).
+        concurrent: Number of subnetworks to train at a time (tau).
+        total_steps: Optimizer steps of the whole training.
+        schedule: The schedule of another layer, which then replaces the three arguments above;
             both layers train the same subnetworks. Or ``"partition"`` or ``"legacy"`` for a
             schedule of its own, see ``GyroSchedule`` (which also supports several cycles).
-        dim: dimension of the units; None is the last one, or 1 (channels) with four or more
+        dim: Dimension of the units; None is the last one, or 1 (channels) with four or more
             dimensions.
-        generator: source of the masks and the order; None is torch's global stream.
+        generator: Source of the masks and the order; None is torch's global stream.
 
     Raises:
-        LayerError: an argument is invalid.
+        LayerError: An argument is invalid.
 
     >>> layer = GyroDropout(0.5, num_features=6, subnetworks=8, concurrent=2, total_steps=100)
     >>> out = layer(torch.ones(4, 6))
@@ -173,18 +173,18 @@ class BlockGyroDropout(GyroLayer):
     (Lee et al., MLSys 2022), where a group is what a GPU computes at once.
 
     Args:
-        p: share of groups that is dropped.
-        num_features: number of units, a multiple of ``group_size``.
-        group_size: number of units in a group.
-        subnetworks: see ``GyroDropout``.
-        concurrent: see ``GyroDropout``.
-        total_steps: see ``GyroDropout``.
-        schedule: see ``GyroDropout``.
-        dim: see ``GyroDropout``.
-        generator: see ``GyroDropout``.
+        p: Share of groups that is dropped.
+        num_features: Number of units, a multiple of ``group_size``.
+        group_size: Number of units in a group.
+        subnetworks: See ``GyroDropout``.
+        concurrent: See ``GyroDropout``.
+        total_steps: See ``GyroDropout``.
+        schedule: See ``GyroDropout``.
+        dim: See ``GyroDropout``.
+        generator: See ``GyroDropout``.
 
     Raises:
-        LayerError: an argument is invalid, or no group would be kept.
+        LayerError: An argument is invalid, or no group would be kept.
 
     >>> layer = BlockGyroDropout(
     ...     0.5, num_features=8, group_size=2, subnetworks=4, concurrent=2, total_steps=100
@@ -271,7 +271,7 @@ def own_schedule(
     """Return the given schedule, or make one from the other arguments.
 
     Raises:
-        LayerError: both are given, or neither is.
+        LayerError: Both are given, or neither is.
     """
     given = {"subnetworks": subnetworks, "concurrent": concurrent, "total_steps": total_steps}
     if isinstance(schedule, GyroSchedule):
@@ -308,14 +308,14 @@ class SubnetworkEnsemble(nn.Module):
     It replaces one pass through all units, and costs one forward pass for each subnetwork.
 
     Args:
-        model: model whose gyro dropout layers share one schedule.
-        num: number of subnetworks to average.
-        transform: function applied to each output before averaging; for probabilities, pass
+        model: Model whose gyro dropout layers share one schedule.
+        num: Number of subnetworks to average.
+        transform: Function applied to each output before averaging; for probabilities, pass
             ``functools.partial(torch.softmax, dim=-1)``.
-        generator: source of the subnetworks, which are drawn without replacement.
+        generator: Source of the subnetworks, which are drawn without replacement.
 
     Raises:
-        LayerError: the model has no gyro dropout, its layers have several schedules, or it has
+        LayerError: The model has no gyro dropout, its layers have several schedules, or it has
             fewer subnetworks.
 
     >>> from thrifty.nn import GyroDropout
@@ -370,11 +370,11 @@ def subnetwork(model: nn.Module, number: int) -> Iterator[None]:
     """Send all samples through one subnetwork, also in evaluation mode.
 
     Args:
-        model: model with gyro dropout.
-        number: number of the subnetwork, from 0.
+        model: Model with gyro dropout.
+        number: Number of the subnetwork, from 0.
 
     Raises:
-        LayerError: the subnetwork does not exist.
+        LayerError: The subnetwork does not exist.
 
     >>> from thrifty.nn import GyroDropout
     >>> layer = GyroDropout(

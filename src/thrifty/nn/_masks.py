@@ -29,7 +29,7 @@ def draw_groups(
         int64, shape ``(subnetworks, kept)``.
 
     Raises:
-        LayerError: no group would be kept.
+        LayerError: No group would be kept.
 
     >>> draw_groups(3, 4, 0.5, generator=torch.Generator().manual_seed(0)).shape
     torch.Size([3, 2])
@@ -55,8 +55,8 @@ def multiply_parts(x: Tensor, rows: Tensor, *, dim: int) -> Tensor:
     """Multiply the samples of each part of a batch by the row of that part.
 
     Args:
-        x: shape ``(batch, ..., units, ...)``, with units at ``dim``.
-        rows: shape ``(parts, units)``. Sample ``i`` belongs to part ``i * parts // batch``.
+        x: Shape ``(batch, ..., units, ...)``, with units at ``dim``.
+        rows: Shape ``(parts, units)``. Sample ``i`` belongs to part ``i * parts // batch``.
 
     >>> multiply_parts(torch.ones(3, 2), torch.tensor([[0.0, 1.0], [2.0, 3.0]]), dim=1)
     tensor([[0., 1.],
@@ -78,9 +78,9 @@ class KeptGroups(NamedTuple):
     """The groups of units that each part of a batch keeps.
 
     Attributes:
-        groups: kept groups in ascending order; int64, shape ``(parts, kept)``.
-        group_size: number of units in a group.
-        num_groups: number of all groups.
+        groups: Kept groups in ascending order; int64, shape ``(parts, kept)``.
+        group_size: Number of units in a group.
+        num_groups: Number of all groups.
     """
 
     groups: Tensor
@@ -159,8 +159,8 @@ def take(x: Tensor, kept: KeptGroups, *, dim: int) -> Tensor:
     """Return the kept units of each part.
 
     Args:
-        x: shape ``(parts, samples, ..., units, ...)``, with units at ``dim``.
-        kept: the units that each part keeps.
+        x: Shape ``(parts, samples, ..., units, ...)``, with units at ``dim``.
+        kept: The units that each part keeps.
     """
     # One launch for all parts: on a CPU, this is slower.
     if x.is_cuda:
@@ -230,16 +230,16 @@ class GyroSchedule(nn.Module):
     each period, as the paper's code does, and thereby leaves some out.
 
     Args:
-        subnetworks: number of subnetworks (the paper's sigma).
-        concurrent: number of subnetworks to train at a time (tau).
-        total_steps: optimizer steps of the whole training; after them, the order starts again.
+        subnetworks: Number of subnetworks (the paper's sigma).
+        concurrent: Number of subnetworks to train at a time (tau).
+        total_steps: Optimizer steps of the whole training; after them, the order starts again.
         order: ``"partition"`` or ``"legacy"``, see above.
-        cycles: how often each subnetwork has its turn; ``"partition"`` only.
-        generator: source of the order; None is torch's global stream, as for the weights of a
+        cycles: How often each subnetwork has its turn; ``"partition"`` only.
+        generator: Source of the order; None is torch's global stream, as for the weights of a
             layer.
 
     Raises:
-        LayerError: an argument is invalid.
+        LayerError: An argument is invalid.
 
     >>> schedule = GyroSchedule(subnetworks=4, concurrent=2, total_steps=10)
     >>> seen = schedule.active().tolist()

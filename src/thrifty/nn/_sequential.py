@@ -109,10 +109,10 @@ class GyroSequential(nn.Sequential):
     unchanged. Under ``torch.compile``, the types of layers are checked, and nothing is compared.
 
     Args:
-        layers: as for ``nn.Sequential``.
+        layers: As for ``nn.Sequential``.
         execution: ``"sliced"``, ``"masked"``, or ``"auto"`` for whichever is faster for a layer
             and its input according to ``costs``.
-        costs: costs that tell when slicing pays. None takes ``perf.SlicingCosts`` on a CPU. On a
+        costs: Costs that tell when slicing pays. None takes ``perf.SlicingCosts`` on a CPU. On a
             GPU it takes ``perf.SlicingKernelCosts`` where Triton kernels multiply float32 without
             TF32, and masks otherwise.
 
@@ -312,18 +312,18 @@ class GyroMLP(GyroSequential):
     """A multi-layer perceptron with block-wise gyro dropout after each hidden layer.
 
     Args:
-        in_features: number of input features.
-        hidden: number of units of each hidden layer, multiples of ``group_size``.
-        out_features: number of output features.
-        p: share of groups that is dropped.
-        group_size: number of units in a group.
-        schedule: order in which subnetworks are trained.
-        activation: makes the module before each dropout.
-        execution: see ``GyroSequential``.
-        generator: source of the masks.
+        in_features: Number of input features.
+        hidden: Number of units of each hidden layer, multiples of ``group_size``.
+        out_features: Number of output features.
+        p: Share of groups that is dropped.
+        group_size: Number of units in a group.
+        schedule: Order in which subnetworks are trained.
+        activation: Makes the module before each dropout.
+        execution: See ``GyroSequential``.
+        generator: Source of the masks.
 
     Raises:
-        LayerError: an argument is invalid.
+        LayerError: An argument is invalid.
 
     >>> schedule = GyroSchedule(subnetworks=16, concurrent=4, total_steps=1000)
     >>> GyroMLP(784, [1024, 1024], 10, schedule=schedule)(torch.zeros(8, 784)).shape

@@ -36,11 +36,11 @@ def gyro_linear(
     On CUDA, Triton kernels read the blocks in place, if Triton is installed.
 
     Args:
-        x: shape ``(parts, samples, ..., inputs kept)``.
-        weight: weight of the whole layer, shape ``(out_features, in_features)``.
-        bias: bias of the whole layer, shape ``(out_features,)``.
-        inputs: the inputs that ``x`` has; None for all.
-        outputs: the outputs to compute; None for all.
+        x: Shape ``(parts, samples, ..., inputs kept)``.
+        weight: Weight of the whole layer, shape ``(out_features, in_features)``.
+        bias: Bias of the whole layer, shape ``(out_features,)``.
+        inputs: The inputs that ``x`` has; None for all.
+        outputs: The outputs to compute; None for all.
 
     Returns:
         Shape ``(parts, samples, ..., outputs kept)``.
@@ -92,11 +92,11 @@ def gyro_conv2d(
     """Apply ``F.conv2d`` to each part of a batch, with the channels that the part keeps.
 
     Args:
-        x: shape ``(parts, samples, channels kept, height, width)``.
-        weight: weight of the whole layer, shape ``(out_channels, in_channels, height, width)``.
-        bias: bias of the whole layer, shape ``(out_channels,)``.
-        inputs: the channels that ``x`` has; None for all.
-        outputs: the channels to compute; None for all.
+        x: Shape ``(parts, samples, channels kept, height, width)``.
+        weight: Weight of the whole layer, shape ``(out_channels, in_channels, height, width)``.
+        bias: Bias of the whole layer, shape ``(out_channels,)``.
+        inputs: The channels that ``x`` has; None for all.
+        outputs: The channels to compute; None for all.
         options: ``stride``, ``padding`` and ``dilation`` of ``F.conv2d``.
 
     Returns:
@@ -373,11 +373,11 @@ def is_trusted(
     """Return whether ``quick`` may replace the layers of a group; compare both now and then.
 
     Args:
-        owner: model that contains the layers.
-        group: layers to replace.
-        position: position of the first layer.
-        now: input of the layers.
-        quick: computation that replaces them.
+        owner: Model that contains the layers.
+        group: Layers to replace.
+        position: Position of the first layer.
+        now: Input of the layers.
+        quick: Computation that replaces them.
     """
     if torch.compiler.is_compiling():
         return True

@@ -25,8 +25,8 @@ class SplitForecast(NamedTuple):
     """Estimated cost of a split.
 
     Attributes:
-        step_s: seconds until the last worker is done.
-        joules: energy of all workers, waiting and training; None if no power is declared.
+        step_s: Seconds until the last worker is done.
+        joules: Energy of all workers, waiting and training; None if no power is declared.
     """
 
     step_s: float
@@ -42,14 +42,14 @@ def split_batch(curves: Sequence[StepCurve], batch: int) -> tuple[int, ...]:
     ends sooner. A worker that would make the step slower gets no samples.
 
     Args:
-        curves: curve of each worker.
-        batch: samples of one step, over all workers.
+        curves: Curve of each worker.
+        batch: Samples of one step, over all workers.
 
     Returns:
         Samples of each worker.
 
     Raises:
-        UsageError: there are no workers, or their bounds do not allow ``batch`` samples.
+        UsageError: There are no workers, or their bounds do not allow ``batch`` samples.
 
     >>> fast, slow = StepCurve(sample_s=1.0), StepCurve(sample_s=3.0)
     >>> split_batch([fast, slow], 8)
@@ -73,12 +73,12 @@ def split_for_energy(
     the result is exact up to the grid of step times.
 
     Args:
-        curves: curve of each worker.
-        powers: power of each worker.
-        batch: samples of one step.
+        curves: Curve of each worker.
+        powers: Power of each worker.
+        batch: Samples of one step.
 
     Raises:
-        UsageError: as in ``split_batch``, or the numbers of powers and curves differ.
+        UsageError: As in ``split_batch``, or the numbers of powers and curves differ.
 
     >>> host, device = StepCurve(sample_s=0.01), StepCurve(sample_s=0.02)
     >>> watts = [Power(idle_w=0.0, busy_w=100.0), Power(idle_w=0.0, busy_w=5.0)]
@@ -196,17 +196,17 @@ class BalancerOptions:
     five steps in a row each take 1.2 times the worker's own trailing median.
 
     Args:
-        slower: a step is unusual if its time is above this multiple of the usual time, or below the
+        slower: A step is unusual if its time is above this multiple of the usual time, or below the
             usual time divided by it.
-        patience: number of unusual steps in a row that count as a change of speed.
-        correction: used instead of ``patience``, if smaller, just after the split has followed a
+        patience: Number of unusual steps in a row that count as a change of speed.
+        correction: Used instead of ``patience``, if smaller, just after the split has followed a
             change of speed. The first guess may be wrong, and the first two steps are often slow
             because they allocate memory.
-        window: number of steps whose median is the usual time.
-        gain: share of the step's time that a new split must save.
+        window: Number of steps whose median is the usual time.
+        gain: Share of the step's time that a new split must save.
 
     Raises:
-        UsageError: a number is out of range.
+        UsageError: A number is out of range.
 
     >>> BalancerOptions(patience=3).patience
     3
@@ -238,10 +238,10 @@ class SplitChange:
     Attributes:
         reason: "settled" (the first steps differ from the measured curves), "slower" or "faster" (a
             worker's speed changed), or "drift".
-        workers: workers whose speed changed.
-        before: split until now.
-        after: split from now on.
-        step_s: estimated seconds of a step with each of these splits.
+        workers: Workers whose speed changed.
+        before: Split until now.
+        after: Split from now on.
+        step_s: Estimated seconds of a step with each of these splits.
     """
 
     reason: str
@@ -268,14 +268,14 @@ class Balancer:
     every worker.
 
     Args:
-        curves: measured curve of each worker.
-        batch: samples of one step, over all workers.
-        options: thresholds for a change.
-        split: function from curves and a batch to a split; default: ``split_batch``.
-        cost: cost of a step, of which a new split must save ``gain``; default: its seconds.
+        curves: Measured curve of each worker.
+        batch: Samples of one step, over all workers.
+        options: Thresholds for a change.
+        split: Function from curves and a batch to a split; default: ``split_batch``.
+        cost: Cost of a step, of which a new split must save ``gain``; default: its seconds.
 
     Raises:
-        UsageError: the workers cannot hold the batch.
+        UsageError: The workers cannot hold the batch.
 
     >>> balancer = Balancer([StepCurve(sample_s=1.0)] * 2, batch=8)
     >>> balancer.split
@@ -322,8 +322,8 @@ class Balancer:
         """Record the times of a step.
 
         Args:
-            seconds: working time of each worker.
-            sizes: samples of each worker, if that was not the present split.
+            seconds: Working time of each worker.
+            sizes: Samples of each worker, if that was not the present split.
 
         Returns:
             The change that takes effect with the next step; None: no change.

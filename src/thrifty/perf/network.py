@@ -20,13 +20,13 @@ class Link:
     """A ring over machines, and a ring inside each of them; the slowest link sets the pace.
 
     Args:
-        bytes_per_s: bandwidth between machines.
-        latency_s: latency of each message between machines.
-        inner_bytes_per_s: bandwidth between the devices of a machine.
-        inner_latency_s: latency of each message between them.
+        bytes_per_s: Bandwidth between machines.
+        latency_s: Latency of each message between machines.
+        inner_bytes_per_s: Bandwidth between the devices of a machine.
+        inner_latency_s: Latency of each message between them.
 
     Raises:
-        UsageError: a bandwidth is not positive, or a latency is negative.
+        UsageError: A bandwidth is not positive, or a latency is negative.
 
     >>> Link(bytes_per_s=1e9).all_reduce_s(num_bytes=1e9, nodes=2)
     1.0
@@ -55,9 +55,9 @@ class Link:
         A ring of ``n`` members sends 2 (n - 1) messages, each of 1/n of the bytes.
 
         Args:
-            num_bytes: bytes to sum.
-            nodes: number of machines.
-            per_node: devices per machine.
+            num_bytes: Bytes to sum.
+            nodes: Number of machines.
+            per_node: Devices per machine.
         """
         return float(
             ring_s(num_bytes, nodes, self.bytes_per_s, self.latency_s)
@@ -96,15 +96,15 @@ class CollectiveTiming:
     """One measured collective.
 
     Args:
-        name: name of the network, such as a VM type.
-        num_bytes: bytes that each device contributes.
-        nodes: number of machines.
-        per_node: devices per machine.
-        seconds: measured time.
+        name: Name of the network, such as a VM type.
+        num_bytes: Bytes that each device contributes.
+        nodes: Number of machines.
+        per_node: Devices per machine.
+        seconds: Measured time.
         collective: "all_reduce", "all_gather", "reduce_scatter" or "broadcast".
 
     Raises:
-        UsageError: a number cannot be a measurement, or the collective is unknown.
+        UsageError: A number cannot be a measurement, or the collective is unknown.
     """
 
     name: str
@@ -178,8 +178,8 @@ class CollectiveModel:
         """Fit a model to measurements.
 
         Args:
-            measurements: timings of any networks; repeated timings of one kind are welcome.
-            prior: networks by name, for what was not measured.
+            measurements: Timings of any networks; repeated timings of one kind are welcome.
+            prior: Networks by name, for what was not measured.
         """
         return cls(measurements, prior)
 
@@ -201,16 +201,16 @@ class CollectiveModel:
         """Return the seconds of a collective; one device alone takes none.
 
         Args:
-            name: name of the network.
-            num_bytes: bytes that each device contributes; broadcasts with ``nodes`` and
+            name: Name of the network.
+            num_bytes: Bytes that each device contributes; broadcasts with ``nodes`` and
                 ``per_node``.
-            nodes: number of machines.
-            per_node: devices per machine.
-            collective: see ``CollectiveTiming``.
+            nodes: Number of machines.
+            per_node: Devices per machine.
+            collective: See ``CollectiveTiming``.
             quantile: 0.5 is the median; 0.95 is exceeded once in twenty times.
 
         Raises:
-            UsageError: an argument is out of range, or nothing is known of this network, or nothing
+            UsageError: An argument is out of range, or nothing is known of this network, or nothing
                 of the links between (or inside) its machines.
         """
         _check_collective(collective)
@@ -248,7 +248,7 @@ class CollectiveModel:
         """Restore a model from the data that ``to_json`` returned.
 
         Raises:
-            UsageError: the data does not come from ``to_json``.
+            UsageError: The data does not come from ``to_json``.
         """
         try:
             return cls(

@@ -22,13 +22,13 @@ class PackCurve:
     The rule for memory, ``M1 + (k - 1) (M2 - M1)``, is how Hydro (OSDI '23) limits its fusion.
 
     Args:
-        backend: name of the back-end, one of ``BACKENDS``.
-        step_s: seconds of a joint step, by ``k``.
-        memory_bytes: peak memory of a joint step, by ``k``; empty if memory does not matter.
-        variant: name of a variant of the back-end, if it has several.
+        backend: Name of the back-end, one of ``BACKENDS``.
+        step_s: Seconds of a joint step, by ``k``.
+        memory_bytes: Peak memory of a joint step, by ``k``; empty if memory does not matter.
+        variant: Name of a variant of the back-end, if it has several.
 
     Raises:
-        UsageError: the back-end is unknown, no step was measured, or a number cannot be a
+        UsageError: The back-end is unknown, no step was measured, or a number cannot be a
             measurement.
 
     >>> curve = PackCurve(
@@ -122,7 +122,7 @@ class PackCurve:
         """Restore a curve from the data that ``to_json`` returned.
 
         Raises:
-            UsageError: the data does not come from ``to_json``.
+            UsageError: The data does not come from ``to_json``.
 
         >>> curve = PackCurve(backend="solo", step_s={1: 0.5})
         >>> PackCurve.from_json(curve.to_json()) == curve
@@ -176,17 +176,17 @@ def choose_pack(
     nothing fits into ``cap_bytes``, trials are not packed.
 
     Args:
-        curves: measured curves of the back-ends.
-        longest: steps on the longest chain of pending work.
-        total: all pending steps.
-        ready: trials that could start now.
-        workers: number of workers.
-        cap_bytes: memory of a worker in bytes.
-        margin: share of ``cap_bytes`` that a pack may use.
-        max_size: largest pack to consider.
+        curves: Measured curves of the back-ends.
+        longest: Steps on the longest chain of pending work.
+        total: All pending steps.
+        ready: Trials that could start now.
+        workers: Number of workers.
+        cap_bytes: Memory of a worker in bytes.
+        margin: Share of ``cap_bytes`` that a pack may use.
+        max_size: Largest pack to consider.
 
     Raises:
-        UsageError: there are no curves.
+        UsageError: There are no curves.
 
     >>> fused = PackCurve(backend="fused", step_s={1: 0.010, 16: 0.025})
     >>> solo = PackCurve(backend="solo", step_s={1: 0.008})
@@ -233,12 +233,12 @@ class SlicedProduct:
     """Product of a batch in parts with a weight matrix, of which each part keeps a block.
 
     Attributes:
-        parts: number of parts of the batch.
-        rows: samples in each part.
-        inputs: input features.
-        outputs: output features.
-        inputs_kept: input features that a part keeps.
-        outputs_kept: output features that a part keeps.
+        parts: Number of parts of the batch.
+        rows: Samples in each part.
+        inputs: Input features.
+        outputs: Output features.
+        inputs_kept: Input features that a part keeps.
+        outputs_kept: Output features that a part keeps.
     """
 
     parts: int
@@ -261,9 +261,9 @@ class SlicingCosts:
     CPU cores. `python -m bench.bench_gyro --fit` prints how well they predict them.
 
     Args:
-        flops_per_byte: floating-point operations that take as long as moving one byte.
-        half_rows: samples in a part at which products run at half their speed.
-        margin: factor by which slicing must be faster.
+        flops_per_byte: Floating-point operations that take as long as moving one byte.
+        half_rows: Samples in a part at which products run at half their speed.
+        margin: Factor by which slicing must be faster.
 
     >>> wide = {"inputs": 4096, "outputs": 4096, "inputs_kept": 2048, "outputs_kept": 2048}
     >>> costs = SlicingCosts()
@@ -307,18 +307,18 @@ class SlicingKernelCosts(SlicingCosts):
     `python -m bench.bench_gyro --device cuda`); the other numbers are guesses.
 
     Args:
-        flops_per_byte: floating-point operations that take as long as moving one byte to or from
+        flops_per_byte: Floating-point operations that take as long as moving one byte to or from
             memory.
-        half_rows: samples in a part at which products run at half their speed; kernels adapt their
+        half_rows: Samples in a part at which products run at half their speed; kernels adapt their
             tiles, so there is none.
-        margin: factor by which slicing must be faster.
-        flops_per_cached_byte: floating-point operations that take as long as reading one byte from
+        margin: Factor by which slicing must be faster.
+        flops_per_cached_byte: Floating-point operations that take as long as reading one byte from
             the cache.
-        speed: operations a second of the kernels, as a share of those of a dense product.
-        large_speed: the same for parts of ``large_rows`` samples or more.
-        large_rows: see ``large_speed``.
-        tile_rows: rows of a part that read a block of the weight once.
-        overhead: operations that take as long as the launches that slicing adds. They are 0.6 ms
+        speed: Operations a second of the kernels, as a share of those of a dense product.
+        large_speed: The same for parts of ``large_rows`` samples or more.
+        large_rows: See ``large_speed``.
+        tile_rows: Rows of a part that read a block of the weight once.
+        overhead: Operations that take as long as the launches that slicing adds. They are 0.6 ms
             of Python for a layer; in a CUDA graph, a hundredth of that.
 
     >>> wide = {"inputs": 4096, "outputs": 4096, "inputs_kept": 2048, "outputs_kept": 2048}

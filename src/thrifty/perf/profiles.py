@@ -30,24 +30,24 @@ class StepProfile:
     """Measured phases of a step by batch size, and the gradient's buckets.
 
     Args:
-        device: name of the device.
-        batches: measured batch sizes, ascending.
-        forward_s: seconds of the forward pass for each of them.
-        backward_s: seconds of the backward pass for each of them.
-        optimizer_s: seconds of an optimizer step, whatever the batch.
-        peak_bytes: peak memory for each of them; the last measured size is the last that fitted.
-        bucket_bytes: bytes of the gradient's buckets, in the order in which they become ready.
-        bucket_ready: share of the backward pass after which each bucket is ready, ascending to 1.
-        sample_input_s: seconds to read one sample.
-        overhead_s: other seconds of a step.
-        noise: by how much longer, relative to them, steps took because the machine was busy.
-        others: share of the machine's processors that other programs used meanwhile.
-        peak_error: by how much, relative to them, a step may need more than ``peak_bytes``; by
+        device: Name of the device.
+        batches: Measured batch sizes, ascending.
+        forward_s: Seconds of the forward pass for each of them.
+        backward_s: Seconds of the backward pass for each of them.
+        optimizer_s: Seconds of an optimizer step, whatever the batch.
+        peak_bytes: Peak memory for each of them; the last measured size is the last that fitted.
+        bucket_bytes: Bytes of the gradient's buckets, in the order in which they become ready.
+        bucket_ready: Share of the backward pass after which each bucket is ready, ascending to 1.
+        sample_input_s: Seconds to read one sample.
+        overhead_s: Other seconds of a step.
+        noise: By how much longer, relative to them, steps took because the machine was busy.
+        others: Share of the machine's processors that other programs used meanwhile.
+        peak_error: By how much, relative to them, a step may need more than ``peak_bytes``; by
             default what an allocator loses to fragments.
-        precision: precision in which the step was measured.
+        precision: Precision in which the step was measured.
 
     Raises:
-        UsageError: the numbers do not fit together.
+        UsageError: The numbers do not fit together.
 
     >>> profile = StepProfile(
     ...     device="here",
@@ -200,7 +200,7 @@ class StepProfile:
         """Restore a profile from the data that ``to_json`` returned.
 
         Raises:
-            UsageError: the data does not come from ``to_json``.
+            UsageError: The data does not come from ``to_json``.
         """
         try:
             fields: dict[str, Any] = {
@@ -248,13 +248,13 @@ class StepCurve:
     covers the rest.
 
     Args:
-        sample_s: seconds that one more sample takes; positive.
-        fixed_s: seconds that every step takes, however small.
-        max_samples: samples that fit into the worker's memory; None: any number.
-        min_samples: samples that the worker must get; 0: it may be left out.
+        sample_s: Seconds that one more sample takes; positive.
+        fixed_s: Seconds that every step takes, however small.
+        max_samples: Samples that fit into the worker's memory; None: any number.
+        min_samples: Samples that the worker must get; 0: it may be left out.
 
     Raises:
-        UsageError: a time is negative or not finite, or ``min_samples`` is above ``max_samples``.
+        UsageError: A time is negative or not finite, or ``min_samples`` is above ``max_samples``.
 
     >>> curve = StepCurve(fixed_s=0.01, sample_s=0.001)
     >>> round(curve.seconds(20), 6), curve.seconds(0)
@@ -291,13 +291,13 @@ class StepCurve:
         """Return the line through measured steps with the smallest squared relative error.
 
         Args:
-            batches: positive batch sizes.
-            seconds: positive seconds of a step of each size; as many as ``batches``.
-            max_samples: see the class.
-            min_samples: see the class.
+            batches: Positive batch sizes.
+            seconds: Positive seconds of a step of each size; as many as ``batches``.
+            max_samples: See the class.
+            min_samples: See the class.
 
         Raises:
-            UsageError: nothing was measured, or a size or a time is not positive.
+            UsageError: Nothing was measured, or a size or a time is not positive.
 
         >>> StepCurve.fit([8, 16, 32], [0.5, 0.9, 1.7]).sample_s.__round__(4)
         0.05
@@ -379,23 +379,23 @@ def iteration_s(
     All times broadcast, so that one call can answer for many fleets.
 
     Args:
-        forward_s: seconds of each worker's forward pass, [..., workers]; 1 worker stands for equal
+        forward_s: Seconds of each worker's forward pass, [..., workers]; 1 worker stands for equal
             ones.
-        backward_s: seconds of each worker's backward pass, [..., workers].
-        optimizer_s: seconds of each worker's optimizer, [..., workers].
-        bucket_ready: share of the backward pass after which each bucket is ready, ascending,
+        backward_s: Seconds of each worker's backward pass, [..., workers].
+        optimizer_s: Seconds of each worker's optimizer, [..., workers].
+        bucket_ready: Share of the backward pass after which each bucket is ready, ascending,
             [buckets].
-        bucket_s: seconds of each bucket's all-reduce, [..., buckets].
-        stolen: share of communication time during which compute stalls: 0 if a network card does
+        bucket_s: Seconds of each bucket's all-reduce, [..., buckets].
+        stolen: Share of communication time during which compute stalls: 0 if a network card does
             the work, up to 1 if the same cores do.
-        input_s: seconds to read a worker's samples, [..., workers]; reading overlaps with
+        input_s: Seconds to read a worker's samples, [..., workers]; reading overlaps with
             everything else.
 
     Returns:
         Seconds, [...].
 
     Raises:
-        UsageError: the numbers of all-reduces and of buckets differ.
+        UsageError: The numbers of all-reduces and of buckets differ.
 
     >>> float(
     ...     iteration_s(
@@ -435,11 +435,11 @@ class Power:
     """Declared model of a worker's power: one number while waiting, one while training.
 
     Args:
-        idle_w: watts while it waits.
-        busy_w: watts while it trains; at least ``idle_w``.
+        idle_w: Watts while it waits.
+        busy_w: Watts while it trains; at least ``idle_w``.
 
     Raises:
-        UsageError: a number is negative or not finite, or ``busy_w`` is below ``idle_w``.
+        UsageError: A number is negative or not finite, or ``busy_w`` is below ``idle_w``.
 
     >>> Power(idle_w=2.0, busy_w=5.0).joules(busy_s=3.0, whole_s=4.0)
     17.0

@@ -50,8 +50,8 @@ class SubsetChange:
         reason: "exchange" (without the others a step is shorter, because the exchange of gradients
             takes longer than they save), "slower" (those that train are too slow now) or "trial"
             (whether the others would help now is measured anew).
-        training: workers that train from now on.
-        step_s: estimated seconds of a step before and after the change.
+        training: Workers that train from now on.
+        step_s: Estimated seconds of a step before and after the change.
     """
 
     reason: Literal["exchange", "slower", "trial"]
@@ -78,16 +78,16 @@ class StandbyPolicy:
     The policy depends only on its arguments, so workers that observe the same numbers agree.
 
     Args:
-        num_workers: number of workers.
-        batch: samples of one step, over all workers.
-        required: workers that must train, such as those with private samples.
+        num_workers: Number of workers.
+        batch: Samples of one step, over all workers.
+        required: Workers that must train, such as those with private samples.
 
     Attributes:
-        training: workers that train, by rank.
-        constant: workers that have never stood by.
+        training: Workers that train, by rank.
+        constant: Workers that have never stood by.
 
     Raises:
-        UsageError: there are no workers, or ``required`` names others.
+        UsageError: There are no workers, or ``required`` names others.
 
     >>> policy = StandbyPolicy(2, batch=10)
     >>> curves = [StepCurve(sample_s=1.0), StepCurve(sample_s=99.0)]
@@ -126,9 +126,9 @@ class StandbyPolicy:
         """Record a step of the workers that train.
 
         Args:
-            curves: present curve of each worker, also of those that stand by.
-            whole_s: seconds of the step, including the exchange.
-            busy_s: working time of the worker that took longest.
+            curves: Present curve of each worker, also of those that stand by.
+            whole_s: Seconds of the step, including the exchange.
+            busy_s: Working time of the worker that took longest.
 
         Returns:
             The change that takes effect with the next step; None: no change.

@@ -37,10 +37,10 @@ class Rows:
     """Places on learning curves.
 
     Attributes:
-        points: configurations in the unit cube, ``[n, d]``; NaN for absent coordinates.
-        times: epochs as shares of the longest training, ``[n]``, above 0 and up to 1.
-        decays: how far each scheduled hyper-parameter has decayed there, ``[n, s]``, from 0 to 1.
-        paths: ids of the configurations' first epochs, ``[n, p]``, short prefixes first. Rows of
+        points: Configurations in the unit cube, ``[n, d]``; NaN for absent coordinates.
+        times: Epochs as shares of the longest training, ``[n]``, above 0 and up to 1.
+        decays: How far each scheduled hyper-parameter has decayed there, ``[n, s]``, from 0 to 1.
+        paths: Ids of the configurations' first epochs, ``[n, p]``, short prefixes first. Rows of
             one curve are equal; configurations that share a prefix agree in the first ids.
     """
 
@@ -77,12 +77,12 @@ class Setting:
     """Hyper-parameters of the kernel, as indices into the levels of ``LEVELS``.
 
     Attributes:
-        lengths: for each coordinate, over which distance scores are alike.
-        shared: share of the variance that the configuration explains; the rest is a trial's own.
-        slope: variance of slopes over time, and of effects of decay, against that of levels.
-        wiggle: variance of smooth deviations of one curve.
-        noise: variance of single scores.
-        power: exponent of the power law by which curves approach their ends.
+        lengths: For each coordinate, over which distance scores are alike.
+        shared: Share of the variance that the configuration explains; the rest is a trial's own.
+        slope: Variance of slopes over time, and of effects of decay, against that of levels.
+        wiggle: Variance of smooth deviations of one curve.
+        noise: Variance of single scores.
+        power: Exponent of the power law by which curves approach their ends.
     """
 
     lengths: tuple[int, ...]

@@ -535,16 +535,16 @@ def BOHB(  # noqa: N802
     write that out to set the model's other options.
 
     Args:
-        max_epochs: most epochs that a trial is trained.
-        eta: one in ``eta`` trials is promoted at each rung.
-        num_trials: number of trials; the brackets repeat until all are drawn (default: each bracket
+        max_epochs: Most epochs that a trial is trained.
+        eta: One in ``eta`` trials is promoted at each rung.
+        num_trials: Number of trials; the brackets repeat until all are drawn (default: each bracket
             once).
-        random_share: share of the draws that are random.
-        share: part of the best candidate's lead over the median that may be given up to share
+        random_share: Share of the draws that are random.
+        share: Part of the best candidate's lead over the median that may be given up to share
             training.
 
     Raises:
-        AlgorithmError: an option is out of range.
+        AlgorithmError: An option is out of range.
 
     >>> BOHB(max_epochs=27, num_trials=100).sampler
     KDESampler(top_share=0.15, num_candidates=64, random_share=0.3333333333333333,

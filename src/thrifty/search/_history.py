@@ -127,20 +127,20 @@ class Trial:
 
     Attributes:
         number: 0, 1, 2, ... in the order of proposal.
-        config: its hyper-parameters.
-        group: bracket or generation in which the algorithm put it.
-        target: epoch that it was last asked to reach.
-        reached: last requested epoch that it has reached (0: none yet).
-        scores: one score for each epoch ``1..reached``; higher is better, whatever the study's
+        config: Its hyper-parameters.
+        group: Bracket or generation in which the algorithm put it.
+        target: Epoch that it was last asked to reach.
+        reached: Last requested epoch that it has reached (0: none yet).
+        scores: One score for each epoch ``1..reached``; higher is better, whatever the study's
             mode.
         state: ``"running"`` towards its target, ``"waiting"`` there for a decision, ``"stopped"``,
             or ``"failed"``.
-        parent: trial from which it branched off, and at which epoch (population-based training).
-        objectives: values of all objectives of the study at ``reached``; higher is better (empty
+        parent: Trial from which it branched off, and at which epoch (population-based training).
+        objectives: Values of all objectives of the study at ``reached``; higher is better (empty
             before the first report).
-        violation: by how much it violated the study's constraints there; 0: not at all.
-        standard_errors: standard error of each score (empty: the study has one seed).
-        horizon: epoch at which its training ends, by its space or by the algorithm (None: unknown).
+        violation: By how much it violated the study's constraints there; 0: not at all.
+        standard_errors: Standard error of each score (empty: the study has one seed).
+        horizon: Epoch at which its training ends, by its space or by the algorithm (None: unknown).
     """
 
     number: int
@@ -413,7 +413,7 @@ class History:
         """Record a decision and return the trial's number.
 
         Raises:
-            AlgorithmError: the trial does not wait, has already reached the target, or would be
+            AlgorithmError: The trial does not wait, has already reached the target, or would be
                 trained beyond its horizon.
         """
         if decision.trial is not None:
@@ -455,12 +455,12 @@ class History:
         """Record that a trial has reached its target.
 
         Args:
-            number: number of the trial.
-            scores: one score for each epoch up to its target. NaN counts as ``-inf``; a trial whose
+            number: Number of the trial.
+            scores: One score for each epoch up to its target. NaN counts as ``-inf``; a trial whose
                 last score is ``-inf`` has failed.
-            objectives: all objectives at the target (default: the last score).
-            violation: by how much the trial violates the study's constraints there.
-            standard_errors: standard error of each score, if scores are means over several seeds.
+            objectives: All objectives at the target (default: the last score).
+            violation: By how much the trial violates the study's constraints there.
+            standard_errors: Standard error of each score, if scores are means over several seeds.
         """
         row = self._rows[number]
         assert len(scores) == row.target

@@ -39,12 +39,12 @@ class Observations:
     """Trials observed at one epoch.
 
     Attributes:
-        configs: their configurations, ``n`` of them.
+        configs: Their configurations, ``n`` of them.
         scores: ``[n]``, finite, higher is better; the worst seen for a trial that failed or
             violated a constraint.
         points: ``[n, d]``, in the unit cube; NaN where a configuration lacks the coordinate.
-        epoch: fidelity at which they were observed (0: there are none).
-        pending: configurations of running trials without a score at that epoch.
+        epoch: Fidelity at which they were observed (0: there are none).
+        pending: Configurations of running trials without a score at that epoch.
     """
 
     configs: tuple[Config, ...]

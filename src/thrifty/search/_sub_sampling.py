@@ -68,7 +68,7 @@ class SubSampling(Algorithm):
     ``min_epochs=1``, every trial reaches the second rung.
 
     Raises:
-        AlgorithmError: an option is out of range.
+        AlgorithmError: An option is out of range.
 
     >>> SubSampling(max_epochs=81, num_trials=1000, min_epochs=3).rungs()
     (3, 9, 27, 81)
@@ -129,15 +129,15 @@ class BOSS(BracketAlgorithm):
     Where curves cross, this one is better (``bench/results/search_*``).
 
     Args:
-        max_epochs: most epochs that a trial is trained.
-        eta: ratio between the epochs of successive rungs.
-        num_trials: number of trials; brackets repeat until all are drawn (default: as many brackets
+        max_epochs: Most epochs that a trial is trained.
+        eta: Ratio between the epochs of successive rungs.
+        num_trials: Number of trials; brackets repeat until all are drawn (default: as many brackets
             as Hyperband has).
-        threshold: observations that every trial gets in any case, see ``SubSampling``.
-        sampler: the model.
+        threshold: Observations that every trial gets in any case, see ``SubSampling``.
+        sampler: The model.
 
     Raises:
-        AlgorithmError: an option is out of range.
+        AlgorithmError: An option is out of range.
 
     >>> [(bracket.num_trials, bracket.epochs) for bracket in BOSS(max_epochs=9).brackets()]
     [(9, (1, 3, 9)), (5, (3, 9)), (3, (9,))]
@@ -326,14 +326,14 @@ class FixedWidthSubSampling(RungAlgorithm):
     workers busy, but a trial left behind comes back when the others disappoint.
 
     Args:
-        max_epochs: most epochs that a trial is trained.
-        num_trials: number of trials.
-        eta: ratio between the epochs of successive rounds.
-        min_epochs: epochs of the first round.
-        sampler: source of the configurations.
+        max_epochs: Most epochs that a trial is trained.
+        num_trials: Number of trials.
+        eta: Ratio between the epochs of successive rounds.
+        min_epochs: Epochs of the first round.
+        sampler: Source of the configurations.
 
     Raises:
-        AlgorithmError: an option is out of range.
+        AlgorithmError: An option is out of range.
 
     >>> FixedWidthSubSampling(max_epochs=27, num_trials=27).rungs()
     (1, 3, 9, 27)
@@ -379,14 +379,14 @@ class WideBOSS(BracketAlgorithm):
     is the bracket.
 
     Args:
-        max_epochs: most epochs that a trial is trained.
-        eta: ratio between the epochs of successive rounds.
-        num_trials: number of trials; brackets repeat until all are drawn (default: as many brackets
+        max_epochs: Most epochs that a trial is trained.
+        eta: Ratio between the epochs of successive rounds.
+        num_trials: Number of trials; brackets repeat until all are drawn (default: as many brackets
             as Hyperband has).
-        sampler: the model (``RandomForestSampler()`` is the one in the authors' code).
+        sampler: The model (``RandomForestSampler()`` is the one in the authors' code).
 
     Raises:
-        AlgorithmError: an option is out of range.
+        AlgorithmError: An option is out of range.
 
     >>> [(bracket.num_trials, bracket.epochs) for bracket in WideBOSS(max_epochs=9).brackets()]
     [(9, (1, 3, 9)), (9, (1, 3, 9)), (9, (1, 3, 9))]

@@ -31,10 +31,10 @@ def check_graph_layer(make_layer: MakeLayer) -> None:
     """Run all checks one after the other.
 
     Args:
-        make_layer: function from input features and output features to a layer.
+        make_layer: Function from input features and output features to a layer.
 
     Raises:
-        AssertionError: the layer fails one of them.
+        AssertionError: The layer fails one of them.
 
     >>> from thrifty.graph import SAGE
     >>> check_graph_layer(SAGE)

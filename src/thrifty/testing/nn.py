@@ -30,10 +30,10 @@ def check_dropout(make_layer: MakeDropout) -> None:
     """Run all checks one after the other.
 
     Args:
-        make_layer: function from a number of units to a layer.
+        make_layer: Function from a number of units to a layer.
 
     Raises:
-        AssertionError: the layer fails one of them.
+        AssertionError: The layer fails one of them.
 
     >>> check_dropout(lambda units: nn.Dropout(0.5))
     """

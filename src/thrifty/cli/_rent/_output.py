@@ -297,7 +297,7 @@ def installation(folder: Path) -> Installation:
         folder: Where to write a wheel.
 
     Raises:
-        CloudError: thrifty is not installed, or the wheel cannot be built.
+        CloudError: Thrifty is not installed, or the wheel cannot be built.
     """
     try:
         installed = distribution("thrifty")

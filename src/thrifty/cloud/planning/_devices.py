@@ -31,25 +31,25 @@ class Devices:
     """Estimates for several kinds of machines; intervals have a first axis of median, low, high.
 
     Attributes:
-        compute: factor on the profile's seconds, [3, kinds].
-        precisions: precision in which each kind trains, [kinds].
-        gain: factor of this precision, which ``compute`` contains, [3, kinds].
-        network: factor on the seconds of sums between machines, [3, kinds].
-        inner: factor on the seconds of sums inside a machine, [3, kinds].
-        links: bandwidth (bytes/s) and latency (s) between machines, then inside them, [4, kinds].
-        per_node: devices of a machine, [kinds].
-        usable: bytes of a device that a program is sure to get, [kinds].
-        most: samples that fit into one device at the upper end of their memory, [kinds].
-        pack_ratio: seconds of a joint step of 1, 2, ... trainings of a study, relative to one,
+        compute: Factor on the profile's seconds, [3, kinds].
+        precisions: Precision in which each kind trains, [kinds].
+        gain: Factor of this precision, which ``compute`` contains, [3, kinds].
+        network: Factor on the seconds of sums between machines, [3, kinds].
+        inner: Factor on the seconds of sums inside a machine, [3, kinds].
+        links: Bandwidth (bytes/s) and latency (s) between machines, then inside them, [4, kinds].
+        per_node: Devices of a machine, [kinds].
+        usable: Bytes of a device that a program is sure to get, [kinds].
+        most: Samples that fit into one device at the upper end of their memory, [kinds].
+        pack_ratio: Seconds of a joint step of 1, 2, ... trainings of a study, relative to one,
             [packs, kinds]; infinite where they do not fit.
-        accumulates: whether a device may train more than that, in micro-batches.
-        measured: instance types whose all-reduces were measured, [kinds]; "" for the others.
-        collectives: model of these measurements; None if there are none.
-        priors: what is known of machines where nothing was measured.
-        widths: factor on the logarithm of a step's interval on one machine, and on several,
+        accumulates: Whether a device may train more than that, in micro-batches.
+        measured: Instance types whose all-reduces were measured, [kinds]; "" for the others.
+        collectives: Model of these measurements; None if there are none.
+        priors: What is known of machines where nothing was measured.
+        widths: Factor on the logarithm of a step's interval on one machine, and on several,
             [2, kinds].
-        observed: measured steps of this training on these machines, [kinds]; None for none.
-        quantiles: quantile of measured all-reduces for each entry of the first axis.
+        observed: Measured steps of this training on these machines, [kinds]; None for none.
+        quantiles: Quantile of measured all-reduces for each entry of the first axis.
     """
 
     compute: np.ndarray
@@ -77,7 +77,7 @@ class Devices:
         """Return the estimates, with one kind for each offer.
 
         Raises:
-            CloudError: nothing is known of a device's speed, or the estimates were calibrated to
+            CloudError: Nothing is known of a device's speed, or the estimates were calibrated to
                 another training.
         """
         profile = workload.profile
@@ -180,7 +180,7 @@ class Devices:
         They are as few as fit, so that as much as possible of the exchange overlaps.
 
         Args:
-            batch: samples of a device, [..., kinds].
+            batch: Samples of a device, [..., kinds].
         """
         num = np.maximum(1, -(-batch // np.maximum(1, self.most)))
         out: np.ndarray = np.where(batch <= self.limit(np.iinfo(int).max), num, 0)
@@ -190,8 +190,8 @@ class Devices:
         """Return the seconds of each bucket's all-reduce, [3, kinds, sizes, buckets].
 
         Args:
-            bucket_bytes: bytes of each gradient bucket.
-            nodes: numbers of machines, [sizes].
+            bucket_bytes: Bytes of each gradient bucket.
+            nodes: Numbers of machines, [sizes].
         """
         speed, latency, inner_speed, inner_latency = self.links[..., None, None]
         between = ring_s(bucket_bytes, nodes[:, None], speed, latency)
@@ -261,10 +261,10 @@ class EqualSteps:
     """Steps on 1, 2, ... equal machines.
 
     Attributes:
-        step_s: seconds: median, low, high, [3, kinds, sizes]; infinite where samples do not fit.
-        replay_s: median seconds by the replay alone, [kinds, sizes].
-        batch: samples of each device, [kinds, sizes].
-        num_micro: micro-batches of each device, [kinds, sizes]; 0 where samples do not fit.
+        step_s: Seconds: median, low, high, [3, kinds, sizes]; infinite where samples do not fit.
+        replay_s: Median seconds by the replay alone, [kinds, sizes].
+        batch: Samples of each device, [kinds, sizes].
+        num_micro: Micro-batches of each device, [kinds, sizes]; 0 where samples do not fit.
     """
 
     step_s: np.ndarray
@@ -328,9 +328,9 @@ def widened(steps_s: np.ndarray, *, compute: np.ndarray, widths: np.ndarray) -> 
     """Return steps whose interval is wider by what the devices' speed does not explain.
 
     Args:
-        steps_s: median, low, high, [3, ...].
-        compute: factor on the computation: median, low, high, [3, ...].
-        widths: factor on the logarithm of the rest of the interval, [...].
+        steps_s: Median, low, high, [3, ...].
+        compute: Factor on the computation: median, low, high, [3, ...].
+        widths: Factor on the logarithm of the rest of the interval, [...].
     """
     rest = steps_s * compute[0] / (steps_s[0] * compute)
     sides = np.stack([np.ones_like(rest[0]), np.minimum(rest[1], 1), np.maximum(rest[2], 1)])
@@ -349,11 +349,11 @@ def replay_slopes(
     """Return the median seconds of steps on one kind of machine, and their log derivatives.
 
     Args:
-        profile: profile of a step on the profiled device.
-        devices: one kind.
-        batch: samples per device, [steps].
-        num_micro: equal parts of these samples, one after the other, [steps].
-        nodes: machines, [steps].
+        profile: Profile of a step on the profiled device.
+        devices: One kind.
+        batch: Samples per device, [steps].
+        num_micro: Equal parts of these samples, one after the other, [steps].
+        nodes: Machines, [steps].
 
     Returns:
         Seconds, [steps], and derivatives by ``FACTORS``, [steps, 3].
@@ -373,7 +373,7 @@ def slopes_of(steps: np.ndarray) -> np.ndarray:
     """Return log derivatives by ``FACTORS`` of steps on ``Devices.nearby``, [..., 3].
 
     Args:
-        steps: seconds with the medians, then with each factor a little larger, [4, ...].
+        steps: Seconds with the medians, then with each factor a little larger, [4, ...].
     """
     out: np.ndarray = np.moveaxis(np.log(steps[1:] / steps[0]) / math.log1p(_NEAR), 0, -1)
     return out
@@ -392,11 +392,11 @@ def replayed_s(
     All micro-batches of a worker but the last pass forward and backward without an exchange.
 
     Args:
-        profile: profile of a step on the profiled device.
-        batch: samples of each worker, [..., workers].
-        num_micro: equal parts of a worker's batch, one after the other, [..., workers].
-        compute: factor on the profile's seconds, [..., workers].
-        sums_s: seconds of each bucket's all-reduce, [..., buckets].
+        profile: Profile of a step on the profiled device.
+        batch: Samples of each worker, [..., workers].
+        num_micro: Equal parts of a worker's batch, one after the other, [..., workers].
+        compute: Factor on the profile's seconds, [..., workers].
+        sums_s: Seconds of each bucket's all-reduce, [..., buckets].
     """
     others = np.maximum(num_micro, 1) - 1
     each = batch / (others + 1)
@@ -426,11 +426,11 @@ def bound_by(
     """Return what bounds a step that takes ``replay_s``: input, network or compute.
 
     Args:
-        profile: profile of a step on the profiled device.
-        batch: samples of each worker.
-        num_micro: micro-batches of each worker.
-        compute: factor on the profile's seconds, for each worker.
-        replay_s: median seconds of the step by the replay alone.
+        profile: Profile of a step on the profiled device.
+        batch: Samples of each worker.
+        num_micro: Micro-batches of each worker.
+        compute: Factor on the profile's seconds, for each worker.
+        replay_s: Median seconds of the step by the replay alone.
     """
     sums = np.zeros(len(profile.bucket_bytes))
     reading = float((batch * profile.sample_input_s).max())

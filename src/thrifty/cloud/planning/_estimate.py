@@ -49,15 +49,15 @@ def estimate(
     eviction stops all machines.
 
     Args:
-        workload: training to estimate.
-        machines: offers, the number of machines of each, and whether they are rented as spot; all
+        workload: Training to estimate.
+        machines: Offers, the number of machines of each, and whether they are rented as spot; all
             in one region.
-        estimates: estimates of their devices and networks.
-        spot_market: prices and evictions of spot machines; None: the offers' prices, and one
+        estimates: Estimates of their devices and networks.
+        spot_market: Prices and evictions of spot machines; None: the offers' prices, and one
             eviction per ten machine hours.
 
     Raises:
-        CloudError: the samples do not fit, or the machines cannot be rented together this way.
+        CloudError: The samples do not fit, or the machines cannot be rented together this way.
 
     >>> from thrifty.perf import StepProfile
     >>> profile = StepProfile(
@@ -124,11 +124,11 @@ class _Steps:
     """Steps on some machines.
 
     Attributes:
-        batch: samples per device of each kind, [kinds].
-        num_micro: micro-batches per device of each kind, [kinds].
-        step_s: seconds of a step: median, low, high.
-        work_s: seconds of all steps: median, low, high.
-        replay_s: median seconds of a step by the replay alone.
+        batch: Samples per device of each kind, [kinds].
+        num_micro: Micro-batches per device of each kind, [kinds].
+        step_s: Seconds of a step: median, low, high.
+        work_s: Seconds of all steps: median, low, high.
+        replay_s: Median seconds of a step by the replay alone.
     """
 
     batch: np.ndarray
@@ -156,17 +156,17 @@ def fleet_of(
     """Return a fleet with known step times: add the setup, evictions and prices.
 
     Args:
-        workload: training to estimate.
-        machines: machines as in ``estimate``.
-        batches: samples and micro-batches of a device for each entry of ``machines``.
-        precisions: precision in which each entry of ``machines`` trains.
-        step_s: seconds of a step: median, low, high.
-        work_s: seconds of all steps: median, low, high.
-        spot_market: see ``estimate``.
-        why: what bounds the step.
+        workload: Training to estimate.
+        machines: Machines as in ``estimate``.
+        batches: Samples and micro-batches of a device for each entry of ``machines``.
+        precisions: Precision in which each entry of ``machines`` trains.
+        step_s: Seconds of a step: median, low, high.
+        work_s: Seconds of all steps: median, low, high.
+        spot_market: See ``estimate``.
+        why: What bounds the step.
 
     Raises:
-        CloudError: an offer is not available on demand or as spot, as wanted.
+        CloudError: An offer is not available on demand or as spot, as wanted.
     """
     rented: list[MachineGroup] = []
     evictions = 0.0
@@ -228,8 +228,8 @@ def machines_each(workload: Workload, step_s: np.ndarray) -> int:
     A workload of one training has all of them.
 
     Args:
-        workload: training or study.
-        step_s: seconds of a step on 1, 2, ... machines; infinite where the samples do not fit.
+        workload: Training or study.
+        step_s: Seconds of a step on 1, 2, ... machines; infinite where the samples do not fit.
     """
     if workload.parallelism_phases is None:
         return len(step_s)

@@ -32,13 +32,13 @@ class Goal:
     """A deadline, a budget, or neither.
 
     Args:
-        deadline_s: seconds from renting to the end.
-        budget_usd: total dollars.
-        conservative: whether the high end of the interval must meet the goal, rather than its
+        deadline_s: Seconds from renting to the end.
+        budget_usd: Total dollars.
+        conservative: Whether the high end of the interval must meet the goal, rather than its
             median.
 
     Raises:
-        CloudError: both are given, or one is not positive.
+        CloudError: Both are given, or one is not positive.
     """
 
     deadline_s: float | None = None
@@ -72,8 +72,8 @@ class Goal:
         Fleets within 2 % of the fastest are one choice: the cheapest of them is taken.
 
         Args:
-            time_s: seconds of each fleet: median, low, high, [3, fleets].
-            cost_usd: dollars of each fleet: median, low, high, [3, fleets].
+            time_s: Seconds of each fleet: median, low, high, [3, fleets].
+            cost_usd: Dollars of each fleet: median, low, high, [3, fleets].
         """
         limited, other = (time_s, cost_usd) if self.deadline_s is not None else (cost_usd, time_s)
         if self.limit is None:
@@ -109,22 +109,22 @@ class FleetOptions:
     """Options of ``plan_fleet``, ``replan`` and ``Probes``.
 
     Args:
-        deadline_s: seconds from renting to the end; the cheapest fleet that meets it is chosen.
-        budget_usd: total dollars; the fastest fleet within it is chosen. If neither a deadline nor
+        deadline_s: Seconds from renting to the end; the cheapest fleet that meets it is chosen.
+        budget_usd: Total dollars; the fastest fleet within it is chosen. If neither a deadline nor
             a budget is given, no fleet is chosen and the plan has only the front.
-        conservative: whether the high end of the forecast must meet the deadline or budget, rather
+        conservative: Whether the high end of the forecast must meet the deadline or budget, rather
             than its median.
-        estimates: estimates of devices and networks. By default they come from data sheets, for a
+        estimates: Estimates of devices and networks. By default they come from data sheets, for a
             profile of one processor core.
-        spot: whether spot machines are allowed.
-        mixed: whether fleets of several on-demand types are allowed.
-        max_nodes: most machines of a fleet.
-        quotas: most machines, by accelerator or instance type.
-        market: prices and evictions of spot machines; None: the offers' prices, and one eviction
+        spot: Whether spot machines are allowed.
+        mixed: Whether fleets of several on-demand types are allowed.
+        max_nodes: Most machines of a fleet.
+        quotas: Most machines, by accelerator or instance type.
+        market: Prices and evictions of spot machines; None: the offers' prices, and one eviction
             per ten machine hours.
 
     Raises:
-        CloudError: an option is out of range, or the options contradict each other.
+        CloudError: An option is out of range, or the options contradict each other.
 
     >>> FleetOptions(deadline_s=6 * 3600, quotas={"p3.2xlarge": 4}).goal.limit
     21600
@@ -174,8 +174,8 @@ def availability_notes(
     Machines without GPUs are left out: an account seldom lacks them.
 
     Args:
-        machines: machines of a fleet.
-        quotas: quotas that the user gave, by accelerator or instance type; of these machines,
+        machines: Machines of a fleet.
+        quotas: Quotas that the user gave, by accelerator or instance type; of these machines,
             nothing is said about quotas.
     """
     scarce = [each for each in machines if each.offer.accelerator]
@@ -229,7 +229,7 @@ def profiled_on(
     What was measured relative to another profile, the accelerator's speed and steps, is left out.
 
     Raises:
-        CloudError: the estimates were calibrated to none of the workload's profiles.
+        CloudError: The estimates were calibrated to none of the workload's profiles.
     """
     if not workload.other_profiles:
         return workload, estimates
@@ -296,12 +296,12 @@ def calibrate(
     faster or slower connection than most.
 
     Args:
-        profile: profile of the training.
-        timings: measured steps. Those of earlier calls remain.
-        estimates: estimates to correct.
+        profile: Profile of the training.
+        timings: Measured steps. Those of earlier calls remain.
+        estimates: Estimates to correct.
 
     Raises:
-        CloudError: there are no timings, nothing is known of a device's speed, or the estimates
+        CloudError: There are no timings, nothing is known of a device's speed, or the estimates
             were calibrated to another profile before.
 
     >>> from thrifty.cloud import Offer

@@ -41,14 +41,14 @@ class Mix:
     cheaper by more than 1 %, or thirty are solved.
 
     Args:
-        profile: profile of a step.
-        global_batch: samples of a step.
-        devices: estimates for each type.
-        end: end of the estimates that counts: 0 for medians, 2 for high ends.
-        usd_h: dollars per hour of a machine of each type.
-        allowed: most machines of each type, by all quotas that apply to it.
-        shared: most machines of several types together: a mask of the types, and the number.
-        max_nodes: most machines of all types together.
+        profile: Profile of a step.
+        global_batch: Samples of a step.
+        devices: Estimates for each type.
+        end: End of the estimates that counts: 0 for medians, 2 for high ends.
+        usd_h: Dollars per hour of a machine of each type.
+        allowed: Most machines of each type, by all quotas that apply to it.
+        shared: Most machines of several types together: a mask of the types, and the number.
+        max_nodes: Most machines of all types together.
     """
 
     profile: StepProfile
@@ -175,7 +175,7 @@ def mixed_fleets(workload: Workload, offers: Sequence[Offer], options: FleetOpti
     best of them.
 
     Raises:
-        CloudError: the workload is a study.
+        CloudError: The workload is a study.
         MissingExtraError: scipy is not installed.
     """
     if workload.parallelism_phases is not None:

@@ -29,12 +29,12 @@ def known_offers(
     """Return the offers of devices with a known speed, and the names of the other devices.
 
     Args:
-        offers: offers to tell apart.
-        estimates: estimates of the devices' speed.
-        profiled: accelerators with a profile of their own.
+        offers: Offers to tell apart.
+        estimates: Estimates of the devices' speed.
+        profiled: Accelerators with a profile of their own.
 
     Raises:
-        CloudError: no device has a known speed.
+        CloudError: No device has a known speed.
     """
     speeds: dict[tuple[str, str, float], bool] = {}
     known: list[Offer] = []
@@ -188,11 +188,11 @@ class FleetPlan:
     """Chosen fleet and its alternatives.
 
     Attributes:
-        best: best fleet for the deadline or the budget; None if neither was given.
+        best: Best fleet for the deadline or the budget; None if neither was given.
         front: Pareto front of time and cost by their medians, the fastest fleet first.
-        num_considered: number of fleets that were compared.
-        notes: assumptions of the choice that may not hold.
-        close_calls: what would be chosen if the profile's steps were 5 % longer or shorter, where
+        num_considered: Number of fleets that were compared.
+        notes: Assumptions of the choice that may not hold.
+        close_calls: What would be chosen if the profile's steps were 5 % longer or shorter, where
             that is another fleet. If there are any, these fleets are about as good a choice.
     """
 
@@ -223,12 +223,12 @@ def plan_fleet(
     are in one region: all-reduces across regions are not supported.
 
     Args:
-        workload: training or study.
-        offers: catalogue; filter it for regions, clouds or types.
-        options: goal, and which fleets are allowed.
+        workload: Training or study.
+        offers: Catalogue; filter it for regions, clouds or types.
+        options: Goal, and which fleets are allowed.
 
     Raises:
-        CloudError: an argument is invalid, or no fleet meets the goal; the message says what binds,
+        CloudError: An argument is invalid, or no fleet meets the goal; the message says what binds,
             and by how much. With several profiles, only fleets of equal machines are planned.
 
     >>> from thrifty.cloud import HardwareEstimates
@@ -345,17 +345,17 @@ def replan(
     """Return the best fleet for the remaining steps: the present one, without setup, or another.
 
     Args:
-        fleet: fleet that trains now.
-        workload: workload as it was planned at first.
-        offers: catalogue.
-        options: deadline or budget from now on, current estimates, and which fleets are allowed.
-        done_steps: completed steps of each training; for a study, completed steps of its
+        fleet: Fleet that trains now.
+        workload: Workload as it was planned at first.
+        offers: Catalogue.
+        options: Deadline or budget from now on, current estimates, and which fleets are allowed.
+        done_steps: Completed steps of each training; for a study, completed steps of its
             ``parallelism_phases``.
-        gone: machines that are not available. Those that were rented as spot may still be available
+        gone: Machines that are not available. Those that were rented as spot may still be available
             on demand, the others not at all. A fleet with one of them is given up.
 
     Raises:
-        CloudError: no step is left to train, or no fleet meets the goal.
+        CloudError: No step is left to train, or no fleet meets the goal.
 
     >>> from thrifty.perf import StepProfile
     >>> profile = StepProfile(

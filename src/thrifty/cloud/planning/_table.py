@@ -36,17 +36,17 @@ class Table:
     Times and costs are infinite where a fleet cannot train.
 
     Attributes:
-        workload: training or study to plan for.
-        rows: rows of the table.
-        kinds: one offer for each kind of machine.
-        devices: estimates for the kinds.
-        allowed: most machines of each kind.
-        steps: steps on machines of each kind.
-        work_s: seconds of all steps: median, low, high, [3, kinds, sizes].
-        time_s: seconds with setup and evictions, [3, rows, sizes].
-        cost_usd: dollars, [3, rows, sizes].
-        num_fleets: fleets of all offers, including offers that others beat.
-        market: prices and evictions of spot machines.
+        workload: Training or study to plan for.
+        rows: Rows of the table.
+        kinds: One offer for each kind of machine.
+        devices: Estimates for the kinds.
+        allowed: Most machines of each kind.
+        steps: Steps on machines of each kind.
+        work_s: Seconds of all steps: median, low, high, [3, kinds, sizes].
+        time_s: Seconds with setup and evictions, [3, rows, sizes].
+        cost_usd: Dollars, [3, rows, sizes].
+        num_fleets: Fleets of all offers, including offers that others beat.
+        market: Prices and evictions of spot machines.
     """
 
     workload: Workload
@@ -94,7 +94,7 @@ def table_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions)
     known history are left out.
 
     Raises:
-        CloudError: there are no offers, or none is allowed.
+        CloudError: There are no offers, or none is allowed.
     """
     if not offers:
         raise CloudError(
@@ -143,7 +143,7 @@ def tables_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions
     """Return a table for each profile of the workload that serves for some of the offers.
 
     Raises:
-        CloudError: as ``table_of``, where all offers have one profile; others are left out.
+        CloudError: As ``table_of``, where all offers have one profile; others are left out.
     """
     groups = by_profile(workload, offers)
     tables, failed = [], None
@@ -238,8 +238,8 @@ class CloseCall:
     """A choice that a small error of the profile would change.
 
     Attributes:
-        factor: factor on the profile's steps with which another fleet would be chosen.
-        fleet: that fleet, with its forecast by the profile as it is; None: no fleet would meet the
+        factor: Factor on the profile's steps with which another fleet would be chosen.
+        fleet: That fleet, with its forecast by the profile as it is; None: no fleet would meet the
             goal.
     """
 
@@ -267,11 +267,11 @@ def close_calls(
     types, only those in ``mixed`` are compared.
 
     Args:
-        tables: all fleets of equal machines.
-        options: goal, and which fleets are allowed.
-        workload: training or study.
-        best: chosen fleet; None if no fleet meets the goal.
-        mixed: fleets of several types that were compared.
+        tables: All fleets of equal machines.
+        options: Goal, and which fleets are allowed.
+        workload: Training or study.
+        best: Chosen fleet; None if no fleet meets the goal.
+        mixed: Fleets of several types that were compared.
     """
     if options.goal.limit is None:
         return ()

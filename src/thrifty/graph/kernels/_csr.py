@@ -186,8 +186,8 @@ def unite_rows(
         first: ``(indptr, indices)`` of the first set.
         second: ``(indptr, indices)`` of the second set.
         loops: ``KEEP``, ``REMOVE`` or ``ADD``.
-        starts: receives where rows begin; entry 0 is 0.
-        out: receives the union; if it is empty, entries are only counted.
+        starts: Receives where rows begin; entry 0 is 0.
+        out: Receives the union; if it is empty, entries are only counted.
     """
     at = 0
     for row in range(len(starts) - 1):

@@ -480,13 +480,13 @@ def relu_dropout(
     NaN stays NaN unless it is dropped.
 
     Args:
-        x: flat; may be ``out``.
-        key: key of the draws; element ``i`` uses half of word ``i // 2``.
-        dropped: how many of ``2**32`` draws set an element to zero.
-        scale: factor of the kept elements.
-        out: flat.
-        begin: first element.
-        end: one after the last element.
+        x: Flat; may be ``out``.
+        key: Key of the draws; element ``i`` uses half of word ``i // 2``.
+        dropped: How many of ``2**32`` draws set an element to zero.
+        scale: Factor of the kept elements.
+        out: Flat.
+        begin: First element.
+        end: One after the last element.
     """
     factor, zero = x.dtype.type(scale), x.dtype.type(0)
     for n in range(begin // 2, end // 2):

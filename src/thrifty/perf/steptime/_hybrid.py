@@ -53,7 +53,7 @@ class Overlapping:
         """Fit exchange and overlap.
 
         Raises:
-            UsageError: nothing was measured, or a time is not positive.
+            UsageError: Nothing was measured, or a time is not positive.
             MissingExtraError: scipy is not installed.
         """
         times = checked(setups, step_s)
@@ -182,13 +182,13 @@ class Bagged:
     most subsets agree on does not (bagging, Breiman 1996, by groups).
 
     Args:
-        make: function that makes a model.
-        num: number of fits.
-        share: share of the placements that each fit sees.
-        seed: seed of the subsets.
+        make: Function that makes a model.
+        num: Number of fits.
+        share: Share of the placements that each fit sees.
+        seed: Seed of the subsets.
 
     Raises:
-        UsageError: a number is out of range.
+        UsageError: A number is out of range.
 
     >>> from thrifty.perf.steptime import Overlapping
     >>> model = Bagged(Overlapping)
@@ -253,7 +253,7 @@ class Hybrid:
     low where exchange keeps growing. Over fitted physics, it is too high where exchange saturates.
 
     Args:
-        seed: seed of the trees.
+        seed: Seed of the trees.
 
     >>> model = Hybrid()
     >>> setups = [Setup(placement=(1,) * n, batch=b) for n in (1, 2, 4, 8) for b in (8, 16, 24, 32)]
@@ -270,7 +270,7 @@ class Hybrid:
         """Fit base models and trees.
 
         Raises:
-            UsageError: nothing was measured, or a time is not positive.
+            UsageError: Nothing was measured, or a time is not positive.
             MissingExtraError: scipy or scikit-learn is not installed.
         """
         times = checked(setups, step_s)

@@ -20,11 +20,11 @@ class Setup:
     """Devices and batch of a data-parallel step.
 
     Args:
-        placement: devices used on each machine.
-        batch: samples per device.
+        placement: Devices used on each machine.
+        batch: Samples per device.
 
     Raises:
-        UsageError: a machine has no device, or the batch is not positive.
+        UsageError: A machine has no device, or the batch is not positive.
 
     >>> Setup(placement=(4, 2), batch=32).num_devices
     6
@@ -52,11 +52,11 @@ class Columns:
     """Setups as arrays, each of shape [setups].
 
     Attributes:
-        batch: samples per device.
-        nodes: number of machines.
-        devices: devices on all machines.
-        most: devices on the fullest machine.
-        least: devices on the emptiest machine.
+        batch: Samples per device.
+        nodes: Number of machines.
+        devices: Devices on all machines.
+        most: Devices on the fullest machine.
+        least: Devices on the emptiest machine.
     """
 
     batch: np.ndarray
@@ -95,7 +95,7 @@ class StepTimeModel(Protocol):
         """Fit the model to measurements, some of them of a single device.
 
         Raises:
-            UsageError: nothing was measured, or a time is not positive.
+            UsageError: Nothing was measured, or a time is not positive.
         """
         ...
 
@@ -108,7 +108,7 @@ def checked(setups: Sequence[Setup], step_s: Sequence[float]) -> np.ndarray:
     """Return measured times as an array.
 
     Raises:
-        UsageError: nothing was measured, or a time is not positive.
+        UsageError: Nothing was measured, or a time is not positive.
     """
     times = np.asarray(step_s, float)
     if times.shape != (len(setups),) or not times.size:
@@ -178,8 +178,8 @@ def relative_fit(basis: np.ndarray, times: np.ndarray) -> np.ndarray:
     """Return the non-negative coefficients with the smallest squared relative error.
 
     Args:
-        basis: terms of each measurement, [measurements, terms].
-        times: positive times, [measurements].
+        basis: Terms of each measurement, [measurements, terms].
+        times: Positive times, [measurements].
 
     Returns:
         Coefficients, [terms].
@@ -210,8 +210,8 @@ class LocalErrors:
     Lei et al. 2018).
 
     Args:
-        setups: setups with known errors.
-        errors: absolute errors, [setups]; with few of them, the factor is 1 everywhere.
+        setups: Setups with known errors.
+        errors: Absolute errors, [setups]; with few of them, the factor is 1 everywhere.
 
     Raises:
         MissingExtraError: scikit-learn is not installed.
@@ -268,9 +268,9 @@ class Intervals:
     others.
 
     Args:
-        make: function that makes a model.
-        folds: number of groups of placements that are held out in turn.
-        seed: seed of the groups.
+        make: Function that makes a model.
+        folds: Number of groups of placements that are held out in turn.
+        seed: Seed of the groups.
 
     >>> from thrifty.perf.steptime import PerfectScaling
     >>> model = Intervals(PerfectScaling, folds=3)
@@ -410,11 +410,11 @@ def smallest_margin(
     sets, Bates et al. 2021, with the exact binomial bound).
 
     Args:
-        missed: function from a margin, from 0 (use the forecast) to 1 (use its upper end), to
+        missed: Function from a margin, from 0 (use the forecast) to 1 (use its upper end), to
             whether each decision missed its limit.
-        risk: share of decisions that may miss.
-        confidence: probability that the share stays below ``risk``, if decisions are independent.
-        steps: number of evenly spaced margins to try.
+        risk: Share of decisions that may miss.
+        confidence: Probability that the share stays below ``risk``, if decisions are independent.
+        steps: Number of evenly spaced margins to try.
 
     Returns:
         Margin from 0 to 1; 1 if no smaller one suffices.

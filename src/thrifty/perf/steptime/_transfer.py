@@ -40,13 +40,13 @@ class PairedSteps:
     """Steps of one network on this device ("here") and on the other device ("there").
 
     Args:
-        setups: positive numbers that a step's time depends on, such as batch and image size,
+        setups: Positive numbers that a step's time depends on, such as batch and image size,
             [steps, numbers].
-        here_s: seconds on this device, [steps].
-        there_s: seconds on the other device, [steps].
+        here_s: Seconds on this device, [steps].
+        there_s: Seconds on the other device, [steps].
 
     Raises:
-        UsageError: there is no step, shapes do not match, or a number is not positive.
+        UsageError: There is no step, shapes do not match, or a number is not positive.
     """
 
     setups: np.ndarray
@@ -88,11 +88,11 @@ class OtherDevice:
     informative.
 
     Args:
-        references: other networks that ran on both devices, even if only for a few steps on the
+        references: Other networks that ran on both devices, even if only for a few steps on the
             other device.
 
     Raises:
-        UsageError: there are fewer than two references (one does not show how networks differ), or
+        UsageError: There are fewer than two references (one does not show how networks differ), or
             their setups differ in the number of inputs.
         MissingExtraError: scipy is not installed.
 
@@ -120,7 +120,7 @@ class OtherDevice:
         """Add the probes of the new network.
 
         Raises:
-            UsageError: its setups have another number of inputs than those of the references.
+            UsageError: Its setups have another number of inputs than those of the references.
         """
         steps = self._steps((*self._references, probes))
         self._process = _Process.of(steps, self._likeliest)
@@ -129,11 +129,11 @@ class OtherDevice:
         """Return the seconds of each step on the other device; call ``fit`` first.
 
         Args:
-            setups: setups with the same inputs as the references, [steps, numbers].
-            here_s: seconds on this device, [steps].
+            setups: Setups with the same inputs as the references, [steps, numbers].
+            here_s: Seconds on this device, [steps].
 
         Raises:
-            UsageError: the number of inputs differs from the references, or a number is not
+            UsageError: The number of inputs differs from the references, or a number is not
                 positive.
         """
         return self._posterior(setups, here_s)[0]
@@ -144,7 +144,7 @@ class OtherDevice:
         """Return the ends between which each time lies in a share ``coverage`` of the cases.
 
         Raises:
-            UsageError: as in ``predict``, or ``coverage`` is not between 0 and 1.
+            UsageError: As in ``predict``, or ``coverage`` is not between 0 and 1.
         """
         if not 0 < coverage < 1:
             raise UsageError(f"`coverage` must be between 0 and 1, got {coverage}")
@@ -294,11 +294,11 @@ class Transfer:
     the overlap. References are weighted by how well they then explain the probes.
 
     Args:
-        references: measured setups and times of other networks on the same type of device, or of
+        references: Measured setups and times of other networks on the same type of device, or of
             the same network on other devices.
 
     Raises:
-        UsageError: there is no reference.
+        UsageError: There is no reference.
 
     >>> known = [Setup(placement=(1,) * n, batch=8) for n in (1, 2, 4, 8)]
     >>> model = Transfer([(known, [1.0, 1.5, 2.0, 2.5])])
@@ -321,7 +321,7 @@ class Transfer:
         """Fit one device's times, and volume and overlap from the probes on several devices.
 
         Raises:
-            UsageError: nothing was measured, or a time is not positive.
+            UsageError: Nothing was measured, or a time is not positive.
         """
         times = checked(setups, step_s)
         columns = Columns.of(setups)

@@ -58,7 +58,7 @@ class Picker:
 
         Args:
             acquisition: ``[n]``, higher is better.
-            config_of: function from an index to the candidate's configuration; called for few of
+            config_of: Function from an index to the candidate's configuration; called for few of
                 them.
         """
         new = self._new(acquisition, config_of)

@@ -241,20 +241,20 @@ class KDESampler(Sampler):
     draws (as in local penalization, González et al., AISTATS 2016), so that a batch spreads.
 
     Args:
-        top_share: share of the trials that are good.
-        num_candidates: number of candidates that are compared for each draw.
-        random_share: share of the draws that are random.
-        bandwidth_factor: ratio of the spread of the candidates to the density of the good trials.
-        min_bandwidth: least width of a kernel in the unit cube. With the 0.001 of BOHB's authors,
+        top_share: Share of the trials that are good.
+        num_candidates: Number of candidates that are compared for each draw.
+        random_share: Share of the draws that are random.
+        bandwidth_factor: Ratio of the spread of the candidates to the density of the good trials.
+        min_bandwidth: Least width of a kernel in the unit cube. With the 0.001 of BOHB's authors,
             good trials may contract around one that is not the best; 0.1 did better on most smooth
             functions tried.
-        min_points: number of good and of bad trials that it needs (default: one more than there are
+        min_points: Number of good and of bad trials that it needs (default: one more than there are
             coordinates).
-        share: part of the best candidate's lead over the median that may be given up to share
+        share: Part of the best candidate's lead over the median that may be given up to share
             training.
 
     Raises:
-        AlgorithmError: an option is out of range.
+        AlgorithmError: An option is out of range.
 
     >>> from thrifty.search import History
     >>> from thrifty.space import Choice, Space

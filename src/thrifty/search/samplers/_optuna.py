@@ -62,14 +62,14 @@ class TPESampler(OptunaSampler):
     random. It handles several objectives and constraints.
 
     Args:
-        multivariate: whether hyper-parameters are modelled jointly rather than each on its own.
-        group: whether those of each branch of a conditional space are modelled jointly.
-        num_candidates: number of draws of which the best is taken.
-        share: number of suggestions besides the first; of all of them, the one that shares most
+        multivariate: Whether hyper-parameters are modelled jointly rather than each on its own.
+        group: Whether those of each branch of a conditional space are modelled jointly.
+        num_candidates: Number of draws of which the best is taken.
+        share: Number of suggestions besides the first; of all of them, the one that shares most
             training is taken (0: the first).
 
     Raises:
-        AlgorithmError: an option is out of range.
+        AlgorithmError: An option is out of range.
         MissingExtraError: Optuna is not installed (when it draws).
 
     >>> from thrifty.search import History
@@ -113,10 +113,10 @@ class GPSampler(OptunaSampler):
     are as in ``TPESampler``.
 
     Args:
-        deterministic: whether a configuration always gets the same score when it is trained again.
+        deterministic: Whether a configuration always gets the same score when it is trained again.
 
     Raises:
-        AlgorithmError: an option is out of range.
+        AlgorithmError: An option is out of range.
         MissingExtraError: Optuna or SciPy is not installed (when it draws).
 
     >>> GPSampler(num_startup=5)
@@ -151,7 +151,7 @@ class NSGAIISampler(OptunaSampler):
     ``share`` are as in ``TPESampler``.
 
     Raises:
-        AlgorithmError: an option is out of range.
+        AlgorithmError: An option is out of range.
         MissingExtraError: Optuna is not installed (when it draws).
 
     >>> NSGAIISampler(population=10)
@@ -195,14 +195,14 @@ class CMAESSampler(SuggestingSampler):
     always present; choices, and what depends on them, are random.
 
     Args:
-        population: size of a generation (default: 4 + 3 times the logarithm of the number of
+        population: Size of a generation (default: 4 + 3 times the logarithm of the number of
             numerical hyper-parameters).
-        sigma: first step size, as a share of each hyper-parameter's range.
-        share: number of suggestions besides the first; of all of them, the one that shares most
+        sigma: First step size, as a share of each hyper-parameter's range.
+        share: Number of suggestions besides the first; of all of them, the one that shares most
             training is taken (0: the first).
 
     Raises:
-        AlgorithmError: an option is out of range.
+        AlgorithmError: An option is out of range.
         MissingExtraError: the package cmaes is not installed (when it draws).
 
     >>> CMAESSampler(population=8)

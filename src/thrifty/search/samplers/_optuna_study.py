@@ -24,9 +24,9 @@ class ObservedTrials:
     """The part of a history that Optuna needs to know.
 
     Attributes:
-        finished: trials with their scores on each objective (None: the trial failed).
-        running: configurations in training.
-        num_objectives: number of objectives, at least 1.
+        finished: Trials with their scores on each objective (None: the trial failed).
+        running: Configurations in training.
+        num_objectives: Number of objectives, at least 1.
     """
 
     finished: tuple[tuple[Trial, tuple[float, ...] | None], ...]

@@ -34,7 +34,7 @@ class Forest:
     """Regression trees, each grown on a bootstrap sample (Breiman, 2001), as one table of nodes.
 
     Attributes:
-        trees: scikit-learn's trees, which find the leaf of a point.
+        trees: Scikit-learn's trees, which find the leaf of a point.
         first: ``[t]``, index of the first node of each tree.
         values: ``[nodes]``, mean score of each node.
         weights: ``[nodes]``, number of scores of each node.
@@ -139,15 +139,15 @@ class RandomForestSampler(Sampler):
     from. It needs scikit-learn, from the extra ``search``.
 
     Args:
-        num_trees: number of trees.
-        num_candidates: number of candidates for each answer.
-        random_share: share of the draws that are random.
-        min_points: number of trials that it needs (default: one more than there are coordinates).
-        share: part of the best candidate's lead over the median that may be given up to share
+        num_trees: Number of trees.
+        num_candidates: Number of candidates for each answer.
+        random_share: Share of the draws that are random.
+        min_points: Number of trials that it needs (default: one more than there are coordinates).
+        share: Part of the best candidate's lead over the median that may be given up to share
             training.
 
     Raises:
-        AlgorithmError: an option is out of range.
+        AlgorithmError: An option is out of range.
         MissingExtraError: scikit-learn is not installed (on the first draw).
 
     >>> from thrifty.search import History
