@@ -154,21 +154,21 @@ class Rendezvous:
         self._learner.make_room(num_control=SummedNotes.num(len(self.group.view.names)))
 
     def observe(
-        self, told: SummedNotes, sizes: Sequence[int], *, probed: int, checked: bool
+        self, summed: SummedNotes, sizes: Sequence[int], *, probed: int, checked: bool
     ) -> None:
         """Record the times of a step; from the next one on, the split or the workers may change.
 
         Args:
-            told: What the workers have told each other.
+            summed: What the workers have told each other.
             sizes: Samples of each worker in this step.
             probed: Samples that workers without a share have tried.
             checked: Whether this step was checked, and its times are no others' measure.
         """
         usual = sum(sizes) == self.allocation.batch and not checked
-        resplit = self._resplit(told.busy_s, sizes, probed)
+        resplit = self._resplit(summed.busy_s, sizes, probed)
         try:
             change = self.standby.observe(
-                told, self.allocation.curves, step=self._job.steps, usual=usual, resplit=resplit
+                summed, self.allocation.curves, step=self._job.steps, usual=usual, resplit=resplit
             )
         except PeerLostError as error:
             self.meet_after(error)

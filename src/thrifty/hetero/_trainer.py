@@ -270,24 +270,24 @@ class HeteroTrainer:
         shares = workers.allocation.shares(self._place)
         sizes = tuple(len(share) for share in shares)
         check = self._inspector.begin(self.steps, largest=max(sizes))
-        told, probed = self._exchange(shares, check=check)
-        if any(told.news):
+        summed, probed = self._exchange(shares, check=check)
+        if any(summed.news):
             # Discard the sums: the step is trained again, or training ends.
             self._learner.undo()
-            self._follow(told.news)
+            self._follow(summed.news)
             return None
-        loss = self._normalise(told, batch_size=sum(sizes))
-        if len(set(told.settings)) > 1:
+        loss = self._normalise(summed, batch_size=sum(sizes))
+        if len(set(summed.settings)) > 1:
             self._share_settings()
         self._update(loss=loss)
         workers.allocation.advance(self._place, shares)
         names, rank = workers.group.view.names, workers.group.view.rank
         if check:
-            self._inspector.end(check_s=told.check_s, step_s=max(told.busy_s))
-        if told.buffers and not all(sizes):
+            self._inspector.end(check_s=summed.check_s, step_s=max(summed.busy_s))
+        if summed.buffers and not all(sizes):
             self._share_buffers(sizes)
         self._timer.end(check_s=self._inspector.seconds)
-        workers.observe(told, sizes, probed=probed, checked=check)
+        workers.observe(summed, sizes, probed=probed, checked=check)
         return StepReport(
             epoch=self._place.epoch,
             step=self.steps,
@@ -296,11 +296,11 @@ class HeteroTrainer:
             names=names,
             sizes=sizes,
             share=shares[rank],
-            busy_s=told.busy_s,
+            busy_s=summed.busy_s,
             step_s=self._timer.step_s,
-            joules=told.joules,
+            joules=summed.joules,
             events=workers.take_events(),
-            check_s=told.check_s,
+            check_s=summed.check_s,
         )
 
     def _sum_in_pass(self, tensor: Tensor) -> None:
@@ -331,9 +331,9 @@ class HeteroTrainer:
         self._refusal = self._refusal or self._inspector.finding
         self._note(done, busy_s=busy_s, news=REFUSED if self._refusal else news)
         self._learner.gradients.reduce(self._members.begin_all_reduce)
-        told = SummedNotes.read(self._learner.gradients.control)
+        summed = SummedNotes.read(self._learner.gradients.control)
         self._timer.summed(check_s=self._inspector.seconds)
-        return told, probed
+        return summed, probed
 
     def _note(self, done: Pass, *, busy_s: float, news: int) -> None:
         Note(
@@ -372,13 +372,13 @@ class HeteroTrainer:
         group.share_state()
         self._inspector.restart()
 
-    def _normalise(self, told: SummedNotes, *, batch_size: int) -> float:
+    def _normalise(self, summed: SummedNotes, *, batch_size: int) -> float:
         """Divide gradient and loss by the weight of the global batch; return the loss."""
         if not self._learner.objective.has_weights:
-            return told.loss
-        factor = batch_size / told.weight if told.weight else math.nan
+            return summed.loss
+        factor = batch_size / summed.weight if summed.weight else math.nan
         self._learner.gradients.scale(factor)
-        return told.loss * factor
+        return summed.loss * factor
 
     def _share_buffers(self, sizes: Sequence[int]) -> None:
         """Send the buffers that a forward pass has changed to workers without a share."""

@@ -227,7 +227,7 @@ class HuggingFaceTrainable(KeptTrainable):
         options = self._arguments(hp, epoch=epoch)
         seed = derive_seed(self._seed, "transformers", epoch) % 2**32
         stop = None if self._num_steps is None else (epoch + 1) * self._num_steps
-        book = EpochCallback(self._kept, stop=stop)
+        callback = EpochCallback(self._kept, stop=stop)
         model = settled(self._models.get(hp, seed=derive_seed(self._seed, "model")))
         model, frozen = frozen_digests(model, kept=self._kept, make=self._fresh)
         model.train()
@@ -236,18 +236,18 @@ class HuggingFaceTrainable(KeptTrainable):
                 **options, output_dir=folder, seed=seed, data_seed=seed
             )
             _place(args, self._device)
-            trainer = self._trainer(model, args, book)
-            run = OneRun(trainer, book, kept=self._kept, frozen=frozen)
-            resume = self._put_down(trainer, Path(folder), kept=self._kept, epoch=epoch)
+            trainer = self._trainer(model, args, callback)
+            run = OneRun(trainer, callback, kept=self._kept, frozen=frozen)
+            resume = self._write_trainer_state(trainer, Path(folder), kept=self._kept, epoch=epoch)
             self._lost.begin(self._kept, trainer_owners(trainer))
             kept = run.run(resume)
             owners = trainer_owners(trainer)  # a Trainer makes callbacks anew that export state
         _release(trainer)
-        loss = book.mean_loss()
+        loss = callback.mean_loss()
         check_loss(loss, epoch=epoch, clipping="max_grad_norm")
         # Training that is stopped within an epoch of steps may end without an evaluation.
         before = self._kept["metrics"] if self._kept and "ended" in kept else {}
-        kept["metrics"] = {**before, TRAIN_LOSS: loss, **book.metrics()}
+        kept["metrics"] = {**before, TRAIN_LOSS: loss, **callback.metrics()}
         self._kept = kept
         self._lost.end(
             self._kept, owners, epoch=epoch, hp=hp, seed=self._seed, excused=self.not_state
@@ -267,7 +267,7 @@ class HuggingFaceTrainable(KeptTrainable):
             options["ignore_data_skip"] = True
         # Runs that are compared have the same length, which a schedule may ask for.
         options["num_train_epochs"] = max(options.get("num_train_epochs", 0), epoch + 2)
-        book = EpochCallback(kept, stop=None, num_epochs=run.num_epochs)
+        callback = EpochCallback(kept, stop=None, num_epochs=run.num_epochs)
         step = StepCallback(run, last=last - 1)
         model = self._made_with(hp)
         model, frozen = frozen_digests(model, kept=kept, make=lambda: self._made_with(hp))
@@ -277,19 +277,21 @@ class HuggingFaceTrainable(KeptTrainable):
                 **options, output_dir=folder, seed=seed, data_seed=seed
             )
             _place(args, self._device)
-            trainer = self._trainer(model, args, book, first=step)
+            trainer = self._trainer(model, args, callback, first=step)
             trainer.rehearsal = run
             if "last_epoch" in kept.get("scheduler", ()):
                 # The few steps of an experiment begin where this epoch begins in the schedule.
                 kept["scheduler"]["last_epoch"] = epoch * _steps_of(trainer)
             step.trainer = trainer
-            one_run = OneRun(trainer, book, kept=kept, frozen=frozen)
-            resume = self._put_down(trainer, Path(folder), kept=kept, epoch=epoch, is_short=True)
+            one_run = OneRun(trainer, callback, kept=kept, frozen=frozen)
+            resume = self._write_trainer_state(
+                trainer, Path(folder), kept=kept, epoch=epoch, is_short=True
+            )
             run.kept = one_run.run(resume)
             run.at_end = values_of(trainer_owners(trainer))
         _release(trainer)
         run.outcome = outcome_of(run.kept["model"], run.kept["optimizer"])
-        run.metrics = book.metrics()
+        run.metrics = callback.metrics()
 
     def _lost_values(self) -> LostValues:
         return LostValues(
@@ -363,7 +365,7 @@ class HuggingFaceTrainable(KeptTrainable):
         }
 
     def _trainer(
-        self, model: torch.nn.Module, args: Any, book: EpochCallback, *, first: Any = None
+        self, model: torch.nn.Module, args: Any, callback: EpochCallback, *, first: Any = None
     ) -> Any:
         train, evaluation = (
             given if made is None else made.get(self._hp, seed=self._seed)
@@ -371,7 +373,7 @@ class HuggingFaceTrainable(KeptTrainable):
         )
         options = copy.deepcopy(self._options)  # callbacks belong to one trial
         before = [] if first is None else [first]
-        callbacks = [*before, *(options.pop("callbacks", None) or []), book]
+        callbacks = [*before, *(options.pop("callbacks", None) or []), callback]
         trainer = going_on(self._trainer_class)(
             model=model,
             args=args,
@@ -383,14 +385,14 @@ class HuggingFaceTrainable(KeptTrainable):
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.losses = []
-        book.trainer = trainer
+        callback.trainer = trainer
         if sum(p.nbytes for p in model.parameters()) < SMALL_BYTES:
             # A Trainer begins with a full garbage collection, which takes several epochs of a small
             # model. What earlier Trainers of such models hold can wait for Python's own collection.
             trainer.accelerator.free_memory = lambda *objects: objects
         return trainer
 
-    def _put_down(
+    def _write_trainer_state(
         self,
         trainer: Any,
         folder: Path,

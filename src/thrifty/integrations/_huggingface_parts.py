@@ -147,15 +147,15 @@ class OneRun:
 
     Args:
         trainer: A Trainer that has not been used.
-        book: Its callback that counts epochs.
+        callback: Its callback that counts epochs.
         kept: The state that the last epoch has left; empty for the first run of a trial.
         frozen: The digests of what checkpoints may leave out.
     """
 
     def __init__(
-        self, trainer: Any, book: EpochCallback, *, kept: Mapping[str, Any], frozen: Digests
+        self, trainer: Any, callback: EpochCallback, *, kept: Mapping[str, Any], frozen: Digests
     ) -> None:
-        self._trainer, self._book, self._before, self._frozen = trainer, book, kept, frozen
+        self._trainer, self._callback, self._before, self._frozen = trainer, callback, kept, frozen
         handler = trainer.callback_handler
         handler.callbacks[:] = [
             _Flow() if type(each) is transformers.DefaultFlowCallback else each
@@ -177,7 +177,7 @@ class OneRun:
             resume: The folder of the Trainer's own state file; None: a fresh trial.
         """
         self._trainer.train(resume_from_checkpoint=resume)
-        kept = self._book.keep() if self._kept is None else self._kept
+        kept = self._callback.keep() if self._kept is None else self._kept
         kept["model"], kept["frozen"] = leave_out(kept["model"], self._frozen)
         if self._kept is not None:
             after = leave_out(self._trainer.model.state_dict(), self._frozen)
@@ -195,15 +195,19 @@ class OneRun:
         if event == "on_train_begin":
             self._put_in_order()
         elif event == "on_train_end" and self._kept is None and self._at_end():
-            self._kept = copied(self._book.keep())
+            self._kept = copied(self._callback.keep())
         elif event == "on_log" and "train_runtime" in kwargs.get("logs", ()):
-            self._book.is_over = True  # this is the log of the whole run
+            self._callback.is_over = True  # this is the log of the whole run
         if control.should_training_stop != self._is_shown:  # set by code that is no callback
             self._ask(control)
         control.should_training_stop = self._is_asked
         control = self._call(event, args, state, control, **kwargs)
         self._ask(control)
-        if control.should_epoch_stop and self._book.counts_steps and not self._book.is_rehearsal:
+        if (
+            control.should_epoch_stop
+            and self._callback.counts_steps
+            and not self._callback.is_rehearsal
+        ):
             raise TaskError(
                 "HuggingFaceTrainable(steps_per_epoch=...): code of yours ends a pass over the "
                 "data early (control.should_epoch_stop), so thrifty cannot tell where the next "
@@ -214,8 +218,8 @@ class OneRun:
                 load(self._trainer.model, self._before["model"], self._before.get("frozen", {}))
                 self._is_asked = False
                 self._count_on(state)
-            self._book.begin()
-        control.should_training_stop = self._is_shown = self._is_asked or self._book.is_due
+            self._callback.begin()
+        control.should_training_stop = self._is_shown = self._is_asked or self._callback.is_due
         return control
 
     def _ask(self, control: Any) -> None:
@@ -223,7 +227,7 @@ class OneRun:
 
         A rehearsal goes on: a study decides how long a trial is.
         """
-        if not (self._book.is_over or self._book.is_rehearsal):
+        if not (self._callback.is_over or self._callback.is_rehearsal):
             self._is_asked = control.should_training_stop
 
     def _count_on(self, state: Any) -> None:
@@ -232,7 +236,7 @@ class OneRun:
         A Trainer finds its epoch by the number of steps, as if all epochs had the same number. Code
         may have ended some early (``control.should_epoch_stop``).
         """
-        if not self._book.counts_steps:
+        if not self._callback.counts_steps:
             state.global_step = self._before["trainer"]["global_step"]
             self._trainer._globalstep_last_logged = state.global_step
 

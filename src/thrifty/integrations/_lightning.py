@@ -235,11 +235,11 @@ class LightningTrainable(KeptTrainable):
         module, frozen = frozen_digests(module, kept=self._kept, make=self._build)
         data = None if self._data is None else self._data.get(hp, seed=self._seed)
         seed = derive_seed(self._seed, "lightning", epoch)
-        memory, book = (
+        memory, callback = (
             lightning.Memory(self._kept.get("checkpoint"), module=module, frozen=frozen),
             lightning.EpochCallback(self._kept),
         )
-        trainer = self._trainer(lightning, memory, book)
+        trainer = self._trainer(lightning, memory, callback)
         given = _prepared(
             data, module, seed=self._seed, change=partial(self._loaders, epoch=epoch, seed=seed)
         )
@@ -247,17 +247,23 @@ class LightningTrainable(KeptTrainable):
         self._lost.begin(self._kept, owners)
         seed_everything(seed)
         fit = OneFit(
-            lightning, trainer, module, memory=memory, book=book, kept=self._kept, path=_PLACE
+            lightning,
+            trainer,
+            module,
+            memory=memory,
+            callback=callback,
+            kept=self._kept,
+            path=_PLACE,
         )
         with quiet(lightning):
             kept = fit.run(given)
         if "datamodule" in given:
             given["datamodule"].trainer = None  # each epoch has a Trainer of its own
-        if book.is_stopped:
+        if callback.is_stopped:
             kept["ended"] = True
         else:
             self._check_num_steps(trainer, module, epoch=epoch)
-        kept["metrics"] = self._metrics(trainer.callback_metrics, book, epoch=epoch)
+        kept["metrics"] = self._metrics(trainer.callback_metrics, callback, epoch=epoch)
         self._kept = kept
         self._lost.end(
             self._kept, owners, epoch=epoch, hp=hp, seed=self._seed, excused=self.not_state
@@ -276,16 +282,18 @@ class LightningTrainable(KeptTrainable):
             vars(data).pop("train_dataloader", None)
         seed = derive_seed(self._seed, "lightning", epoch)
         memory = lightning.Memory(kept.get("checkpoint"), module=module, frozen=frozen)
-        book = lightning.EpochCallback(kept, num_epochs=run.num_epochs)
+        callback = lightning.EpochCallback(kept, num_epochs=run.num_epochs)
         step = lightning.StepCallback(run, module=module)
         is_validated = self._options.get("limit_val_batches") != 0
         few = {**_FEW, "limit_val_batches": FEW_BATCHES if is_validated else 0}
-        trainer = self._trainer(lightning, memory, book, first=step, few=few)
+        trainer = self._trainer(lightning, memory, callback, first=step, few=few)
         step.owners = owners_of(trainer.callbacks, module=module)
         given = _prepared(
             data, module, seed=self._seed, change=partial(_first_batches, run=run, seed=seed)
         )
-        fit = OneFit(lightning, trainer, module, memory=memory, book=book, kept=kept, path=_PLACE)
+        fit = OneFit(
+            lightning, trainer, module, memory=memory, callback=callback, kept=kept, path=_PLACE
+        )
         seed_everything(seed)
         with quiet(lightning):
             run.kept = fit.run(given)
@@ -329,7 +337,7 @@ class LightningTrainable(KeptTrainable):
         self,
         lightning: Lightning,
         memory: Any,
-        book: Any,
+        callback: Any,
         *,
         first: Any = None,
         few: Mapping[str, Any] | None = None,
@@ -349,7 +357,7 @@ class LightningTrainable(KeptTrainable):
                 enable_progress_bar=False,
                 enable_model_summary=False,
                 num_sanity_val_steps=0,
-                callbacks=[*([] if first is None else [first]), *callbacks, book],
+                callbacks=[*([] if first is None else [first]), *callbacks, callback],
                 plugins=[*plugins, memory, lightning.environment()],
                 **options,
             )
@@ -401,9 +409,9 @@ class LightningTrainable(KeptTrainable):
                 "the epoch early or changes accumulate_grad_batches, such as a callback"
             )
 
-    def _metrics(self, logged: Mapping[str, Any], book: Any, *, epoch: int) -> dict[str, float]:
+    def _metrics(self, logged: Mapping[str, Any], callback: Any, *, epoch: int) -> dict[str, float]:
         metrics = {name: float(value) for name, value in logged.items()}
-        loss = book.mean_loss()
+        loss = callback.mean_loss()
         if loss is not None:
             metrics.setdefault(TRAIN_LOSS, loss)
             check_loss(loss, epoch=epoch, clipping="gradient_clip_val")

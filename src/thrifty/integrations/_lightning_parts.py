@@ -228,7 +228,7 @@ class OneFit:
         trainer: A Trainer that has not been used.
         module: Its module.
         memory: Its checkpoint plug-in.
-        book: Its callback that counts epochs.
+        callback: Its callback that counts epochs.
         kept: The state that the last epoch has left; empty for the first fit of a trial.
         path: A placeholder for the path of a checkpoint.
     """
@@ -240,12 +240,17 @@ class OneFit:
         module: Any,
         *,
         memory: Any,
-        book: Any,
+        callback: Any,
         kept: Mapping[str, Any],
         path: str,
     ) -> None:
         self._bases = lightning.bases
-        self._trainer, self._module, self._memory, self._book = trainer, module, memory, book
+        self._trainer, self._module, self._memory, self._callback = (
+            trainer,
+            module,
+            memory,
+            callback,
+        )
         self._kept, self._path = kept, path
         self._max_epochs = trainer.max_epochs
         self._has_begun = False
@@ -280,7 +285,7 @@ class OneFit:
         self._trainer.save_checkpoint(self._path)
         now = {"checkpoint": self._memory.kept, "frozen": self._memory.frozen}
         kept = now if self._held is None else self._held
-        kept |= {"options": self._book.options}
+        kept |= {"options": self._callback.options}
         if self._sums:
             kept["sums"] = self._sums
         if self._held is not None:
@@ -328,7 +333,7 @@ class OneFit:
         Raises:
             TaskError: They have trained, or have changed for how long it goes on.
         """
-        if self._has_begun or not self._book.has_begun:
+        if self._has_begun or not self._callback.has_begun:
             raise TaskError(
                 "LightningTrainable: a callback or hook trains before the first step, as "
                 "LearningRateFinder and BatchSizeFinder do, and would do so again in each epoch; "
@@ -336,14 +341,14 @@ class OneFit:
             )
         self._has_begun = True
         self._check_max_epochs()
-        self._book.follow(self._trainer)
+        self._callback.follow(self._trainer)
         self._optimizers = list(self._trainer.optimizers)
         self._is_stopped = self._trainer.should_stop
         self._stepped = [copied(each.state_dict(), device=_CPU) for each in self._steppers()]
 
     def _stop(self) -> None:
         self._check_max_epochs()
-        self._book.stop(self._trainer)
+        self._callback.stop(self._trainer)
 
     def _check_max_epochs(self) -> None:
         now = self._trainer.fit_loop.max_epochs
@@ -405,7 +410,7 @@ class OneFit:
         """Return the hooks that the module and the callbacks have of their own."""
         # All callbacks have states, and `state_dict` of a callback says nothing of weights.
         of_callbacks = [name for name in hooks if not name.endswith("state_dict")]
-        callbacks = [each for each in self._trainer.callbacks if each is not self._book]
+        callbacks = [each for each in self._trainer.callbacks if each is not self._callback]
         return [
             *overridden(callbacks, of_callbacks, bases=self._bases),
             *overridden([self._module], hooks, bases=self._bases),

@@ -53,9 +53,9 @@ class RunningChain(ChainProgress):
         self.passed: State | None = None
         """State after the last epoch if that was not trained; it is in no back-end slot yet."""
         self.lost: set[CheckpointRef] = set()
-        self.parked: Member | None = None
+        self.spare: Member | None = None
         """State after the last epoch, held while all trials together may not fit into memory."""
-        self.finale: Event | None = None
+        self.final_event: Event | None = None
         self.held: list[EpochDone] = []
         """Epochs that have ended but are not verified yet."""
         self.is_again = False
@@ -110,7 +110,7 @@ class RunningChain(ChainProgress):
         self.epoch = self._start[0]
         self.under_way = False
         self.is_again = self.is_alone = True
-        self.parked = self.passed = None
+        self.spare = self.passed = None
         self.drop_spent()
         for event in self.held:
             self._drop(event)

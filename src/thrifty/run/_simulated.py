@@ -486,7 +486,7 @@ class SimulatedExecutor(Executor):
             reports.append(running.report(self._kept(stage, running.epoch, worker)))
         if worker.asked_to_stop or (ended and not running.next_stage()):
             reports.append(running.report(None))
-            self._put_down(worker)
+            self._release_worker(worker)
             if not worker.asked_to_stop or self._stopping:
                 self._list(number)
             return
@@ -506,7 +506,7 @@ class SimulatedExecutor(Executor):
             node=stage.node, start=stage.start, stop=epoch, worker=worker.name, checkpoint=ref
         )
 
-    def _put_down(self, worker: SimulatedWorker) -> None:
+    def _release_worker(self, worker: SimulatedWorker) -> None:
         self.counts.busy_s += self.clock.now() - worker.began
         self._num_busy -= 1
         worker.running = None
@@ -548,7 +548,7 @@ class SimulatedExecutor(Executor):
                 reached=running.epoch,
             )
             reports += [running.report(event), running.report(None)]
-            self._put_down(worker)
+            self._release_worker(worker)
         self._foresee(back_after_s, _EventKind.IS_THERE, number)
 
     def _list(self, number: int) -> None:

@@ -228,22 +228,22 @@ class Worker:
         """Report that the state from which a chain was to resume is lost and must be retrained."""
         resume = running.resume
         assert resume is not None
-        running.finale = self._events.lost(resume, error)
+        running.final_event = self._events.lost(resume, error)
         self._closing.append(running)
 
     def _cannot_use(self, running: RunningChain, error: CheckpointError) -> None:
         """Handle a state from which the task cannot resume although its file is intact."""
         resume = running.resume
         if resume is None or (resume.node, resume.epoch, resume.digest) in self._unusable:
-            running.finale = self._events.failed(running, error)
+            running.final_event = self._events.failed(running, error)
             self._closing.append(running)
             return
         self._unusable.add((resume.node, resume.epoch, resume.digest))
         self._lose(running, error)
 
     def _member(self, running: RunningChain) -> Member:
-        if running.parked is not None:
-            return running.parked
+        if running.spare is not None:
+            return running.spare
         return running.member(self._state_to_begin_with(running))
 
     def _state_to_begin_with(self, running: RunningChain) -> State | None:
@@ -259,7 +259,7 @@ class Worker:
         self._closing.append(running)
 
     def _fail(self, running: RunningChain, error: Exception) -> None:
-        running.finale = self._events.failed(running, error)
+        running.final_event = self._events.failed(running, error)
         self._leave(running)
 
     def _collect(self, out: list[Report]) -> None:
@@ -269,8 +269,8 @@ class Worker:
         for running in list(self._closing):
             self._written(running, out, wait=not self._running and not self._waiting)
             if not running.writes:
-                if running.finale is not None:
-                    out.append(running.report(running.finale))
+                if running.final_event is not None:
+                    out.append(running.report(running.final_event))
                 out.append(running.report(None))
                 self._closing.remove(running)
 
@@ -371,14 +371,14 @@ class Worker:
             state = self._state_of(running)
             if state is None:
                 return False
-            running.parked = running.member(state)
+            running.spare = running.member(state)
         return True
 
     def _take(
         self, running: RunningChain, outcome: Outcome, out: list[Report], *, logged: Logged
     ) -> None:
         running.under_way = False
-        running.parked = None
+        running.spare = None
         if isinstance(outcome, UnverifiedError):
             self._train_again(running)
             return
@@ -499,10 +499,10 @@ class Worker:
                 running.start_again()
                 self._waiting.appendleft(running)
             elif len(running_chains) == 1:
-                running.finale = self._events.failed(running, error)
+                running.final_event = self._events.failed(running, error)
                 self._closing.append(running)
-            elif running.parked is None and (running.under_way or running.held):
-                running.finale = self._events.failed(running, error, kind="crowded")
+            elif running.spare is None and (running.under_way or running.held):
+                running.final_event = self._events.failed(running, error, kind="crowded")
                 self._closing.append(running)
             else:
                 running.under_way = False

@@ -219,7 +219,7 @@ class Standby:
 
     def observe(
         self,
-        told: SummedNotes,
+        summed: SummedNotes,
         curves: Sequence[StepCurve],
         *,
         step: int,
@@ -229,7 +229,7 @@ class Standby:
         """Record a step; narrow the group at once if fewer workers train from the next one on.
 
         Args:
-            told: What the workers have told each other.
+            summed: What the workers have told each other.
             curves: Present curves of the workers that train.
             step: Steps trained.
             usual: Whether this was a whole step without a check.
@@ -240,11 +240,11 @@ class Standby:
         """
         if self._policy is None:
             return None
-        busy_s, self._busy_s = self._busy_s, max(told.busy_s) if usual else None
+        busy_s, self._busy_s = self._busy_s, max(summed.busy_s) if usual else None
         change = None
         if busy_s is not None:
             change = self._policy.observe(
-                self._current(curves), whole_s=told.whole_s, busy_s=busy_s
+                self._current(curves), whole_s=summed.whole_s, busy_s=busy_s
             )
         if change is not None and self._only_says:
             self._say(change, step=step)

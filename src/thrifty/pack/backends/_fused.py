@@ -24,7 +24,7 @@ from thrifty.pack._frozen import written
 from thrifty.pack._state import State
 from thrifty.pack.fused._activations import ActivationStore, activation_store
 from thrifty.pack.fused._block import Block
-from thrifty.pack.fused._fusable import UnfusableError, family, has_base, kin
+from thrifty.pack.fused._fusable import UnfusableError, family, has_base, rough_signature
 from thrifty.pack.fused._member import ArrayFeed, Feed, FeedError, FusedTrial, IteratorFeed
 from thrifty.pack.fused._step import BlockOptions
 from thrifty.pack.fused._tape import BufferPool
@@ -45,12 +45,12 @@ class Traits:
     Attributes:
         identity: Everything it depends on; equal identities take equal time.
         group: What trials that could be packed with this one have in common.
-        kin: A rough description: sizes, but neither activations nor the optimizer.
+        rough_signature: A rough description: sizes, but neither activations nor the optimizer.
     """
 
     identity: Hashable
     group: Hashable
-    kin: Hashable
+    rough_signature: Hashable
 
 
 class FusedBackend(Backend):
@@ -151,14 +151,14 @@ class FusedBackend(Backend):
         check_usual(trial)
         rows = rows_of(trial)
         batch_size = trial.batch_size(values)
-        kind, kin_of = self.blocks.kind(trial, values), kin(trial.model)
+        kind, rough = self.blocks.kind(trial, values), rough_signature(trial.model)
         half_octave = round(2 * math.log2(batch_size))
         # adapters of several ranks are padded to the widest
-        alike = (family(trial.model), kin_of) if has_base(trial.model) else trial.signature
+        alike = (family(trial.model), rough) if has_base(trial.model) else trial.signature
         return Traits(
             identity=(trial.signature, kind, batch_size, rows),
             group=(alike, kind, rows),
-            kin=(kin_of, half_octave, rows),
+            rough_signature=(rough, half_octave, rows),
         )
 
     def traits_of(self, key: Hashable) -> Traits:

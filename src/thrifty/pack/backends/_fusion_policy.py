@@ -191,7 +191,9 @@ class FusionPolicy:
         traits = self._traits.get(trial)
         if traits is None:
             return None
-        return self._calibrations.get(traits.identity) or self._relatives.get(traits.kin)
+        return self._calibrations.get(traits.identity) or self._relatives.get(
+            traits.rough_signature
+        )
 
     def spent(self, trials: Sequence[FusedTrial], seconds: float) -> None:
         """Record the seconds in which plain training took each trial through an epoch or less.
@@ -202,8 +204,8 @@ class FusionPolicy:
             traits = self._traits.get(trial)
             if traits is None or not trial.is_trained:
                 continue
-            before, steps = self._spent.get(traits.kin, (0.0, 0))
-            self._spent[traits.kin] = (
+            before, steps = self._spent.get(traits.rough_signature, (0.0, 0))
+            self._spent[traits.rough_signature] = (
                 before + seconds / len(trials),
                 steps + trial.num_steps(trial.plan.values),
             )
@@ -219,17 +221,19 @@ class FusionPolicy:
         keeps = _keeps_activations(fused, trial)
         name = self._name((traits.identity, "kept") if keeps else traits.identity)
         if name not in self._known:
-            relative = self._relatives.get(traits.kin)
+            relative = self._relatives.get(traits.rough_signature)
             if relative is not None and not 1 / TRUST_RATIO < relative.gain(num) < TRUST_RATIO:
                 if relative.fuses(num):
                     _configure(fused, trial, relative, values=values)
                 return relative
-            if self._patient and not (self._has_paid(traits.kin) or self._is_worth(trial, values)):
+            if self._patient and not (
+                self._has_paid(traits.rough_signature) or self._is_worth(trial, values)
+            ):
                 return None
         return self._calibrate(name, fused=fused, trial=trial, values=values)
 
-    def _has_paid(self, kin: Hashable) -> bool:
-        seconds, steps = self._spent.get(kin, (0.0, 0))
+    def _has_paid(self, rough_signature: Hashable) -> bool:
+        seconds, steps = self._spent.get(rough_signature, (0.0, 0))
         return seconds >= PRICE_S and steps >= PRICE_STEPS
 
     def _is_worth(self, trial: FusedTrial, values: Mapping[str, Any]) -> bool:
@@ -271,8 +275,10 @@ class FusionPolicy:
             memory_bytes=device_memory(self._device),
         )
         traits = self._traits[trial]
-        self._calibrations[traits.identity] = self._relatives[traits.kin] = calibration
-        self._spent.pop(traits.kin, None)  # the next measurement has to be paid for anew
+        self._calibrations[traits.identity] = self._relatives[traits.rough_signature] = calibration
+        self._spent.pop(
+            traits.rough_signature, None
+        )  # the next measurement has to be paid for anew
         _configure(fused, trial, calibration, values=values)
         self._on_calibrated(calibration)
         return calibration

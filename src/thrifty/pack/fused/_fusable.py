@@ -327,7 +327,7 @@ def has_trunk(model: torch.nn.Module) -> bool:
     return before > others
 
 
-def kin(model: torch.nn.Module) -> Hashable:
+def rough_signature(model: torch.nn.Module) -> Hashable:
     """Return a key that is equal for models that cost about the same.
 
     It covers layers with parameters and the shapes of these. Activations may differ. Where most of

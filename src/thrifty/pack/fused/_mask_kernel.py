@@ -51,7 +51,7 @@ _THREADS: Final = 256
 """Threads of a block of PyTorch's kernel for dropout."""
 _BLOCK: Final = 512
 """Groups of four numbers that a program of our kernel makes."""
-Law = Literal["dropout", "attention"]
+MaskKind = Literal["dropout", "attention"]
 """Which numbers of a stream decide: PyTorch's kernel for dropout or the one for attention."""
 
 
@@ -116,12 +116,12 @@ def _masks(
     tl.store(out + row * row_stride + element, value, mask=element < 4 * num)
 
 
-def fits(noise: torch.Tensor, law: Law, *, numel: Sequence[int] | None = None) -> bool:
+def fits(noise: torch.Tensor, kind: MaskKind, *, numel: Sequence[int] | None = None) -> bool:
     """Return whether the kernel can write masks into the rows of ``noise``, ``[K, ...]``.
 
     Args:
         noise: What is filled.
-        law: See ``Law``.
+        kind: See ``MaskKind``.
         numel: Numbers of each trial's mask if these are not whole rows.
     """
     own = noise[0]
@@ -131,7 +131,7 @@ def fits(noise: torch.Tensor, law: Law, *, numel: Sequence[int] | None = None) -
         and noise.dtype == torch.float32
         and 0 < own.numel() == noise.stride(0)
         and _is_dense(own)
-        and (own.is_contiguous() or (law == "dropout" and numel is None))
+        and (own.is_contiguous() or (kind == "dropout" and numel is None))
         and all(n > 0 and n % PHILOX == 0 for n in (numel or [own.numel()]))
     )
 
@@ -146,7 +146,7 @@ def _is_dense(x: torch.Tensor) -> bool:
     return True
 
 
-def write(noise: torch.Tensor, masks: Sequence[Mask], law: Law) -> None:
+def write(noise: torch.Tensor, masks: Sequence[Mask], kind: MaskKind) -> None:
     """Write masks into the rows of ``noise``; rows of no mask keep what they hold."""
     numbers = np.empty((len(masks), 6), dtype=np.int64)
     threads = _threads_of(noise.device)
@@ -161,22 +161,22 @@ def write(noise: torch.Tensor, masks: Sequence[Mask], law: Law) -> None:
         for mask in masks
     ]
     factors = numbers.view(np.float32).reshape(len(masks), 12)
-    factors[:, 10:] = [_threshold_and_scale(mask.rate, law) for mask in masks]
+    factors[:, 10:] = [_threshold_and_scale(mask.rate, kind) for mask in masks]
     table = torch.from_numpy(numbers).to(noise.device, non_blocking=True)
     most = max(mask.numel for mask in masks)
     grid = (-(-most // (PHILOX * _BLOCK)), len(masks))
     with torch.cuda.device(noise.device) if noise.is_cuda else nullcontext():
         _masks[grid](
             noise, table, table.view(torch.float32), noise.stride(0),
-            ATTENTION=law == "attention", BLOCK=_BLOCK,
+            ATTENTION=kind == "attention", BLOCK=_BLOCK,
         )  # fmt: skip
 
 
-def after(place: Place, mask: Mask, law: Law, *, device: torch.device) -> Place:
+def after(place: Place, mask: Mask, kind: MaskKind, *, device: torch.device) -> Place:
     """Return where a stream is behind a mask."""
     if mask.rate in {0.0, 1.0}:  # nothing is drawn
         return place
-    if law == "attention":
+    if kind == "attention":
         drawn = mask.numel
     else:
         rounds = -(-mask.numel // (PHILOX * _threads_of(device)(mask.numel)))
@@ -194,10 +194,10 @@ def _threads_of(device: torch.device) -> Callable[[int], int]:
     return lambda numel: _THREADS * min(most, -(-numel // _THREADS))
 
 
-def _threshold_and_scale(rate: float, law: Law) -> tuple[np.float32, np.float32]:
+def _threshold_and_scale(rate: float, kind: MaskKind) -> tuple[np.float32, np.float32]:
     """Return what decides whether a number is kept, and what it then is, rounded as in PyTorch."""
     keep = np.float32(1.0 - rate)
-    if law == "attention":
+    if kind == "attention":
         if rate in {0.0, 1.0}:
             return np.float32(-1.0 if rate == 0.0 else 2.0), np.float32(1.0)
         return np.float32(rate), np.float32(1.0) / keep

@@ -13,7 +13,7 @@ from thrifty.core import plain_logger
 from thrifty.pack._state import cuda_generator
 
 from . import _mask_kernel
-from ._mask_kernel import PHILOX, Law, Mask, Place
+from ._mask_kernel import PHILOX, Mask, MaskKind, Place
 from ._member import FusedTrial
 
 
@@ -221,24 +221,24 @@ def _fill_at_once(
     num_rows: Sequence[int] | None,
 ) -> bool:
     """Fill the masks of all trials by one kernel, on a GPU; return whether that was possible."""
-    noise, law = draw.noise, draw.drawn_by
-    if law == "bernoulli" or not _mask_kernel.AVAILABLE:
+    noise, kind = draw.noise, draw.drawn_by
+    if kind == "bernoulli" or not _mask_kernel.AVAILABLE:
         return False
     if num_rows is None:
         sizes = [noise[0].numel()] * len(rows)
     else:
         sizes = [num * noise[0, 0].numel() for num in num_rows]
-    if not _mask_kernel.fits(noise, law, numel=None if num_rows is None else sizes):
+    if not _mask_kernel.fits(noise, kind, numel=None if num_rows is None else sizes):
         return False
-    if not all(_kernel_draws(noise, law, numel=numel) for numel in set(sizes)):
+    if not all(_kernel_draws(noise, kind, numel=numel) for numel in set(sizes)):
         return False
     masks = [
         Mask(row=row, place=_place(generator), rate=rate, numel=numel)
         for row, generator, rate, numel in zip(rows, generators, rates, sizes, strict=True)
     ]
-    _mask_kernel.write(noise, masks, law)
+    _mask_kernel.write(noise, masks, kind)
     for generator, mask in zip(generators, masks, strict=True):
-        there = _mask_kernel.after(mask.place, mask, law, device=noise.device)
+        there = _mask_kernel.after(mask.place, mask, kind, device=noise.device)
         if there != mask.place:
             generator.set_offset(there.offset)
     return True
@@ -249,26 +249,26 @@ _checked: dict[tuple[Any, ...], bool] = {}
 _CHECKED_RATES = (0.1, 0.5, 0.9)
 
 
-def _kernel_draws(noise: torch.Tensor, law: Law, *, numel: int) -> bool:
+def _kernel_draws(noise: torch.Tensor, kind: MaskKind, *, numel: int) -> bool:
     """Return whether the kernel's masks are those of the calls, bit by bit.
 
     They are compared when a kind of mask is drawn for the first time.
     """
     own = noise[0] if numel == noise[0].numel() else noise[0][: numel // noise[0, 0].numel()]
-    key = (noise.device, noise.dtype, law, own.shape, own.stride())
+    key = (noise.device, noise.dtype, kind, own.shape, own.stride())
     known = _checked.get(key)
     if known is None:
-        known = _checked[key] = _compared(noise, own, law)
+        known = _checked[key] = _compared(noise, own, kind)
         if not known:
             logger.warning(
                 "the kernel for all trials' masks draws other masks than PyTorch %s by %s; "
                 "each trial's masks are drawn by calls, which is slower",
-                torch.__version__, law,
+                torch.__version__, kind,
             )  # fmt: skip
     return known
 
 
-def _compared(noise: torch.Tensor, own: torch.Tensor, law: Law) -> bool:
+def _compared(noise: torch.Tensor, own: torch.Tensor, kind: MaskKind) -> bool:
     generator = torch.Generator(device=noise.device)
     many = torch.empty_strided(
         (len(_CHECKED_RATES), *noise.shape[1:]),
@@ -282,16 +282,16 @@ def _compared(noise: torch.Tensor, own: torch.Tensor, law: Law) -> bool:
         generator.set_offset(PHILOX * row)
         masks.append(Mask(row=row, place=_place(generator), rate=rate, numel=own.numel()))
         wanted.append(torch.empty_like(own))
-        _draw(wanted[-1], rate, generator=generator, drawn_by=law)
+        _draw(wanted[-1], rate, generator=generator, drawn_by=kind)
         behind.append(_place(generator))
     try:
-        _mask_kernel.write(many, masks, law)
+        _mask_kernel.write(many, masks, kind)
     except _mask_kernel.FAILURES as error:
         logger.warning("the kernel for all trials' masks cannot be compiled: %s", error)
         return False
     found = [many[mask.row][: len(own)] for mask in masks]
     return all(map(torch.equal, found, wanted)) and behind == [
-        _mask_kernel.after(mask.place, mask, law, device=noise.device) for mask in masks
+        _mask_kernel.after(mask.place, mask, kind, device=noise.device) for mask in masks
     ]
 
 

@@ -213,7 +213,7 @@ class _Walk:
         elif is_a(value, FunctionType):
             self._visit_function(value)
         elif is_a(value, ModuleType):
-            self._hand_on(value)
+            self._visit_module(value)
         elif is_a(value, CONTAINERS) or (is_a(value, np.ndarray) and value.dtype.hasobject):
             self._visit_elements(value, name)
         elif is_a(value, torch.Tensor | np.ndarray):
@@ -252,7 +252,7 @@ class _Walk:
             if value.func is getattr:
                 for each in value.args:
                     if is_a(each, ModuleType):
-                        self._hand_on(each, whole=True, deep=True)
+                        self._visit_module(each, whole=True, deep=True)
             for key in value.keywords:
                 self._note_place("item", value.keywords, key, name=f"{name} keyword {key!r}")
         if is_a(value, enum.Enum):
@@ -342,7 +342,7 @@ class _Walk:
             self._read_module(names.get(each), found.attributes)
         if found.reads_all:
             for each in others:
-                self._hand_on_own(names[each], found)
+                self._visit_own_module(names[each], found)
         self._read_chains(found, names)
         for imported in found.imports:
             self._read_import(imported, function=function)
@@ -350,15 +350,15 @@ class _Walk:
             with suppress(ValueError):
                 if is_a(cell.cell_contents, ModuleType):
                     self._read_module(cell.cell_contents, found.attributes)
-                    self._hand_on_found(cell.cell_contents, found)
+                    self._visit_found_module(cell.cell_contents, found)
         for module in modules_by_name(found, names, homes=self._root_modules):
-            self._hand_on(module, whole=True, deep=found.computes_paths)
+            self._visit_module(module, whole=True, deep=found.computes_paths)
 
     def _read_chains(self, found: Mentions, names: Mapping[str, Any]) -> None:
         for first, *rest in sorted(found.chains):
             module = self._ask(names.get(first), rest)
             if module is not None:
-                self._hand_on_found(module, found)
+                self._visit_found_module(module, found)
             if "__subclasses__" in rest:
                 self._list(names.get(first), rest)
 
@@ -386,18 +386,20 @@ class _Walk:
             self._read_module(each, found.attributes)
             self._read_getattr(each)
             if statement.handed_on and is_a(each, ModuleType):
-                self._hand_on_found(each, found)
+                self._visit_found_module(each, found)
 
-    def _hand_on_own(self, module: Any, found: Mentions) -> None:
+    def _visit_own_module(self, module: Any, found: Mentions) -> None:
         """Record that code may find a module among the globals, by a name that it computes."""
         if is_a(module, ModuleType) and is_own_module(module.__name__):
             whole = found.computes or found.evaluates
-            self._hand_on(module, whole=whole, deep=found.computes_paths or found.evaluates)
+            self._visit_module(module, whole=whole, deep=found.computes_paths or found.evaluates)
 
-    def _hand_on_found(self, module: ModuleType, found: Mentions) -> None:
-        self._hand_on(module, whole=found.computes, deep=found.computes and found.computes_paths)
+    def _visit_found_module(self, module: ModuleType, found: Mentions) -> None:
+        self._visit_module(
+            module, whole=found.computes, deep=found.computes and found.computes_paths
+        )
 
-    def _hand_on(self, module: ModuleType, *, whole: bool = False, deep: bool = False) -> None:
+    def _visit_module(self, module: ModuleType, *, whole: bool = False, deep: bool = False) -> None:
         """Record a module used as a value: any code may read names of it.
 
         Args:
@@ -414,7 +416,7 @@ class _Walk:
                 self._read_deep.add(module.__name__)
                 for each in list(vars(module).values()):
                     if is_a(each, ModuleType) and is_own_module(each.__name__):
-                        self._hand_on(each, whole=True, deep=True)
+                        self._visit_module(each, whole=True, deep=True)
         else:
             self._note_package(module.__name__)
 
