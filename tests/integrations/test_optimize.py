@@ -20,7 +20,8 @@ from tests.study.processes import run_script
 from thrifty.core import StateError, StudyMismatchError, TaskError, UsageError
 from thrifty.integrations.functions import _exploration_main, _loop_trial, _objective
 from thrifty.integrations.functions._exploration_main import ObjectiveAsker
-from thrifty.integrations.functions._objective import ObjectiveRun, end_waiting
+from thrifty.integrations.functions._loop_trial import MAX_WAITING
+from thrifty.integrations.functions._objective import ObjectiveRun
 from thrifty.integrations.functions._optimize import what_would_be_shared
 from thrifty.search import History, Stop, StoppingASHA
 from thrifty.study import TrialResult
@@ -638,7 +639,7 @@ def reporting(trial):
 
 def test_runs_that_wait_are_few():
     runs = []
-    for i in range(_objective.MAX_LIVE + 2):
+    for i in range(MAX_WAITING + 2):
         run = ObjectiveRun(
             reporting,
             th.HyperParameters({"x": i}),
@@ -648,10 +649,10 @@ def test_runs_that_wait_are_few():
         )
         run.advance(to_end=False)
         runs.append(run)
-        _objective._keep_waiting(run)
-    assert len(_objective._WAITING) == _objective.MAX_LIVE
-    assert [run.has_ended for run in runs] == [True] * 2 + [False] * _objective.MAX_LIVE
-    end_waiting()
+        _objective.WAITING.keep(run)
+    assert len(_objective.WAITING) == MAX_WAITING
+    assert [run.has_ended for run in runs] == [True] * 2 + [False] * MAX_WAITING
+    _objective.WAITING.end_all()
     assert all(run.has_ended for run in runs)
 
 

@@ -19,6 +19,7 @@ import thrifty as th
 from tests.study.helpers import Count, StopAfter
 from thrifty.core import SpaceError, StateError, TaskError
 from thrifty.integrations.functions import _ray_function
+from thrifty.integrations.functions._loop_trial import MAX_WAITING
 from thrifty.integrations.functions._ray_space import nested
 from thrifty.store import Store
 
@@ -440,18 +441,17 @@ def test_it_is_trained_from_its_start_in_another_process(tmp_path):
     whole.run(progress=False)
     study = study_of(tmp_path, train_without_checkpoints, space=space)
     study.run(progress=False, observers=[StopAfter(3)])
-    while _ray_function._WAITING:  # as if the process had ended
-        _ray_function._WAITING.popitem()[1].stop()
+    _ray_function.WAITING.end_all()  # as if the process had ended
     assert curves(study.run(progress=False)) == curves(whole)
 
 
 def test_few_runs_wait_at_a_time(tmp_path):
     space = {"lr": tune.uniform(0.1, 0.2)}
-    num = _ray_function.MAX_LIVE + 3
+    num = MAX_WAITING + 3
     halving = th.SuccessiveHalving(max_epochs=EPOCHS, eta=2, num_trials=num, min_epochs=1)
     study = study_of(tmp_path, train_without_checkpoints, space=space, algorithm=halving)
     study.run(progress=False, executor=th.Local(pack="solo"))
-    assert len(_ray_function._WAITING) <= _ray_function.MAX_LIVE
+    assert len(_ray_function.WAITING) <= MAX_WAITING
     assert any(t.state == "done" for t in study.trials)
 
 

@@ -184,7 +184,7 @@ def memory(monkeypatch):
         original = getattr(AutoBackend, where)
 
         def crowded(self, *args):
-            if len(self._where) + (where == "stack") > num:
+            if len(self._where) + (where == "put") > num:
                 raise torch.OutOfMemoryError("CUDA out of memory.\nmore words")
             return original(self, *args)
 
@@ -194,7 +194,7 @@ def memory(monkeypatch):
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize(("room", "where"), [(1, "step"), (4, "step"), (2, "stack")])
+@pytest.mark.parametrize(("room", "where"), [(1, "step"), (4, "step"), (2, "put")])
 @pytest.mark.parametrize("pack", ["fused", "concatenated"])
 def test_out_of_memory_shrinks_the_pack(tmp_path, memory, pack, room, where):
     memory(room, where=where)
@@ -307,7 +307,7 @@ def test_a_refusal_is_reported_from_a_step_that_runs_out_of_memory(tmp_path, mon
     assert [(event.key, event.reason) for event in run.every(Refused)] == [("one", "it differs")]
 
 
-@pytest.mark.parametrize("where", ["step", "stack"])
+@pytest.mark.parametrize("where", ["step", "put"])
 def test_a_single_trial_without_memory_fails(tmp_path, memory, where):
     memory(0, where=where)
     run = Run(Local(workers=1, threads=1), tmp_path, LineTask(), CONFIGS[:1])

@@ -70,15 +70,10 @@ class FoundFile:
 
 
 class CheckpointFolder:
-    """A folder, or any fsspec address, that holds checkpoints; each worker opens its own.
+    """A folder, or any fsspec address, that holds checkpoints; each worker opens its own."""
 
-    ``fsync=False`` trusts the machine not to lose power. A lost file is detected, and its epochs
-    are trained again.
-    """
-
-    def __init__(self, root: str, *, fsync: bool = True) -> None:
+    def __init__(self, root: str) -> None:
         self.root = root
-        self._fsync = fsync
         self._shown = redact_root(root)
         try:
             self._fs, self._path = fsspec.core.url_to_fs(root)
@@ -313,9 +308,8 @@ class CheckpointFolder:
             with out:
                 for chunk in chunks:
                     out.write(chunk)
-                if self._fsync:
-                    out.flush()
-                    os.fsync(out.fileno())
+                out.flush()
+                os.fsync(out.fileno())
             temporary.replace(path)
         except BaseException:
             if temporary.exists():

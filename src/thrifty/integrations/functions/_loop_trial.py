@@ -10,9 +10,10 @@ import contextvars
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from weakref import ref
 
 import torch
@@ -520,3 +521,61 @@ class ThreadState:
         for kind, (is_on, dtype) in self.autocast.items():
             torch.set_autocast_enabled(kind, is_on)
             torch.set_autocast_dtype(kind, dtype)
+
+
+MAX_WAITING = 4
+"""Most runs of a process that wait for a decision; each has its network in memory."""
+
+
+class WaitingRun(Protocol):
+    """A run that waits in a thread until it is known whether its trial goes on."""
+
+    key: str
+
+    def stop(self) -> None:
+        """End the run."""
+        ...
+
+
+R = TypeVar("R", bound=WaitingRun)
+
+
+class WaitingRuns(Generic[R]):
+    """The latest runs of a process that wait; those before them are ended.
+
+    >>> class Run:
+    ...     def __init__(self, key):
+    ...         self.key, self.has_ended = key, False
+    ...
+    ...     def stop(self):
+    ...         self.has_ended = True
+    >>> runs, waiting = [Run(str(k)) for k in range(MAX_WAITING + 1)], WaitingRuns()
+    >>> for run in runs:
+    ...     waiting.keep(run)
+    >>> [run.has_ended for run in runs]
+    [True, False, False, False, False]
+    >>> waiting.take("4") is runs[4], waiting.take("4"), len(waiting)
+    (True, None, 3)
+    """
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[str, R] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def keep(self, run: R) -> None:
+        """Let a run wait."""
+        self._runs[run.key] = run
+        self._runs.move_to_end(run.key)
+        while len(self._runs) > MAX_WAITING:
+            self._runs.popitem(last=False)[1].stop()
+
+    def take(self, key: str) -> R | None:
+        """Return a run that goes on here, so no other trial may take it; None: it has ended."""
+        return self._runs.pop(key, None)
+
+    def end_all(self) -> None:
+        """End all runs that wait."""
+        while self._runs:
+            self._runs.popitem()[1].stop()

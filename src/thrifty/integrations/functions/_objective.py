@@ -6,7 +6,6 @@ import math
 import os
 import secrets
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -32,7 +31,7 @@ from thrifty.pack.task._task import unread
 from thrifty.space import Choice, Domain, Float, Int, Space
 
 from ._exploration import any_value, explored
-from ._loop_trial import SuspendedCall, is_in
+from ._loop_trial import SuspendedCall, WaitingRuns, is_in
 
 
 logger = plain_logger(__name__)
@@ -46,8 +45,6 @@ UNFINISHED = "unfinished"
 
 What it reports may be something else than what it returns, so the two are not compared.
 """
-MAX_LIVE = 4
-"""Most runs of a process that wait for a decision; each has its network in memory."""
 
 
 class ObjectiveTrial:
@@ -252,7 +249,7 @@ class ObjectiveTask(SelfDescribing):
         if state["ended"]:
             self._run, self._ended = None, state["metrics"]
             return
-        waiting = _WAITING.pop(state["run"], None)
+        waiting = WAITING.take(state["run"])
         if waiting is None:
             raise CheckpointError(
                 f"the run of {self.name} that has reported {state['reports']} times has ended with "
@@ -270,7 +267,7 @@ class ObjectiveTask(SelfDescribing):
         """
         if self._run is None:
             return
-        _WAITING.pop(self._run.key, None)  # it goes on here, so nobody else may take it
+        WAITING.take(self._run.key)  # it goes on here
         try:
             self._run.advance(to_end=epoch + 1 >= self.num_epochs)
         except (TaskError, DivergedError):
@@ -307,25 +304,8 @@ class ObjectiveTask(SelfDescribing):
         """Return the metrics of a run that has ended, or the name of one that waits."""
         if self._run is None:
             return {"ended": True, "metrics": dict(self.evaluate())}
-        _keep_waiting(self._run)
+        WAITING.keep(self._run)
         return {"ended": False, "run": self._run.key, "reports": self._run.num_reports}
-
-
-_WAITING: OrderedDict[str, ObjectiveRun] = OrderedDict()
-"""The runs of this process whose state is kept, and which may go on."""
-
-
-def _keep_waiting(run: ObjectiveRun) -> None:
-    _WAITING[run.key] = run
-    _WAITING.move_to_end(run.key)
-    while len(_WAITING) > MAX_LIVE:
-        _WAITING.popitem(last=False)[1].stop()
-
-
-def end_waiting() -> None:
-    """End all runs of this process that wait."""
-    while _WAITING:
-        _WAITING.popitem()[1].stop()
 
 
 class ObjectiveRun:
@@ -494,3 +474,7 @@ def _number(value: Any, *, what: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise TaskError(f"{what} {value!r}; give a number") from None
+
+
+WAITING: WaitingRuns[ObjectiveRun] = WaitingRuns()
+"""The runs of this process whose state is kept, and which may go on."""

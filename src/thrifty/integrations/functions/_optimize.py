@@ -17,7 +17,7 @@ from thrifty.space._units import EPOCHS
 from thrifty.store._reports import trials_text
 from thrifty.study import Bound, Observer, StopWhen, Storage, Study, TrialResult
 
-from ._objective import UNFINISHED, VALUE, Objective, ObjectiveTask, end_waiting
+from ._objective import UNFINISHED, VALUE, WAITING, Objective, ObjectiveTask
 
 
 logger = plain_logger(__name__)
@@ -155,7 +155,7 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
             f'th.optimize({study.name}, name="NAME", ...). {error}'
         ) from None
     finally:
-        end_waiting()
+        WAITING.end_all()
     text = what_would_be_shared(study.trials, max_epochs=max_epochs)
     if progress:
         Console(stderr=True).print(Text(text), soft_wrap=True)

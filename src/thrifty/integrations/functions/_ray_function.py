@@ -12,7 +12,6 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -36,7 +35,7 @@ from thrifty.pack._state import seed_everything
 from thrifty.pack.trial._update import as_number
 from thrifty.space import Space
 
-from ._loop_trial import SuspendedCall, call_of_this_thread
+from ._loop_trial import SuspendedCall, WaitingRuns, call_of_this_thread
 from ._ray_space import nested
 
 
@@ -45,8 +44,6 @@ logger = plain_logger(__name__)
 RayTrainingFunction = Callable[[dict[str, Any]], Any]
 _COMPARED = 5
 """Epochs that are trained to compare a trial that goes on from a checkpoint."""
-MAX_LIVE = 4
-"""Most runs of a process without checkpoints that wait; each has its network in memory."""
 
 
 class RayFunction(SelfDescribing):
@@ -166,7 +163,7 @@ class RayFunction(SelfDescribing):
             self._verify()
             self._run.restore(state["files"], metrics=self._metrics, num_reports=state["reports"])
             return
-        waiting = _WAITING.pop(state["run"], None)
+        waiting = WAITING.take(state["run"])
         if waiting is None:
             raise CheckpointError(
                 f"the run of {self.name} that has reported {state['reports']} times has ended with "
@@ -184,7 +181,7 @@ class RayFunction(SelfDescribing):
         """
         if self._run is None:
             return
-        _WAITING.pop(self._run.key, None)  # it goes on here, so no other trial may take it
+        WAITING.take(self._run.key)  # it goes on here
         _check_shared(self.function, self.name)
         self._run.advance(epoch)
         self._metrics = self._run.metrics
@@ -215,7 +212,7 @@ class RayFunction(SelfDescribing):
             found["files"] = dict(self._run.files or {})
         else:
             found["run"] = self._run.key
-            _keep_waiting(self._run)
+            WAITING.keep(self._run)
         return found
 
     def _verify(self) -> None:
@@ -291,15 +288,6 @@ class RayFunction(SelfDescribing):
 
 _VERIFIED: set[tuple[Any, ...]] = set()
 """Kinds of configurations whose checkpoints were found to be complete in this process."""
-_WAITING: OrderedDict[str, _Run] = OrderedDict()
-"""The runs of this process without checkpoints that may go on."""
-
-
-def _keep_waiting(run: _Run) -> None:
-    _WAITING[run.key] = run
-    _WAITING.move_to_end(run.key)
-    while len(_WAITING) > MAX_LIVE:
-        _WAITING.popitem(last=False)[1].stop()
 
 
 class _Run:
@@ -575,3 +563,7 @@ def _innermost(function: Any) -> Any:
     while isinstance(function, partial):
         function = function.func
     return function
+
+
+WAITING: WaitingRuns[_Run] = WaitingRuns()
+"""The runs of this process without checkpoints that may go on."""
