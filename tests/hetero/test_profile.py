@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 
 from thrifty.core import HeteroError
 from thrifty.hetero.balance import _profile
-from thrifty.hetero.balance._profile import _Stopwatch, profile_step
+from thrifty.hetero.balance._profile import profile_step
+from thrifty.hetero.balance._rehearsal import Stopwatch
 from thrifty.hetero.training._flat import gradient_buckets
 from thrifty.pack._backend import device_name
 from thrifty.testing import VirtualClock
@@ -570,7 +571,7 @@ def test_events_measure_where_the_host_runs_ahead(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("wait"))
-    watch = _Stopwatch(torch.device("cuda:1"), VirtualClock())
+    watch = Stopwatch(torch.device("cuda:1"), VirtualClock())
     begin, end = watch.mark(), watch.mark()
     watch.wait()
     assert watch.seconds(begin, end) == 0.25
