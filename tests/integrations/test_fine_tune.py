@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from dataclasses import replace
 
@@ -1436,6 +1437,30 @@ def test_means_over_batches_of_ones_own_do_not_depend_on_their_size(
         return study.best_trial.value
 
     assert value(3) == pytest.approx(value(64), rel=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["solo", "fused"])
+def test_a_batch_without_labels_is_named(backend):
+    """Its mean loss is 0 / 0, and a smaller learning rate would not help."""
+    ids = tokens(6, 0)
+    labels = ids.clone()
+    labels[4] = -100
+    study = th.Study(
+        llama(
+            adapter=th.LoRA(r=2, alpha=4, targets=("q_proj",)),
+            data=lambda hp: th.ArrayData(train=(ids, labels), valid=(ids, ids)),
+            batch_size=1,
+        ),
+        th.Space(lr=th.Choice([0.1, 0.2])),
+        algorithm=th.GridSearch(max_epochs=1),
+        metric="loss",
+        mode="min",
+        name="empty",
+        storage="sqlite://",
+    )
+    study.run(progress=False, executor=th.Local(pack=backend))
+    for trial in study.trials:
+        assert re.search(r"is nan; in batch [1-6] of the epoch nothing counts", trial.error)
 
 
 def test_labels_that_are_no_classes_are_refused_with_their_row():

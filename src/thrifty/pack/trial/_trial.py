@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -70,7 +70,7 @@ from thrifty.pack.task._task import (
     own_task,
 )
 from thrifty.pack.task._trial_stream import TrialStream
-from thrifty.pack.trial._update import MetricSums, as_number, check_metrics, weight_of
+from thrifty.pack.trial._update import MetricSums, as_number, check_metrics, has_weights, weight_of
 from thrifty.pack.verify import Watch
 
 from ._saved_model import load_model, plain_state
@@ -529,9 +529,38 @@ class TaskTrial:
         self.readings.check_epoch(self.plan)
         self.check_frozen()
         loss = mean_loss(self.losses)
-        check_finite(loss, epoch=self.plan.epoch)
+        self.check_finite(loss)
         self._update.end_epoch(self.model, self.plan.epoch + 1)
         return {TRAIN_LOSS: loss, **self.evaluate(self.plan.epoch)}
+
+    def check_finite(self, loss: float) -> None:
+        """Check the training loss of the epoch.
+
+        Raises:
+            DivergedError: It is not finite.
+        """
+        if math.isfinite(loss):
+            return
+        advice = "a smaller learning rate, a warm-up or clip_norm may help"
+        if number := self._batch_without_labels():
+            advice = (
+                f"in batch {number} of the epoch nothing counts (loss_weight is 0, as where all "
+                "labels are -100), so the mean loss is 0 / 0; leave such samples out"
+            )
+        raise DivergedError(f"the training loss of epoch {self.plan.epoch + 1} is {loss}; {advice}")
+
+    def _batch_without_labels(self) -> int:
+        """Return the number of the first batch of the epoch in which nothing counts, from 1; or 0.
+
+        Its mean loss is 0 / 0. Only batches of data in memory are looked at.
+        """
+        if self.source.arrays is None or not has_weights(self.task):
+            return 0
+        with suppress(Exception):  # the code of the user; what is raised is about the loss
+            for number, batch in enumerate(self.batches(self.plan), start=1):
+                if self.task.loss_weight(batch) == 0:
+                    return number
+        return 0
 
     def epoch(self, plan: EpochPlan) -> Mapping[str, float]:
         """Train and evaluate a whole epoch."""
@@ -676,15 +705,6 @@ def _all_of(parts: EvaluationParts) -> dict[str, float]:
             batch = next(parts)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
-
-
-def check_finite(loss: float, *, epoch: int) -> None:
-    """Raise DivergedError if a training loss is not finite."""
-    if not math.isfinite(loss):
-        raise DivergedError(
-            f"the training loss of epoch {epoch + 1} is {loss}; a smaller learning rate, "
-            "a warm-up or clip_norm may help"
-        )
 
 
 def check_batches(task: Task, options: StepOptions, values: Mapping[str, Any]) -> int:
