@@ -12,8 +12,9 @@ from thrifty.pack.fused._activations import ActivationStore
 from thrifty.pack.fused._block import Block
 from thrifty.pack.fused._fusable import UnfusableError, check_memory, has_trunk
 from thrifty.pack.fused._member import FusedTrial
-from thrifty.pack.fused._row_state import steps_taken
+from thrifty.pack.fused._row_state import check_moments, steps_taken
 from thrifty.pack.fused._step import BlockOptions
+from thrifty.pack.fused._structure import Structure
 from thrifty.pack.fused._tape import BufferPool
 from thrifty.pack.fused.optimizers import GroupedOptimizer, grouped_optimizer
 from thrifty.pack.verify import CheckBudget, SoloTimes
@@ -32,6 +33,15 @@ def check_usual(trial: FusedTrial) -> None:
     """Raise UnfusableError for a trial whose steps have no fused version."""
     if trial.why_special:
         raise UnfusableError(trial.why_special)
+
+
+def _same_shapes(structure: Structure, trial: FusedTrial) -> bool:
+    """Return whether a trial's tensors that no step trains have a structure's shapes.
+
+    Only trained tensors are padded.
+    """
+    own, wide = structure.state_of(trial.model), structure.state_of(structure.model)
+    return all(own[name].shape == wide[name].shape for name in structure.untrained)
 
 
 class Blocks:
@@ -242,6 +252,7 @@ class Blocks:
             or not structure.layout.holds(parameters)
             or self.kind(example, example.plan_values) != self.kind(trial, values)
             or likeness(example) != likeness(trial)  # reads all settings of both models
+            or not _same_shapes(structure, trial)
             or structure.held != self._dry_runs.structure(trial, values).held
             or trial.frozen_key(structure.held) != example.frozen_key(structure.held)
             or size < _MIN_FILL * sum(s.shape.numel() for s in structure.layout.segments)
@@ -290,5 +301,8 @@ class Blocks:
     def _ready_optimizer(self, trial: FusedTrial, values: Mapping[str, Any]) -> GroupedOptimizer:
         """Return the optimizer over rows for a trial whose state fits. Raises as ``key`` does."""
         optimizer, _ = grouped_optimizer(trial.followed, values)
-        steps_taken(trial, optimizer, self._dry_runs.structure(trial, values))
+        structure = self._dry_runs.structure(trial, values)
+        steps_taken(trial, optimizer, structure)
+        options, _ = trial.followed.options(values)
+        check_moments(trial, optimizer, structure, options=options)
         return optimizer

@@ -436,6 +436,36 @@ def steps_taken(
     return out
 
 
+def check_moments(
+    trial: FusedTrial,
+    optimizer: GroupedOptimizer,
+    structure: Structure,
+    *,
+    options: Sequence[Mapping[str, Any]],
+) -> None:
+    """Check that an optimizer over rows goes on from a trial's state as torch's does.
+
+    Args:
+        trial: The trial.
+        optimizer: The optimizer over rows.
+        structure: The structure of the trial's block.
+        options: Options of each param group in the next step.
+
+    Raises:
+        UnfusableError: torch's optimizer has made other buffers than these options need, because
+            the options were others at its first step.
+    """
+    state = trial.followed.moments()
+    for own, names, now in zip(optimizer.optimizers, optimizer.names, options, strict=True):
+        for name in structure.layout.within(names):
+            held = {k for k, value in state.get(name, {}).items() if value is not None}
+            if held and not own.takes(held - {"step"}, now):
+                raise UnfusableError(
+                    f"its optimizer has made {', '.join(sorted(held - {'step'})) or 'no buffers'} "
+                    "under other options"
+                )
+
+
 def _steps_of(state: Mapping[str, Any]) -> int:
     if "step" in state:
         return int(state["step"])

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import sys
 from abc import ABC
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -38,8 +38,10 @@ from ._place import (
     MOVES,
     Key,
     Place,
+    PlaceText,
     Texts,
     matmul_precision,
+    referred,
     slots_of,
     unusual_precisions,
     vars_of,
@@ -202,7 +204,7 @@ class _Identification:
             home=self._names.home,
             without=without,
             instead=stand_in_for,
-            follow=self._is_followed,
+            values_at=self._values_at,
             places=planted,
             values=self._registered,
         )
@@ -236,11 +238,17 @@ class _Identification:
         return {name: _together(texts) for name, texts in sorted(parts.items())}
 
     def texts(self, found: Reach) -> Texts:
-        return {
-            (id(place.holder), place.key): (place, self._text_if_any(place))
-            for place in found.places
-            if self._component(place)
-        }
+        out = {}
+        for place in found.places:
+            if self._component(place):
+                text: str | None = self._text_if_any(place)
+            elif place.own and self._counts_by_itself(place):
+                text = None
+            else:
+                continue
+            code = tuple(map(referred, found.code_in(place.get())))
+            out[id(place.holder), place.key] = PlaceText(place=place, text=text, code=code)
+        return out
 
     def _of_task(self) -> dict[str, list[str]]:
         kind = type(self._task)
@@ -291,12 +299,16 @@ class _Identification:
             is_own(value) and self._names.of(value) == place.name
         )
 
-    def _is_followed(self, place: Place) -> bool:
-        """Return whether to search a place's value; False if the task itself put it there."""
-        if not MOVES.known(place):
-            return True
-        text = self._text(place)
-        return MOVES.first(place, text) == text
+    def _values_at(self, place: Place) -> Sequence[Any]:
+        """Return what to search at a place: its value, unless the task itself has put it there.
+
+        Then it is the code that the first value led to, as it is now.
+        """
+        if MOVES.known(place):
+            text = self._text(place)
+            if MOVES.first(place, text) != text:
+                return MOVES.code(place)
+        return (place.get(),)
 
     def _text_if_any(self, place: Place) -> str:
         try:

@@ -152,16 +152,33 @@ def _set_cell(cell: CellType, value: Any) -> None:
 
 
 Key = tuple[int, Any]
-Texts = Mapping[Key, tuple[Place, str]]
-"""Places with their values as text."""
+Reference = Callable[[], Any]
+"""Returns an object, or None if it is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceText:
+    """A place, its value as text, and the functions and classes that the value led to.
+
+    The text is None for a function or class that counts under its own name.
+    """
+
+    place: Place
+    text: str | None
+    code: tuple[Reference, ...]
+
+
+Texts = Mapping[Key, PlaceText]
 
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    holder: Callable[[], Any]
+    holder: Reference
     before: str | None
-    """The first value; None if the place did not exist."""
-    after: str
+    """The first value; None if the place did not exist, or counted under another name."""
+    after: str | None
+    code: tuple[Reference, ...]
+    """The functions and classes that the first value led to."""
 
 
 class Moves:
@@ -172,15 +189,15 @@ class Moves:
 
     def note(self, before: Texts, after: Texts) -> None:
         """Record which values have changed while the task ran."""
-        for key, (place, text) in after.items():
+        for key, now in after.items():
             was = before.get(key)
-            if was is not None and was[1] == text:
+            if was is not None and was.text == now.text:
                 continue
-            known = self._find(place)
-            first = None if was is None else was[1]
+            known = self._find(now.place)
+            first, code = (None, ()) if was is None else (was.text, was.code)
             if known is not None and first == known.after:
-                first = known.before
-            self._moves[key] = _Move(_reference(place.holder), first, text)
+                first, code = known.before, known.code
+            self._moves[key] = _Move(referred(now.place.holder), first, now.text, code)
 
     def known(self, place: Place) -> bool:
         """Return whether a task has ever changed the value of a place."""
@@ -190,22 +207,28 @@ class Moves:
         """Return what a place held before the task ran, if it still holds what the run left.
 
         A value that other code has put there since is returned as it is. None means that the place
-        did not exist.
+        did not exist, or counted under another name.
         """
         move = self._find(place)
         return move.before if move is not None and move.after == text else text
+
+    def code(self, place: Place) -> list[Any]:
+        """Return the functions and classes that the first value of a place led to."""
+        move = self._find(place)
+        found = [] if move is None else [each() for each in move.code]
+        return [each for each in found if each is not None]
 
     def _find(self, place: Place) -> _Move | None:
         move = self._moves.get((id(place.holder), place.key))
         return move if move is not None and move.holder() is place.holder else None
 
 
-def _reference(holder: Any) -> Callable[[], Any]:
+def referred(value: Any) -> Reference:
     """Return a weak reference if possible, so as not to keep a task and its data alive."""
     try:
-        return weakref.ref(holder)
+        return weakref.ref(value)
     except TypeError:
-        return lambda: holder
+        return lambda: value
 
 
 MOVES = Moves()

@@ -72,6 +72,7 @@ class Reach:
         subclasses: Names of the user's subclasses of each class whose subclasses code may list,
             in the order in which Python lists them.
         operators: The user's operators that code may call through ``torch.ops``.
+        inside: What was found directly in each object, by its id.
     """
 
     places: tuple[Place, ...]
@@ -81,6 +82,21 @@ class Reach:
     mentioned: frozenset[str]
     subclasses: Mapping[str, Sequence[str]]
     operators: Mapping[str, Any]
+    inside: Mapping[int, Sequence[Any]]
+
+    def code_in(self, value: Any) -> list[Any]:
+        """Return the functions, classes and modules that a value leads to, not what these reach."""
+        out, queue, seen = [], [value], set[int]()
+        while queue:
+            each = queue.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            if is_a(each, type | FunctionType | ModuleType):
+                out.append(each)
+            else:
+                queue += self.inside.get(id(each), ())
+        return out
 
 
 def reach(
@@ -89,7 +105,7 @@ def reach(
     home: str | None = None,
     without: Collection[str] = (),
     instead: Callable[[Any], Any] | None = None,
-    follow: Callable[[Place], bool] | None = None,
+    values_at: Callable[[Place], Iterable[Any]] | None = None,
     places: Iterable[Place] = (),
     values: Mapping[str, Any] | None = None,
 ) -> Reach:
@@ -103,7 +119,7 @@ def reach(
         home: The module whose names are given without it; by default that of the first root.
         without: Names of members of the roots that are left out.
         instead: Returns a substitute for the attributes of an instance, or ``MISSING``.
-        follow: Returns whether the search follows the value of a place.
+        values_at: Returns what the search follows at a place (default: its value).
         places: Additional places that are read.
         values: Additional values that are reached, by name; ``without`` does not apply to them.
 
@@ -122,7 +138,9 @@ def reach(
     named = list(roots.items()) if isinstance(roots, Mapping) else [("", r) for r in roots]
     if home is None and named:
         home = module_name(_code_of(named[0][1]))
-    walk = _Walk(import_name(home or "__main__"), without=without, instead=instead, follow=follow)
+    walk = _Walk(
+        import_name(home or "__main__"), without=without, instead=instead, values_at=values_at
+    )
     for name, root in named:
         walk.add_root(root, name)
     walk.add(places, values or {})
@@ -138,12 +156,12 @@ class _Walk:
         *,
         without: Collection[str],
         instead: Callable[[Any], Any] | None,
-        follow: Callable[[Place], bool] | None,
+        values_at: Callable[[Place], Iterable[Any]] | None,
     ) -> None:
         self._names = Names(home=home)
         self._without = frozenset(without)
         self._instead = instead or _nothing
-        self._may_follow = follow
+        self._values_at = values_at
         self._queue: deque[tuple[Any, str]] = deque()
         self._roots: set[int] = set()
         self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
@@ -160,6 +178,9 @@ class _Walk:
         self._listed: set[type] = set()
         self._namespaces: set[str] = set()
         self._operators: dict[str, Any] = {}
+        self._inside: dict[int, list[Any]] = {}
+        self._visited: int | None = None
+        """The id of the object that is visited now."""
 
     def add_root(self, root: Any, name: str) -> None:
         self._roots.add(id(root))
@@ -180,7 +201,9 @@ class _Walk:
             before = self._sizes()
             while self._queue:
                 value, name = self._queue.popleft()
+                self._visited = id(value)
                 self._visit(value, name)
+            self._visited = None
             for name, module in list(self._handed_on.items()):
                 whole = name in self._read_whole
                 self._read_module(module, vars(module) if whole else self._mentioned)
@@ -194,6 +217,7 @@ class _Walk:
             mentioned=frozenset(self._mentioned),
             subclasses=self._subclasses,
             operators=self._operators,
+            inside=self._inside,
         )
 
     def _sizes(self) -> tuple[int, ...]:
@@ -239,7 +263,11 @@ class _Walk:
             self._follow(each, f"{name}.{key}")
 
     def _follow(self, value: Any, name: str) -> None:
-        if not is_plain(value) and id(value) not in self._seen:
+        if is_plain(value):
+            return
+        if self._visited is not None:
+            self._inside.setdefault(self._visited, []).append(value)
+        if id(value) not in self._seen:
             self._queue.append((value, name))
 
     def _visit_instance(self, value: Any, name: str) -> None:
@@ -543,11 +571,10 @@ class _Walk:
 
     def _note(self, place: Place) -> None:
         self._places[id(place.holder), place.key] = place
-        value = place.get()
-        if self._may_follow is not None and not self._may_follow(place):
-            return
-        if place.kind != "global" or not is_a(value, ModuleType):
-            self._follow_from(value, place.name)
+        found = (place.get(),) if self._values_at is None else self._values_at(place)
+        for value in found:
+            if place.kind != "global" or not is_a(value, ModuleType):
+                self._follow_from(value, place.name)
 
     def _follow_from(self, value: Any, name: str) -> None:
         if value is not MISSING:

@@ -310,7 +310,7 @@ def _state(task: Any, model: torch.nn.Module) -> list[Any] | None:
         content = values.digest([model, streams], path="the model")
     except TaskError:
         return None
-    return [content, {key: text for key, (_, text) in places_of(task).items()}]
+    return [content, {key: each.text for key, each in places_of(task).items()}]
 
 
 def _check_files(task: Task, source: Source) -> None:

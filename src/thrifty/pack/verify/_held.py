@@ -634,10 +634,10 @@ def elements_of(container: Any, limit: int) -> Iterator[Any]:
     return islice(_base_of(container).__iter__(container), limit)
 
 
-def items_of(mapping: dict[Any, Any], limit: int) -> Iterable[tuple[Any, Any]]:
-    """Yield the first items of a mapping."""
+def items_of(mapping: dict[Any, Any], limit: int) -> list[tuple[Any, Any]]:
+    """Return the first items of a mapping; reading one of them may change it, as in torch.fx."""
     base: type[dict[Any, Any]] = OrderedDict if isinstance(mapping, OrderedDict) else dict
-    return islice(base.items(mapping), limit)
+    return list(islice(base.items(mapping), limit))
 
 
 _LISTED = (list, tuple, dict, deque)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -104,8 +104,20 @@ class RowOptimizer(ABC):
     _last_table: torch.Tensor
 
     def kept(self, options: Options) -> tuple[str, ...]:
-        """Return the names of the buffers that torch's optimizer keeps under some options."""
+        """Return the names of the buffers that torch's optimizer makes under some options."""
         return self.moments
+
+    def takes(self, found: Collection[str], options: Options) -> bool:
+        """Return whether it goes on from a state as torch does.
+
+        torch makes its buffers at the first step and keeps them for good, whatever the options
+        become. Rows have those that the present options need.
+
+        Args:
+            found: Names of the buffers that a parameter's state holds.
+            options: The options of the next step.
+        """
+        return set(found) == set(self.kept(options))
 
     @abstractmethod
     def step(self, rows: Rows, options: Sequence[Options]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -33,6 +33,10 @@ class SGD(RowOptimizer):
     def __init__(self) -> None:
         self._key: list[tuple[float, float]] = []
         self._columns: Sequence[torch.Tensor] = ()
+
+    def takes(self, found: Collection[str], options: Options) -> bool:
+        """Return whether it goes on from a state as torch does; a buffer may come later."""
+        return set(found) <= set(self.moments)
 
     def step(self, rows: Rows, options: Sequence[Options]) -> None:
         """Update each row once."""
