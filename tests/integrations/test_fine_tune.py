@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import math
 from copy import deepcopy
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ from thrifty.cli._outputs import _write_adapter
 from thrifty.core import TaskError, derive_seed, step_seed
 from thrifty.integrations.fine_tuning._lora import trained_whole
 from thrifty.integrations.fine_tuning._token_losses import accuracy_of_tokens, loss_of_tokens
-from thrifty.pack import BlockOptions, FusedBackend, HyperParameters, UnfusableError
+from thrifty.pack import BlockOptions, FusedBackend, HyperParameters, TrialInputs, UnfusableError
 from thrifty.pack._state import unpack_state
 from thrifty.pack.fused._dry_run import dry_run
 from thrifty.pack.task._data import epoch_order
@@ -1296,7 +1296,7 @@ def test_a_mask_in_the_place_of_labels_and_labels_that_are_shifted_already_are_r
     model = task.model(HyperParameters({"rank": 2, "alpha": 4}))
     with pytest.raises(TaskError, match=r"is 0 and 1 only.*give \(ids, mask, labels\)"):
         task.loss(model, (tokens(4, 0), mask))
-    assert task.loss(model, (tokens(4, 0), torch.where(mask == 1, -100, mask))).isnan()
+    assert task.loss(model, (tokens(4, 0), torch.where(mask == 1, -100, mask))) == 0
     tokens(8, 0).flatten().to(torch.uint16).numpy().tofile(tmp_path / "tokens.bin")
     file = th.TokenFile(tmp_path / "tokens.bin", block_size=8, num_valid=2)
     with pytest.raises(TaskError, match="labels of a TokenFile are shifted by one token"):
@@ -1439,28 +1439,42 @@ def test_means_over_batches_of_ones_own_do_not_depend_on_their_size(
     assert value(3) == pytest.approx(value(64), rel=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["solo", "fused"])
-def test_a_batch_without_labels_is_named(backend):
-    """Its mean loss is 0 / 0, and a smaller learning rate would not help."""
-    ids = tokens(6, 0)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_batch_without_labels_changes_what_zero_gradients_change(accumulate):
+    """As with plain PyTorch, whose loss is 0 / 0 there."""
+    ids = tokens(8, 0)
     labels = ids.clone()
-    labels[4] = -100
-    study = th.Study(
-        llama(
-            adapter=th.LoRA(r=2, alpha=4, targets=("q_proj",)),
-            data=lambda hp: th.ArrayData(train=(ids, labels), valid=(ids, ids)),
-            batch_size=1,
-        ),
-        th.Space(lr=th.Choice([0.1, 0.2])),
-        algorithm=th.GridSearch(max_epochs=1),
-        metric="loss",
-        mode="min",
-        name="empty",
-        storage="sqlite://",
+    labels[2:6] = -100
+
+    class Accumulating(InDouble):
+        pass
+
+    Accumulating.accumulate = accumulate
+    task = Accumulating(
+        SMALL,
+        adapter=LORA,
+        data=lambda hp: th.ArrayData(train=(ids, labels), valid=(ids, ids)),
+        optimizer=th.AdamW(lr="lr"),
+        batch_size=2,
     )
-    study.run(progress=False, executor=th.Local(pack=backend))
-    for trial in study.trials:
-        assert re.search(r"is nan; in batch [1-6] of the epoch nothing counts", trial.error)
+    (found,) = alone(task, trials({"rank": 2}, epochs=2))
+    model = TrialInputs(task, {"lr": 0.02, "rank": 2, "alpha": 8}, seed=0).model()
+    assert found.error is None
+    assert all(math.isfinite(each["loss"]) for each in found.metrics)
+    model.zero_grad()
+    task.loss(model, (ids[2:4], labels[2:4])).backward()
+    gradients = [p.grad for p in model.parameters() if p.requires_grad]
+    assert all((grad == 0).all() for grad in gradients)
+
+
+def test_trials_with_batches_without_labels_are_packed():
+    ids = tokens(8, 0)
+    labels = ids.clone()
+    labels[2:6] = -100
+    task = llama(data=lambda hp: th.ArrayData(train=(ids, labels), valid=(ids, ids)), batch_size=1)
+    of = trials({"rank": 2}, {"rank": 4})
+    found = together(FusedBackend(task, device=here(), block=BlockOptions(size=8)), of)
+    assert_same(found, alone(task, of), tolerance=1e-10)
 
 
 def test_labels_that_are_no_classes_are_refused_with_their_row():

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import thrifty as th
-from thrifty.core import TaskError, derive_seed, step_seed
+from thrifty.core import DivergedError, TaskError, derive_seed, step_seed
 from thrifty.pack import Member, TaskReport, check_usual_step, inspect_task
 from thrifty.pack._backend import EpochPlan
 from thrifty.pack._state import seed_everything
@@ -331,13 +331,17 @@ def test_without_loss_weight_parts_count_by_their_rows():
     assert curve_of(trained(by_rows)[1]) != pytest.approx(curve_of(whole), rel=1e-6)
 
 
-def test_a_part_without_weight_is_left_out_and_no_weight_at_all_is_refused():
-    class Nothing(Masked):
-        def loss_weight(self, batch):
-            return 0.0
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_batch_in_which_nothing_counts_is_named(parts):
+    """Its mean loss is 0 / 0, which a smaller learning rate would not change."""
 
-    with pytest.raises(TaskError, match=r"weight of 0\.0; it must be positive"):
-        trained(task_of(Nothing, accumulate=2))
+    class Empty(Masked):
+        def data(self, hp):
+            (x, y), valid = super().data(hp).train, super().data(hp).valid
+            return th.ArrayData(train=(x, -y.abs()), valid=valid)
+
+    with pytest.raises(DivergedError, match=r"is nan; in batch 1 of the epoch nothing counts"):
+        trained(task_of(Empty, accumulate=parts))
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("inf"), float("nan")])

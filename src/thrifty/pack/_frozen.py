@@ -16,6 +16,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from itertools import count
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
@@ -152,6 +153,28 @@ def _weights(num: int, device: torch.device) -> torch.Tensor:
 _PRIME = 65_521
 
 
+def _is_in_saved_file(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor lies in a mapped safetensors file, as ``from_pretrained`` returns it.
+
+    The mapping is this process's own, and only tensors that were read from it lie there.
+    """
+    if tensor.device.type != "cpu":
+        return False
+    at = storage_address(tensor)
+    return any(start <= at < stop for start, stop in _saved_files())
+
+
+def _saved_files() -> list[tuple[int, int]]:
+    """Return the addresses of all private mappings of safetensors files; none beside Linux."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = [line.split(maxsplit=5) for line in lines if line.endswith(".safetensors")]
+    ranges = [each[0].split("-") for each in found if len(each) == 6 and each[1].endswith("p")]
+    return [(int(start, 16), int(stop, 16)) for start, stop in ranges]
+
+
 class FrozenTensors:
     """The frozen tensors of the models of one task on one device, each kept once."""
 
@@ -192,7 +215,7 @@ class FrozenTensors:
                     continue  # they have to see what is written here, and the other way round
                 try:
                     shared = self._shared(tensor.detach())
-                except RuntimeError:  # PyTorch does not own its memory, as of a mapped file
+                except RuntimeError:  # PyTorch does not own its memory
                     continue
                 first[id(tensor)] = shared
                 if not shared.is_in(tensor):
@@ -229,7 +252,7 @@ class FrozenTensors:
         for each in known:
             if each.equals(tensor):
                 return each
-        if as_alias and not tensor.untyped_storage().resizable():
+        if not tensor.untyped_storage().resizable():
             tensor = tensor.clone()  # its memory is an array's, or a file's
         kept = _KEPT.get(address(tensor))
         if kept is None or as_alias or not kept.is_in(tensor):
@@ -475,8 +498,8 @@ def bytes_of(tensor: torch.Tensor) -> Iterator[memoryview]:
 def has_views(tensor: torch.Tensor) -> bool:
     """Return whether other tensors or arrays, wherever they are, may have the same memory."""
     storage = tensor.untyped_storage()
-    if not storage.resizable():  # an array gave it the memory, or was given it
-        return True
+    if not storage.resizable() and not _is_in_saved_file(tensor):
+        return True  # an array gave it the memory, or was given it
     # the tensor holds it, and so does the variable here
     return bool(torch._C._storage_Use_Count(storage._cdata) > 2)
 

@@ -335,9 +335,9 @@ def test_something_else_can_stand_for_the_attributes_of_an_object():
     assert "wrapping" in functions(found)
 
 
-def test_places_that_are_not_followed():
+def test_places_at_which_other_values_are_followed():
     task = Digits(threshold=decorated)
-    found = reach([task], follow=lambda place: place.key != "threshold")
+    found = reach([task], values_at=lambda p: () if p.key == "threshold" else (p.get(),))
     assert "Digits.threshold" in places(found)
     assert "decorated" not in functions(found)
 

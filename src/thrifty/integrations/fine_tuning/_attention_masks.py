@@ -100,13 +100,29 @@ def masks_of(base: torch.nn.Module, *, kind: str, is_packed: bool) -> Masks:
 
 
 def hold(model: torch.nn.Module, masks: Masks, *, kind: str, is_packed: bool) -> None:
-    """Let a model hold the masks that it takes; copies of it hold them, too."""
+    """Let a model hold the masks that it takes; copies of it hold them, too.
+
+    It also stops to look for padding in tokens that come without a mask, which reads their values,
+    so that trials could not be packed. Padding is checked when the data are.
+    """
     setattr(model, HELD_AS, (kind, is_packed, masks))
+    for module in model.modules():
+        if hasattr(module, _LOOKS_FOR_PADDING):
+            vars(module)[_LOOKS_FOR_PADDING] = _looks_for_nothing
 
 
 def let_go(model: torch.nn.Module) -> None:
     """Take back what ``hold`` does."""
-    model.__dict__.pop(HELD_AS, None)
+    vars(model).pop(HELD_AS, None)
+    for module in model.modules():
+        vars(module).pop(_LOOKS_FOR_PADDING, None)
+
+
+_LOOKS_FOR_PADDING = "warn_if_padding_and_no_attention_mask"
+
+
+def _looks_for_nothing(*args: Any, **options: Any) -> None:
+    """Stand in for the method of transformers' models that warns of padding without a mask."""
 
 
 def held(model: torch.nn.Module, *, kind: str, is_packed: bool) -> Masks:

@@ -30,11 +30,16 @@ def in_single(logits: torch.Tensor) -> torch.Tensor:
 
 
 def loss_of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of the tokens that count."""
+    """Return the mean cross-entropy of the tokens that count; 0 if none does.
+
+    Then a step changes weights as with the loss of plain PyTorch, which is 0 / 0 with gradients of
+    zero.
+    """
     wanted = labels[:, 1:].reshape(-1).long()
-    return F.cross_entropy(
+    loss = F.cross_entropy(
         in_single(logits)[:, :-1].reshape(-1, logits.shape[-1]), wanted, ignore_index=IGNORED
     )
+    return torch.where((wanted != IGNORED).any(), loss, 0.0)
 
 
 def loss_of_sequences(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

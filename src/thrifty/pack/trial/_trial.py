@@ -70,7 +70,7 @@ from thrifty.pack.task._task import (
     own_task,
 )
 from thrifty.pack.task._trial_stream import TrialStream
-from thrifty.pack.trial._update import MetricSums, as_number, check_metrics, has_weights, weight_of
+from thrifty.pack.trial._update import MetricSums, as_number, check_metrics, weight_of
 from thrifty.pack.verify import Watch
 
 from ._saved_model import load_model, plain_state
@@ -554,7 +554,7 @@ class TaskTrial:
 
         Its mean loss is 0 / 0. Only batches of data in memory are looked at.
         """
-        if self.source.arrays is None or not has_weights(self.task):
+        if self.source.arrays is None:
             return 0
         with suppress(Exception):  # the code of the user; what is raised is about the loss
             for number, batch in enumerate(self.batches(self.plan), start=1):

@@ -174,11 +174,8 @@ class Update:
         parts = split_batch(batch, part_size, task=self._name)
         weights = [self._weight(part, num) for part, num in parts]
         whole = sum(weights)
-        if not whole > 0:
-            raise TaskError(
-                f"{self._name}.loss_weight gives all parts of a batch together a weight of "
-                f"{whole!r}; it must be positive"
-            )
+        if not whole:  # nothing counts: the loss of such a batch is what the task makes of it
+            weights, whole = [1.0] * len(parts), float(len(parts))
         total = torch.zeros((), device=self._device)
         for (part, _), weight in zip(parts, weights, strict=True):
             if weight:  # a mean over nothing is not a number
