@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from copy import deepcopy
 from dataclasses import replace
@@ -1537,3 +1538,81 @@ def test_a_base_whose_files_change_while_a_study_runs_is_refused(tmp_path):
     again.run(progress=False)
     alone_.run(progress=False)
     assert [t.value for t in again.trials] == pytest.approx([t.value for t in alone_.trials])
+
+
+# -- bases and data that do not fit ----------------------------------------------------------------
+
+
+class Evil:
+    """What runs code when it is read from a pickle."""
+
+    def __reduce__(self):
+        return print, ("evil ran",)
+
+
+def damaged(folder, how):
+    match how:
+        case "configuration":
+            (folder / "config.json").write_text("{ no json")
+        case "truncated":
+            weights = folder / "model.safetensors"
+            weights.write_bytes(weights.read_bytes()[:200])
+        case "no weights":
+            (folder / "model.safetensors").unlink()
+        case "sizes":
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 32}))
+        case "code":
+            (folder / "model.safetensors").unlink()
+            torch.save({"model.embed_tokens.weight": Evil()}, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("configuration", "OSError"),
+        ("truncated", "SafetensorError"),
+        ("no weights", "OSError"),
+        ("sizes", "RuntimeError"),
+        ("code", "holds more than weights, and may run code"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_named(how, said, tmp_path, capfd):
+    LlamaForCausalLM(SMALL).save_pretrained(tmp_path)
+    task = th.FineTune(str(tmp_path), adapter=LORA, data=sentences, optimizer=th.AdamW(lr="lr"))
+    damaged(tmp_path, how)
+    with pytest.raises(TaskError, match=rf"{tmp_path}.* cannot be read \(.*{said}"):
+        task.model(HyperParameters({"rank": 2, "alpha": 4}))
+    assert "evil ran" not in capfd.readouterr().out
+
+
+def test_tokens_and_rows_beyond_the_model_are_named():
+    task = llama()
+    model = task.model(HyperParameters({"rank": 2, "alpha": 4}))
+    ids = tokens(2, 0)
+    ids[1, 3] = VOCABULARY + 4
+    said = rf"to {VOCABULARY + 4} \(the model has {VOCABULARY} tokens\) or rows of 8 tokens"
+    with pytest.raises(TaskError, match=said):
+        task.loss(model, (ids,))
+
+
+# -- models that look for padding ------------------------------------------------------------------
+
+
+def test_a_padding_token_in_a_configuration_does_not_keep_trials_apart():
+    """GPT-2 looks for it in each batch, and reads values for that."""
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=32, pad_token_id=0
+    )
+    adapter = th.LoRA(r="rank", alpha="alpha", targets=("c_attn",))
+    task = llama(base=config, adapter=adapter)
+    of = trials({"rank": 2}, {"rank": 2})
+    backend = FusedBackend(task, device=here(), block=BlockOptions(size=8))
+    for slot, trial in enumerate(of):
+        backend.put(slot, trial.member)
+    assert len(set(backend.blocks.home.values())) == 1
+    found = together(FusedBackend(task, device=here(), block=BlockOptions(size=8)), of)
+    assert_same(found, alone(task, of), tolerance=1e-10)
+    model = task.model(HyperParameters({"rank": 2, "alpha": 4}))
+    task.__thrifty_finished__(model)
+    assert not [m for m in model.modules() if any("warn_if" in key for key in vars(m))]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
@@ -802,3 +804,48 @@ def test_bytes_are_those_of_the_values_wherever_they_are():
         assert b"".join(bytes_of(tensor)) == wanted
     assert is_shared(model[0].weight)
     assert not has_views(model[1].weight)
+
+
+class Loaded(Headed):
+    """Its weights lie in a mapped file, as those of ``from_pretrained`` do."""
+
+    def __init__(self, file, *, aside=False) -> None:
+        self.file, self.aside = file, aside
+
+    def network(self, hp):
+        model = Net()
+        model.load_state_dict(load_file(self.file), assign=True)
+        model.trunk.requires_grad_(False)
+        if self.aside:
+            object.__setattr__(model, "aside", model.trunk[0].weight.detach())
+        return model
+
+
+@pytest.fixture
+def saved(tmp_path):
+    file = tmp_path / "model.safetensors"
+    save_file(Net().double().state_dict(), file)
+    return file
+
+
+@needs_sharing
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells of mappings")
+def test_tensors_of_a_mapped_file_are_shared_and_left_out_of_checkpoints(saved):
+    task = Loaded(saved)
+    of = [Trial(config={"lr": 0.05 * (k + 1)}, seed=k) for k in range(2)]
+    backend = FusedBackend(task, device=here(), block=BlockOptions(size=2))
+    for slot, trial in enumerate(of):
+        backend.put(slot, trial.member)
+    one, other = (backend.trial(slot) for slot in range(2))
+    assert set(one.frozen) == {name for name, _ in Net().named_parameters() if "trunk" in name}
+    assert all(one.frozen[name] is other.frozen[name] for name in one.frozen)
+    saved.write_bytes(b"other content")  # what is shared is no part of the file any more
+    assert torch.equal(one.model.trunk[0].weight, Net().double().trunk[0].weight)
+
+
+@needs_sharing
+def test_a_tensor_of_a_mapped_file_that_something_else_has_is_left_alone(saved):
+    model = Loaded(saved, aside=True).network({})
+    shared = FrozenTensors().adopt(model)
+    assert "trunk.0.weight" not in shared
+    assert "trunk.3.weight" in shared

@@ -1253,3 +1253,14 @@ class Beginning(Toy):
 def test_an_error_of_a_restored_trial_only_is_a_difference():
     with pytest.raises(StateError, match="only one of them raises ValueError: it has not begun"):
         check_next_epoch(Beginning(), lr=0.5)
+
+
+class Traced(Toy):
+    """A model of torch.fx, whose nodes make attributes when they are read."""
+
+    def network(self, hp):
+        return torch.fx.symbolic_trace(super().network(hp))
+
+
+def test_a_model_of_torch_fx_is_read():
+    run_check(Traced())

@@ -204,3 +204,61 @@ def test_groups_in_a_study(tmp_path, pack):
             Grouped(), Timeline(trial.config, epochs=6), seed=study.seed, epochs=6
         )
         assert trial.value == pytest.approx(alone[-1]["mse"], rel=1e-4)
+
+
+# -- options that go off and on again --------------------------------------------------------------
+
+
+class Momentum(LineTask):
+    optimizer = th.RMSprop(lr="lr", momentum="momentum")
+
+
+class Centered(LineTask):
+    def optimizer(self, hp):
+        return th.RMSprop(lr=hp.lr, centered=hp.on)
+
+
+class Largest(LineTask):
+    def optimizer(self, hp):
+        return th.Adam(lr=hp.lr, amsgrad=hp.on)
+
+
+OFF_AND_ON = {
+    "momentum of RMSprop": (Momentum, {"momentum": MultiStep([0.9, 0.0, 0.9], milestones=[2, 3])}),
+    "centred RMSprop": (Centered, {"on": MultiStep([True, False, True], milestones=[2, 3])}),
+    "AMSGrad": (Largest, {"on": MultiStep([True, False, True], milestones=[2, 3])}),
+}
+
+
+@pytest.mark.parametrize("name", OFF_AND_ON)
+def test_what_an_optimizer_has_made_stays_when_its_options_change(name, tmp_path):
+    """torch keeps a buffer that its options do not need, and goes on from it later."""
+    task, values = OFF_AND_ON[name]
+    curves = []
+    for pack in ("solo", "fused"):
+        study = make_study(
+            tmp_path / pack,
+            task=task(),
+            space=Space(lr=Choice([0.02, 0.01]), **values),
+            algorithm=GridSearch(max_epochs=5),
+        )
+        study.run(progress=False, executor=Local(pack=pack))
+        assert [trial.state for trial in study.trials] == ["done"] * 2
+        curves.append([trial.curve for trial in study.trials])
+    assert curves[1] == [pytest.approx(curve, rel=1e-4) for curve in curves[0]]
+
+
+def test_momentum_that_begins_later_fails_as_it_does_alone(tmp_path):
+    """torch's RMSprop makes its buffer at the first step only."""
+    errors = []
+    for pack in ("solo", "fused"):
+        study = make_study(
+            tmp_path / pack,
+            task=Momentum(),
+            space=Space(lr=Choice([0.02, 0.01]), momentum=MultiStep([0.0, 0.9], milestones=[2])),
+            algorithm=GridSearch(max_epochs=4),
+        )
+        study.run(progress=False, executor=Local(pack=pack))
+        errors.append([trial.error.splitlines()[-1] for trial in study.trials])
+    assert errors[0] == errors[1]
+    assert "momentum_buffer" in errors[0][0]

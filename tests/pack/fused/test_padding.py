@@ -284,3 +284,26 @@ class Images(Toy):
 def test_channels():
     assert num_blocks(Images(), widths(*WIDTHS)) == 1
     check(Images(), widths(*WIDTHS))
+
+
+class Spare(nn.Module):
+    """A layer with a parameter that no step trains."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, width), nn.Linear(width, 1)
+        self.spare = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.last(self.first(x).tanh())
+
+
+class Sparing(Wide):
+    def network(self, hp):
+        return Spare(hp.width)
+
+
+def test_tensors_that_no_step_trains_are_not_padded():
+    trials = widths(16, 12, 16)
+    check(Sparing(), trials)
+    assert num_blocks(Sparing(), trials) == 2

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +15,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from thrifty.core import TaskError, require
+from thrifty.core import TaskError, ThriftyError, error_text, require
 from thrifty.integrations._model_copies import is_copyable
+from thrifty.pack._backend import out_of_memory
 from thrifty.pack._frozen import CAN_SHARE, FrozenTensor, has_views, is_shared, keep
 from thrifty.pack.fused._activations import free_memory
 
@@ -82,7 +85,10 @@ class Base:
     @property
     def quantizer(self) -> str:
         """The library that has quantised the base in a folder; empty for any other base."""
-        return quantizer_of(self._folder) if self._folder else ""
+        if not self._folder:
+            return ""
+        with self._reading():
+            return quantizer_of(self._folder)
 
     @property
     def may_be_half(self) -> bool:
@@ -91,9 +97,7 @@ class Base:
             return True
         config = self._source
         if self._folder:
-            config = transformers_library().AutoConfig.from_pretrained(
-                self._folder, local_files_only=True
-            )
+            config = self._configuration()
         said = config.to_dict()
         dtype = str(said.get("dtype") or said.get("torch_dtype"))
         return dtype.removeprefix("torch.") in ("float16", "bfloat16")
@@ -150,9 +154,7 @@ class Base:
         if not self._folder:
             with torch.device("meta"):
                 return self._by_configuration(head), ()
-        config = transformers_library().AutoConfig.from_pretrained(
-            self._folder, local_files_only=True, **head.options
-        )
+        config = self._configuration(**head.options)
         # quantised weights have other names, and may load onto some devices only
         if head.kind == "classification" and not self.quantizer:
             return self._loaded(head, device_map="meta")
@@ -176,10 +178,35 @@ class Base:
             return loaded, missing
 
     def _loaded(self, head: Head, **options: Any) -> Made:
-        loaded, found = head.auto.from_pretrained(
-            self._source, local_files_only=True, output_loading_info=True, **head.options, **options
-        )
+        options |= {"local_files_only": True, "output_loading_info": True}
+        with self._reading():
+            loaded, found = head.auto.from_pretrained(self._source, **head.options, **options)
         return loaded, found["missing_keys"]
+
+    def _configuration(self, **options: Any) -> Any:
+        load = transformers_library().AutoConfig.from_pretrained
+        with self._reading():
+            return load(self._folder, local_files_only=True, **options)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Say which folder it is that cannot be read.
+
+        Raises:
+            TaskError: The folder cannot be read.
+        """
+        try:
+            yield
+        except Exception as error:
+            if out_of_memory(error) or isinstance(error, ThriftyError):
+                raise
+            said = error_text(error).split("\n")[0]
+            if isinstance(error, pickle.UnpicklingError):  # torch advises to read it all the same
+                said = "its file holds more than weights, and may run code when it is read"
+            raise TaskError(
+                f"FineTune: the model in {str(self._source)!r} cannot be read ({said}); write it "
+                "there again with save_pretrained, or give another folder"
+            ) from error
 
     def _by_configuration(self, head: Head) -> Any:
         config: Any = deepcopy(self._source)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from thrifty.core import TaskError, require
+from thrifty.core import TaskError, error_text, require
 from thrifty.integrations._adapters import check_class, set_by_class
 from thrifty.pack import HyperParameters, Task, TaskIdentity
 from thrifty.pack._quantized import settled
@@ -37,6 +37,7 @@ from ._token_losses import (
     check_classes,
     check_classes_of,
     check_num_labels,
+    described_tokens,
     is_even,
     loss_of_sequences,
     loss_of_tokens,
@@ -371,6 +372,22 @@ class FineTune(Task):
         mask: torch.Tensor | None,
         *,
         labels: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        try:
+            return self._outputs(model, ids, mask, labels=labels)
+        except IndexError as error:
+            raise TaskError(
+                f"FineTune: {type(model).__name__} failed with {error_text(error)}, probably for "
+                f"{described_tokens(model, ids)}"
+            ) from error
+
+    def _outputs(
+        self,
+        model: torch.nn.Module,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        *,
+        labels: torch.Tensor | None,
     ) -> torch.Tensor:
         masks = held(model, kind=self.kind, is_packed=self._is_packed)
         if self._is_packed:

@@ -101,6 +101,17 @@ def check_classes(labels: torch.Tensor, *, num_labels: int) -> None:
         )
 
 
+def described_tokens(model: Any, ids: torch.Tensor) -> str:
+    """Return what an index may be out of range for: numbers of tokens, or lengths of rows."""
+    table = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    numbers = f"from {int(ids.min())} to {int(ids.max())} " if can_be_read(ids) else ""
+    return (
+        f"tokens with numbers {numbers}(the model has {table} tokens) or rows of {ids.shape[-1]} "
+        f"tokens (the model has {longest} positions); give data that fit the model"
+    )
+
+
 def can_be_read(values: torch.Tensor) -> bool:
     """Return whether values may be read: not while a program is recorded."""
     modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
