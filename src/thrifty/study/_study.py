@@ -568,7 +568,7 @@ class Study(PlotMixin, EnqueueMixin, SteeringMixin, ExtensionMixin, AskingMixin)
         dry_run_error: str,
         **options: Any,
     ) -> None:
-        """Train all that is due, and go on as long as a longer ``max_epochs`` is asked for.
+        """Train what is left, and continue while a longer ``max_epochs`` is requested.
 
         Args:
             repository: The study's records.
