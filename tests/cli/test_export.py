@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.cli.test_cli import thrifty
-from thrifty.cli._outputs import _finite
+from thrifty.cli._export import _finite
 from thrifty.core import MissingExtraError, UsageError
 from thrifty.store._reports import columns, frame
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_cli import thrifty
-from thrifty.cli._outputs import KINDS
+from thrifty.cli._plots import KINDS
 
 
 pytestmark = pytest.mark.slow

@@ -29,7 +29,7 @@ from transformers import (
 import thrifty as th
 from tests.devices import here
 from tests.pack._drive import Trial, alone, assert_same, together
-from thrifty.cli._outputs import _write_adapter
+from thrifty.cli._export import _write_adapter
 from thrifty.core import TaskError, derive_seed, step_seed
 from thrifty.integrations.fine_tuning._lora import trained_whole
 from thrifty.integrations.fine_tuning._token_losses import accuracy_of_tokens, loss_of_tokens

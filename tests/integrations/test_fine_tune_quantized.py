@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, 
 import thrifty as th
 from tests.integrations._drive import assert_a_resumed_trial_is_the_same
 from tests.pack._drive import Trial, alone, assert_same, together
-from thrifty.cli._outputs import _write_adapter
+from thrifty.cli._export import _write_adapter
 from thrifty.core import MissingExtraError, TaskError
 from thrifty.integrations import HuggingFaceTrainable, LightningTrainable
 from thrifty.integrations.fine_tuning import _fine_tune

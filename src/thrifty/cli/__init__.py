@@ -89,13 +89,13 @@ COMMANDS = {
     "explain": _Command(
         "_status", "Explain why studies NAME and OTHER do or do not share training."
     ),
-    "importance": _Command("_outputs", "Show which hyper-parameters of study NAME matter."),
-    "plot": _Command("_outputs", "Draw a plot of study NAME."),
+    "importance": _Command("_plots", "Show which hyper-parameters of study NAME matter."),
+    "plot": _Command("_plots", "Draw a plot of study NAME."),
     "resume": _Command(
         "_train", "Resume study NAME, from the file that defined it, or where it is paused."
     ),
     "export": _Command(
-        "_outputs", "Export study NAME: trials as a table, the study for Optuna, or an adapter."
+        "_export", "Export study NAME: trials as a table, the study for Optuna, or an adapter."
     ),
     "rent": _Command("_rent", "Show which machines to rent for the study or the task in FILE."),
     "catalogue": _Command(
