@@ -17,7 +17,7 @@ from thrifty.cli import _app
 from thrifty.cli._status import _worker_lines
 from thrifty.run._alone import device_use
 from thrifty.store import Store
-from thrifty.store._reports import worker_use
+from thrifty.store._epoch_times import worker_use
 from thrifty.testing import LineTask
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from thrifty.space import Constant, Cosine, MultiStep, Step, Timeline, config_to_json
-from thrifty.store._reports import busy
+from thrifty.store._epoch_times import busy
 from thrifty.web.views._charts import lanes, shares
 from thrifty.web.views._layouts import Column, columns, flatten, texts
 from thrifty.web.views._models import finite

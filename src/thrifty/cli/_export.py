@@ -22,13 +22,8 @@ from thrifty.integrations import FineTune, export_optuna
 from thrifty.pack import task_identity
 from thrifty.space import config_to_json
 from thrifty.store import Store, StudyInfo, TrialRecord, frame
-from thrifty.store._reports import (
-    attribute_text,
-    counted,
-    no_such_trial,
-    standard_deviation,
-    stored_unit,
-)
+from thrifty.store._epoch_times import attribute_text, counted, standard_deviation, stored_unit
+from thrifty.store._reports import no_such_trial
 from thrifty.study import Study
 
 from ._options import complete_study, json_option, print_document, say, storage_option, trust_option

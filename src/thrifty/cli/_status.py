@@ -31,16 +31,9 @@ from thrifty.core import Artifact, ThriftyError, UsageError, plain_text
 from thrifty.core._files import replacing
 from thrifty.core._trial_log import check_artifact_name
 from thrifty.store import FailureGroup, Store, StudySummary, redact_url
+from thrifty.store._epoch_times import attribute_text, interval, standard_deviation, stored_unit
 from thrifty.store._plan_files import ArtifactFiles
-from thrifty.store._reports import (
-    attribute_text,
-    failure_lines,
-    interval,
-    no_such_trial,
-    standard_deviation,
-    stored_unit,
-    trials_by_state,
-)
+from thrifty.store._reports import failure_lines, no_such_trial, trials_by_state
 
 from ._options import complete_study, json_option, print_document, say, storage_option
 

@@ -19,6 +19,7 @@ from . import _schema as schema
 from ._acts import write_act, write_applied
 from ._coordination import check_exists, lock_plan, standing
 from ._engine import consistent_read, fetch, user_errors
+from ._epoch_times import WorkerUse, last_attributes, path_to, stored_unit, worker_use
 from ._plans import news_of, threads_of
 from ._records import (
     ActApplied,
@@ -35,7 +36,6 @@ from ._records import (
     nodes_of_replicas,
     records_of,
 )
-from ._reports import WorkerUse, last_attributes, path_to, stored_unit, worker_use
 from ._writer import write
 
 

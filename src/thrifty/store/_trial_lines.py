@@ -18,8 +18,8 @@ from thrifty.core._trial_log import left_out, line_from_json
 
 from . import _schema as schema
 from ._engine import consistent_read, user_errors
+from ._epoch_times import path_to
 from ._records import LinesLogged, StudyInfo
-from ._reports import path_to
 from ._writer import keep_last
 
 

@@ -43,8 +43,8 @@ from thrifty.store import (
     TrialReported,
     TrialStopped,
 )
+from thrifty.store._epoch_times import EpochTimes, last_attributes, mean_curve, standard_errors
 from thrifty.store._records import LinesLogged
-from thrifty.store._reports import EpochTimes, last_attributes, mean_curve, standard_errors
 
 from ._goals import Goals
 from ._trial_events import FailureLog, TrialAdvanced, TrialBegan, TrialEnded, TrialEvent

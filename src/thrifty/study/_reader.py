@@ -15,7 +15,8 @@ from thrifty.space import Config, Timeline, TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store import Store, StudyInfo, redact_url
 from thrifty.store._address import read_address
-from thrifty.store._reports import mean_curve, trials_text
+from thrifty.store._epoch_times import mean_curve
+from thrifty.store._reports import trials_text
 
 from ._goals import Goals
 from ._ledger import Ledger

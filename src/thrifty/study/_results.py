@@ -22,14 +22,14 @@ from thrifty.search._scores import certainty
 from thrifty.space import TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store import failure_groups, nondominated
-from thrifty.store._reports import (
+from thrifty.store._epoch_times import (
     EpochTimes,
     attribute_text,
-    failure_lines,
     interval,
     mean_curve,
     standard_deviation,
 )
+from thrifty.store._reports import failure_lines
 
 from ._goals import Goals
 from ._ledger import Ledger, is_done

@@ -18,8 +18,9 @@ from thrifty.store._acts import Act
 from thrifty.store._address import redact_url
 from thrifty.store._coordination import standing
 from thrifty.store._engine import fetch, forbid_writing, open_engine, user_errors
+from thrifty.store._epoch_times import AttributesByNode, last_attributes, path_to
 from thrifty.store._records import artifacts_by_name, attributes_of, records_of
-from thrifty.store._reports import AttributesByNode, last_attributes, path_to, shown_state
+from thrifty.store._reports import shown_state
 from thrifty.store._trash import Deleted, Trash
 from thrifty.store._trial_lines import TrialLine, lines_along
 

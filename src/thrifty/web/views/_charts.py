@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from thrifty.core import plain_text
 from thrifty.store import StudyView, Views, nondominated
+from thrifty.store._epoch_times import worker_use
 from thrifty.store._records import nodes_of_replicas
-from thrifty.store._reports import worker_use
 
 from . import _models as models
 from ._layouts import Column, StageForest, columns, stage_forest

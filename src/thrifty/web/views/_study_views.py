@@ -10,17 +10,15 @@ from typing import Any
 from thrifty.core import ThriftyError, plain_text
 from thrifty.space import Schedule, Timeline, config_from_json
 from thrifty.store import Order, StudyView, TrialFilter, Views
-from thrifty.store._records import nodes_of_replicas
-from thrifty.store._reports import (
+from thrifty.store._epoch_times import (
     attribute_text,
     interval,
-    num_stopped_in_training,
     path_to,
-    shown_state,
     standard_deviation,
     stored_unit,
-    trials_by_state,
 )
+from thrifty.store._records import nodes_of_replicas
+from thrifty.store._reports import num_stopped_in_training, shown_state, trials_by_state
 from thrifty.store._trial_lines import last_epoch
 from thrifty.store.queries._study_queries import Paths
 
