@@ -43,8 +43,8 @@ class SavedEpochs:
         self.ledger: Any = None
 
     def on_event(self, event) -> None:
-        self.seen.append(self.ledger.saved_epochs)
-        self.gross.append(self.seen[-1] + sum(num for num, _ in self.ledger.again.values()))
+        self.seen.append(self.ledger.epochs.num_saved)
+        self.gross.append(self.seen[-1] + sum(num for num, _ in self.ledger.epochs.again.values()))
 
 
 @pytest.mark.parametrize("seeds", [1, 2])

@@ -133,4 +133,4 @@ def test_studies_that_train_for_longer_or_shorter_share_what_is_the_same(tmp_pat
             )
             assert trial.curve == tuple(m["mse"] for m in metrics)
     # All of it was requested before.
-    assert study._current_ledger().epochs_trained == 0
+    assert study._current_ledger().epochs.num_trained == 0

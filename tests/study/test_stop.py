@@ -55,7 +55,7 @@ def test_a_pack_trains_hardly_more(tmp_path, pack):
     study = make_study(tmp_path, space=Space(lr=rates), algorithm=GridSearch(max_epochs=6))
     executor = Local(pack=pack, pack_size=16, threads=1)
     study.run(progress=False, stop=StopWhen(epochs=40), executor=executor)
-    assert 40 <= study._current_ledger().epochs_trained <= 40 + 5 + 16
+    assert 40 <= study._current_ledger().epochs.num_trained <= 40 + 5 + 16
     assert sum(trial.epochs == 6 for trial in study.trials) >= 5
     study.run(progress=False, executor=executor)
     assert study.savings.unique_epochs == 24 * 6
@@ -65,8 +65,8 @@ def test_what_another_study_trained_is_not_this_ones(tmp_path):
     trained(make_study(tmp_path, name="other"), stop=StopWhen(epochs=20))
     study = make_study(tmp_path)
     assert trained(study, stop=StopWhen(epochs=6)) == 6
-    assert study._current_ledger().epochs_trained == 6
-    assert make_study(tmp_path)._current_ledger().epochs_trained == 6
+    assert study._current_ledger().epochs.num_trained == 6
+    assert make_study(tmp_path)._current_ledger().epochs.num_trained == 6
 
 
 class Minute:

@@ -291,7 +291,7 @@ def forest_of(ledger: Ledger | MadeUpRun) -> list[ForestStage]:
 
 def mean_epoch_s(ledger: Ledger) -> float | None:
     """Return the mean time of an epoch, or None if no epoch was timed."""
-    spent = [each.seconds for each in ledger.times.values()]
+    spent = [each.seconds for each in ledger.epochs.times.values()]
     return sum(spent) / len(spent) if spent else None
 
 

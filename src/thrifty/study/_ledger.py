@@ -30,7 +30,6 @@ from thrifty.store import (
     Changes,
     CheckpointAdded,
     CheckpointRemoved,
-    EpochAgain,
     EpochRecord,
     NodeRecord,
     PlanRecords,
@@ -43,10 +42,11 @@ from thrifty.store import (
     TrialReported,
     TrialStopped,
 )
-from thrifty.store._epoch_times import EpochTimes, last_attributes, mean_curve, standard_errors
+from thrifty.store._epoch_times import last_attributes, mean_curve, standard_errors
 from thrifty.store._records import LinesLogged
 
 from ._goals import Goals
+from ._trained_epochs import TrainedEpochs
 from ._trial_events import FailureLog, TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 
 
@@ -65,9 +65,6 @@ class Ledger:
     """How much of what trials log is kept; see ``Storage.log_bytes``."""
     first_length: int | None = None
     """The shortest ``max_epochs`` that the study had before it was made longer."""
-
-    _saved_epochs = 0
-    """Epochs that trials have reported and that were not trained for them."""
 
     def __init__(
         self,
@@ -91,18 +88,8 @@ class Ledger:
         """The nodes that the timelines of each trial's replicas end on, by trial number."""
         self.errors: dict[int, tuple[str, str, str]] = {}
         """Kind, message and traceback of failed trials."""
-        self.times: dict[tuple[int, int], EpochTimes] = {}
-        """The times of each ``(node, epoch)``."""
-        self.origins: dict[tuple[int, int], int | None] = {}
-        """The study that trained each ``(node, epoch)`` that the store had before this run."""
-        # Each ``(node, epoch)`` that was not trained: its kept state was evaluated again.
-        self.evaluated: set[tuple[int, int]] = set()
-        self.again: dict[tuple[int, int], tuple[int, EpochTimes]] = {}
-        """How often each ``(node, epoch)`` was trained again, and the time that took."""
-        # The user attributes of epochs in which some were set, by node and epoch.
-        self.attributes: dict[int, dict[int, Mapping[str, Any]]] = {}
-        # The artifacts of epochs in which some were logged, in the same form, by name.
-        self.artifacts: dict[int, dict[int, Mapping[str, Artifact]]] = {}
+        self.epochs = TrainedEpochs(study_id=study_id, plan_id=plan_id)
+        """The known epochs of the plan."""
         self.kept_bytes = 0
         self.touched: set[int] = set()
         """Nodes with checkpoints that may have become superseded since the last check."""
@@ -113,8 +100,6 @@ class Ledger:
         self._ranked: list[tuple[float, int, int]] = []
         self.trial_epochs = 0
         """Epochs that the trials have reached, each trial counted separately."""
-        self.epochs_trained = 0
-        """Epochs that were trained for this study in all of its runs, each counted once."""
         self._clock = clock
         self.study_id, self.plan_id = study_id, plan_id
         # CPU threads with which each worker trains the plan, if fixed.
@@ -126,8 +111,6 @@ class Ledger:
         self._num_nodes_recorded = 0
         self._stage_began: dict[tuple[int, int], tuple[float, float]] = {}
         """When each stage began, as a date and on a monotonic clock."""
-        self._passed: dict[int, int] = {}
-        """The farthest epoch that a trial of this study has reached on each node."""
 
     # -- decisions --------------------------------------------------------------------
 
@@ -240,11 +223,13 @@ class Ledger:
 
     def user_attrs(self, number: int) -> dict[str, Any]:
         """Return the user attributes of a trial's first replica, up to the epoch it has reached."""
-        return last_attributes(self._path(number), self.attributes) if self.attributes else {}
+        found = self.epochs.attributes
+        return last_attributes(self._path(number), found) if found else {}
 
     def artifacts_of(self, number: int) -> dict[str, Artifact]:
         """Return the artifacts of a trial's first replica by name, as ``user_attrs`` does."""
-        return last_attributes(self._path(number), self.artifacts) if self.artifacts else {}
+        found = self.epochs.artifacts
+        return last_attributes(self._path(number), found) if found else {}
 
     def _path(self, number: int) -> list[tuple[int, int]]:
         """Return the nodes on the way to a trial's first replica, each with its last epoch."""
@@ -255,13 +240,6 @@ class Ledger:
             path.append((node.id, epoch))
             epoch, node = node.start, node.parent
         return path[::-1]
-
-    def _note_attributes(self, epoch: EpochDone | EpochRecord) -> None:
-        if epoch.attributes:
-            self.attributes.setdefault(epoch.node, {})[epoch.epoch] = epoch.attributes
-        if epoch.artifacts:
-            found = {each.name: each for each in epoch.artifacts}
-            self.artifacts.setdefault(epoch.node, {})[epoch.epoch] = found
 
     def _note_lines(self, event: EpochDone | StageFailed, epoch: int) -> None:
         if event.lines and self.log_bytes:
@@ -329,46 +307,10 @@ class Ledger:
         self.failure_log.say_diverged(self.errors)
 
     def _epoch_done(self, event: EpochDone) -> None:
-        key, times = (event.node, event.epoch), EpochTimes.of(event)
-        if key in self.times:  # a state was lost, so the epochs before it were trained again
-            num, before = self.again.get(key, (0, EpochTimes()))
-            self.again[key] = num + 1, before.plus(times)
-            self.outbox.append(
-                EpochAgain(
-                    plan=self.plan_id,
-                    node=event.node,
-                    epoch=event.epoch,
-                    seconds=event.seconds,
-                    seconds_checks=event.seconds_checks,
-                    seconds_alone=event.seconds_alone,
-                    seconds_alone_low=event.seconds_alone_low,
-                    seconds_alone_high=event.seconds_alone_high,
-                )
-            )
-            return
-        self.epochs_trained += not event.evaluated
-        self._note_evaluated(event)
-        self._note_attributes(event)
-        self._note_lines(event, event.epoch)
-        self.times[key] = times
-        self.outbox.append(
-            EpochRecord(
-                plan=self.plan_id,
-                node=event.node,
-                epoch=event.epoch,
-                metrics=event.metrics,
-                seconds=event.seconds,
-                seconds_checks=event.seconds_checks,
-                seconds_alone=event.seconds_alone,
-                seconds_alone_low=event.seconds_alone_low,
-                seconds_alone_high=event.seconds_alone_high,
-                worker=event.worker,
-                study=self.study_id,
-                evaluated=event.evaluated,
-                attributes=event.attributes,
-                artifacts=event.artifacts,
-            )
-        )
+        record = self.epochs.add(event)
+        if isinstance(record, EpochRecord):
+            self._note_lines(event, event.epoch)
+        self.outbox.append(record)
 
     def _answered(self, answer: Answer) -> None:
         number = answer.trial
@@ -435,42 +377,13 @@ class Ledger:
 
         Return how many of them another trial had passed already.
         """
-        shared = []
-        for last in self.nodes_of[number]:
-            num_known, epoch = 0, self.history[number].reached
-            node: Node | None = self.plan.owner(last, epoch)
-            while node is not None and epoch > before:
-                first = max(before, node.start)
-                passed = self._passed.get(node.id, node.start)
-                num_known += max(0, min(passed, epoch) - first)
-                self._saved_epochs += sum(
-                    self._is_from_elsewhere((node.id, each))
-                    for each in range(max(first, passed) + 1, epoch + 1)
-                )
-                self._passed[node.id] = max(passed, epoch)
-                epoch, node = node.start, node.parent
-            self._saved_epochs += num_known
-            shared.append(num_known)
+        reached = self.history[number].reached
+        shared = [
+            self.epochs.passed(self.plan.owner(last, reached), reached=reached, before=before)
+            for last in self.nodes_of[number]
+        ]
         # Trials that share an epoch share it in all replicas, so the first one stands for all.
         return shared[0]
-
-    def _is_from_elsewhere(self, place: tuple[int, int]) -> bool:
-        """Return whether this study has not trained an epoch: another study, or plan, has."""
-        origin = self.origins.get(place, self.study_id)
-        return origin != self.study_id or place in self.evaluated
-
-    @property
-    def saved_epochs(self) -> int:
-        """The saved epochs as ``Study.savings`` counts them, without reading all trials.
-
-        Only epochs that trials have reported count, so it falls only where one is trained again.
-        """
-        again = sum(
-            num
-            for (node, epoch), (num, _) in self.again.items()
-            if epoch <= self._passed.get(node, 0)
-        )
-        return self._saved_epochs - again
 
     def _reached(self, number: int, epoch: int) -> Sequence[Mapping[str, float]] | None:
         """Record that a trial has reached an epoch.
@@ -584,10 +497,6 @@ class Ledger:
             )
         )
 
-    def _note_evaluated(self, epoch: EpochDone | EpochRecord) -> None:
-        if epoch.evaluated:
-            self.evaluated.add((epoch.node, epoch.epoch))
-
     # -- loading records --------------------------------------------------------------
 
     def load_plan(self, records: PlanRecords) -> None:
@@ -611,18 +520,7 @@ class Ledger:
             made = self.plan.insert(node.timeline)
             assert made == node.node
         self._num_nodes_recorded = len(self.plan.nodes)
-        for epoch in records.epochs:
-            if epoch.again:
-                key = epoch.node, epoch.epoch
-                if epoch.again >= self.again.get(key, (0, None))[0]:
-                    self.again[key] = epoch.again, EpochTimes.of_again(epoch)
-            if (epoch.node, epoch.epoch) in self.times:
-                continue
-            self.epochs_trained += epoch.study == self.study_id and not epoch.evaluated
-            self.origins[epoch.node, epoch.epoch] = epoch.study
-            self._note_evaluated(epoch)
-            self._note_attributes(epoch)
-            self.times[epoch.node, epoch.epoch] = EpochTimes.of(epoch)
+        self.epochs.learn(records.epochs)
         for ref in records.checkpoints:
             self.touched.add(ref.node)
             if not ref.borrowed and ref.epoch not in self.plan.nodes[ref.node].checkpoints:
@@ -678,11 +576,6 @@ class Ledger:
                 self.plan.note(node, one.target)
             if one.state == "running":
                 self._request(number, one.target)
-
-    def count_as_known(self) -> None:
-        """Count what this study's run has trained as known, as if it was read from the store."""
-        for place in self.times.keys() - self.origins.keys():
-            self.origins[place] = self.study_id
 
     def live(self) -> Iterable[tuple[int, int]]:
         """Yield the node and the epoch of each replica of the trials whose training may go on.

@@ -102,7 +102,7 @@ class StopWhen:
 
     def epochs_left(self, ledger: Ledger) -> float:
         """Return how many epochs may still be trained; infinite if they are not limited."""
-        return math.inf if self.epochs is None else self.epochs - ledger.epochs_trained
+        return math.inf if self.epochs is None else self.epochs - ledger.epochs.num_trained
 
     def watch(
         self, ledger: Ledger, clock: Clock, *, began: float | None = None
@@ -118,9 +118,9 @@ class StopWhen:
 
         def reason() -> str:
             best, sign = ledger.best_value, ledger.goals.sign
-            if self.epochs is not None and ledger.epochs_trained >= self.epochs:
-                were = "was" if ledger.unit.count(ledger.epochs_trained) == 1 else "were"
-                return f"{ledger.unit.text(ledger.epochs_trained)} {were} trained"
+            if self.epochs is not None and ledger.epochs.num_trained >= self.epochs:
+                were = "was" if ledger.unit.count(ledger.epochs.num_trained) == 1 else "were"
+                return f"{ledger.unit.text(ledger.epochs.num_trained)} {were} trained"
             if self.seconds is not None and clock.monotonic() - began >= self.seconds:
                 return f"{self.seconds:g} s have passed"
             if self.target is not None and best is not None and sign * (best - self.target) >= 0:

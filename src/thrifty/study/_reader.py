@@ -67,14 +67,14 @@ class Provenance:
                     if place in places:
                         break  # all earlier epochs are counted as well
                     places.add(place)
-        fresh = places - ledger.origins.keys()
-        unreported = ledger.times.keys() - ledger.origins.keys() - places
-        evaluated = len((fresh | unreported) & ledger.evaluated)
+        fresh = places - ledger.epochs.origins.keys()
+        unreported = ledger.epochs.times.keys() - ledger.epochs.origins.keys() - places
+        evaluated = len((fresh | unreported) & ledger.epochs.evaluated)
         return cls(
             trained=len(fresh) + len(unreported) - evaluated,
-            unreported=len(unreported - ledger.evaluated),
+            unreported=len(unreported - ledger.epochs.evaluated),
             evaluated=evaluated,
-            known=Counter(ledger.origins[place] for place in places - fresh),
+            known=Counter(ledger.epochs.origins[place] for place in places - fresh),
             unit=ledger.unit,
         )
 
@@ -260,7 +260,7 @@ class Reader:
         self._is_running = True
         try:
             yield self._ledger
-            self._ledger.count_as_known()
+            self._ledger.epochs.count_as_known()
             if not repository.storage.is_shared:
                 self._mark = store.studies.mark(repository.name)
         finally:

@@ -410,10 +410,10 @@ def savings(ledger: Ledger) -> Savings:
         for passed in ledger.places(number):
             trial_epochs += len(passed)
             for place in passed:
-                times = seen[place] = ledger.times.get(place, EpochTimes())
+                times = seen[place] = ledger.epochs.times.get(place, EpochTimes())
                 alone.append(times.alone)
-    evaluated = len(seen.keys() & ledger.evaluated)
-    again = [ledger.again[key] for key in ledger.again.keys() & seen.keys()]
+    evaluated = len(seen.keys() & ledger.epochs.evaluated)
+    again = [ledger.epochs.again[key] for key in ledger.epochs.again.keys() & seen.keys()]
     retrained = sum(num for num, _ in again)
     spent = [*seen.values(), *(times for _, times in again)]
     return Savings(
@@ -431,12 +431,12 @@ def savings(ledger: Ledger) -> Savings:
         unmeasured_epochs=sum(times.alone is None for times in spent),
         retrained_epochs=retrained,
         unreported_epochs=sum(
-            ledger.origins.get(place, ledger.study_id) == ledger.study_id
-            for place in ledger.times.keys() - seen.keys() - ledger.evaluated
+            ledger.epochs.origins.get(place, ledger.study_id) == ledger.study_id
+            for place in ledger.epochs.times.keys() - seen.keys() - ledger.epochs.evaluated
         ),
         known_epochs=sum(
-            ledger.origins.get(place, ledger.study_id) != ledger.study_id
-            for place in seen.keys() - ledger.evaluated
+            ledger.epochs.origins.get(place, ledger.study_id) != ledger.study_id
+            for place in seen.keys() - ledger.epochs.evaluated
         ),
     )
 

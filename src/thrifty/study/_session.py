@@ -416,7 +416,7 @@ class Progress:
         if not isinstance(event, EpochDone):
             return
         if self._done_before is None:
-            self._done_before = ledger.epochs_trained - 1
+            self._done_before = ledger.epochs.num_trained - 1
         finished = ledger.plan.num_epochs_done >= ledger.plan.num_epochs_needed
         if now - self._drawn >= REDRAW_S or finished:
             self._drawn = now
@@ -429,13 +429,13 @@ class Progress:
     def _draw(self, ledger: Ledger, *, elapsed_s: float, is_last: bool = False) -> None:
         plan, history, unit = ledger.plan, ledger.history, ledger.unit
         # The plan also has what other studies of the task have trained.
-        others = plan.num_epochs_done - ledger.epochs_trained
-        done, needed = ledger.epochs_trained, plan.num_epochs_needed - others
+        others = plan.num_epochs_done - ledger.epochs.num_trained
+        done, needed = ledger.epochs.num_trained, plan.num_epochs_needed - others
         trained = done - (self._done_before or 0)
         left_s = (needed - done) * elapsed_s / max(trained, 1)
         best = "" if ledger.best_value is None else f"  best {self._metric} {ledger.best_value:.4g}"
         failed = f" ({len(ledger.errors)} failed)" if ledger.errors else ""
-        shared = f"{unit.count(ledger.saved_epochs):,} {unit.name} saved"
+        shared = f"{unit.count(ledger.epochs.num_saved):,} {unit.name} saved"
         self._bar.detail = f"{trials_text(len(history))}{failed}{best}  {shared}"
         self._bar.update(
             self._task,
