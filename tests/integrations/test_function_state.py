@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 import types
+from collections import Counter, defaultdict
+from copy import deepcopy
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -137,3 +140,47 @@ def test_tensors_that_training_has_computed_are_kept_without_their_graph():
     assert other["h"].tolist() == [2.0, 2.0]
     assert other["both"][1][0].tolist() == [3.0, 3.0]
     assert not other["h"].requires_grad
+
+
+class Pair(NamedTuple):
+    one: int
+    two: int
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Counter("aab"), defaultdict(int, a=1), Pair(1, 2), np.array(["text"]), np.array([None])],
+    ids=["counter", "default", "named", "texts", "objects"],
+)
+def test_kinds_of_values_that_would_come_back_as_others_are_refused(value):
+    for given in ({"value": value}, {"value": [1, {"deep": value}]}):
+        with pytest.raises(TaskError, match=r"'value' is .*, whose state cannot be kept"):
+            Kept(given)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float16, np.float32, np.bool_])
+def test_numbers_of_numpy_keep_their_type(kind):
+    given = {"number": kind(1), "deep": [kind(0)]}
+    other = {"number": kind(0), "deep": [kind(1)]}
+    Kept(other).load(Kept(given).state())
+    assert (other["number"], other["deep"]) == (1, [0])
+    assert type(other["number"]) is type(other["deep"][0]) is kind
+
+
+def test_an_ordered_dict_of_weights_is_kept():
+    model = torch.nn.Linear(1, 1)
+    best = deepcopy(model.state_dict())
+    kept = Kept({"model": model, "best": best})
+    kept.check()
+    assert Kept({"model": model, "best": None}).load(kept.state()) is None
+
+
+def test_a_value_in_the_memory_of_another_one_is_refused():
+    model = torch.nn.Linear(1, 1)
+    given = {"model": model, "best": None}
+    kept = Kept(given)
+    given["best"] = model.state_dict()
+    with pytest.raises(TaskError, match=r"'best' has a tensor in the memory of 'model'.*clone"):
+        kept.check()
+    given["best"] = {name: each.clone() for name, each in model.state_dict().items()}
+    kept.check()

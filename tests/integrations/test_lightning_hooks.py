@@ -470,3 +470,85 @@ def test_a_callback_that_trains_before_the_first_step_is_refused():
     finder = pl.callbacks.LearningRateFinder(num_training_steps=5)
     with pytest.raises(th.TaskError, match="trains before the first step"):
         train(of_net(Plain, [finder]), fixed, epochs=1)
+
+
+# -- data that a module makes itself ---------------------------------------------------------------
+
+
+class Splitting(Plain):
+    """Splits its data at random when a fit begins, and takes a random half of them to validate."""
+
+    seen: list = []  # noqa: RUF012 -- what all fits of a test have made
+
+    def setup(self, stage):
+        rows = torch.utils.data.TensorDataset(*points())
+        self.parts = torch.utils.data.random_split(rows, [32, 8])
+        type(self).seen.append(("split", sorted(self.parts[1].indices)))
+
+    def train_dataloader(self):
+        few = torch.randperm(32)[:24].tolist()
+        type(self).seen.append(("train", few))
+        chosen = torch.utils.data.Subset(self.parts[0], few)
+        return torch.utils.data.DataLoader(chosen, batch_size=8, shuffle=True)
+
+    def val_dataloader(self):
+        few = torch.randperm(8)[:6].tolist()
+        type(self).seen.append(("valid", few))
+        return torch.utils.data.DataLoader(torch.utils.data.Subset(self.parts[1], few))
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 0:
+            type(self).seen.append(("first batch", batch[0].flatten().tolist()))
+        return super().training_step(batch, batch_idx)
+
+
+def test_hooks_that_make_data_draw_the_same_in_each_epoch():
+    """Else validation data are trained on."""
+    Splitting.seen.clear()
+
+    def make():
+        return LightningTrainable(lambda hp: Splitting(hp.lr))
+
+    assert_a_resumed_trial_is_the_same(make, fixed, epochs=3)
+    for name in ("split", "train", "valid"):
+        found = [draws for what, draws in Splitting.seen if what == name]
+        assert len(found) >= 6
+        assert all(draws == found[0] for draws in found)
+    batches = [rows for what, rows in Splitting.seen if what == "first batch"]
+    assert len({tuple(rows) for rows in batches}) >= 3, "each epoch has an order of its own"
+
+
+class Best(torch.nn.Module):
+    """A state that is neither parameter nor buffer, as those of torchmetrics are."""
+
+    def __init__(self):
+        super().__init__()
+        self.value = float("-inf")
+
+    def get_extra_state(self):
+        return torch.tensor(self.value)
+
+    def set_extra_state(self, state):
+        self.value = float(state)
+
+
+class Resetting(Plain):
+    """Begins anew to look for the best value when training begins."""
+
+    def __init__(self, lr, **options):
+        super().__init__(lr, **options)
+        self.best = Best()
+
+    def on_train_start(self):
+        self.best.value = float("-inf")
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        if not self.trainer.sanity_checking:
+            self.best.value = max(self.best.value, float(self.current_epoch == 1))
+            self.log("best", self.best.value)
+
+
+def test_a_state_that_hooks_at_the_beginning_reset_goes_on_later():
+    metrics, _ = train(of_net(Resetting), fixed, epochs=4)
+    assert [each["best"] for each in metrics] == [0.0, 1.0, 1.0, 1.0]

@@ -625,3 +625,30 @@ def test_a_search_by_a_distribution_is_found_again(tmp_path):
     }
     first, second = (search(**options).fit(X, Y).study_ for _ in range(2))
     assert (first.name, first.trials[0].config) == (second.name, second.trials[0].config)
+
+
+def by_the_first_feature(estimator, X, y):
+    """Weigh by a feature as the user knows it, and read a step."""
+    assert estimator.named_steps["standardscaler"].mean_.shape == (4,)
+    return accuracy_score(y, estimator.predict(X), sample_weight=X[:, 0])
+
+
+def test_a_scorer_of_the_user_s_gets_the_whole_pipeline_and_the_data_as_they_are():
+    pipe = make_pipeline(StandardScaler(), SGD)
+    folds = list(KFold(2, shuffle=True, random_state=0).split(X))
+    params = {"sgdclassifier__alpha": [SGD.alpha]}
+    found = search(pipe, params, scoring=by_the_first_feature, cv=folds).fit(X, Y)
+    train, test = folds[0]
+    head = StandardScaler().fit(X[train])
+    twin = clone(SGD)
+    for _ in range(found.cv_results_["n_epochs"][0]):
+        twin.partial_fit(head.transform(X[train]), Y[train], classes=[0, 1, 2])
+    wanted = accuracy_score(
+        Y[test], twin.predict(head.transform(X[test])), sample_weight=X[test, 0]
+    )
+    assert found.cv_results_["split0_test_score"][0] == pytest.approx(wanted)
+
+
+def test_a_function_that_chooses_is_refused():
+    with pytest.raises(UsageError, match="takes no function for refit"):
+        search(refit=lambda table: 1).fit(X, Y)

@@ -61,7 +61,9 @@ def test_samplers_see_the_trials_of_the_earlier_study(tmp_path):
 def test_what_the_earlier_study_trained_is_not_trained_again(tmp_path):
     earlier(tmp_path)
     study = later(tmp_path)
-    assert trained(study) == study._current_ledger().epochs.num_trained < study.savings.unique_epochs
+    assert (
+        trained(study) == study._current_ledger().epochs.num_trained < study.savings.unique_epochs
+    )
 
 
 def test_a_resumed_study_sees_the_same_whatever_became_of_the_earlier_one(tmp_path):

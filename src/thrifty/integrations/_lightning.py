@@ -245,7 +245,6 @@ class LightningTrainable(KeptTrainable):
         )
         owners = owners_of(trainer.callbacks, module=module)
         self._lost.begin(self._kept, owners)
-        seed_everything(seed)
         fit = OneFit(
             lightning,
             trainer,
@@ -254,6 +253,8 @@ class LightningTrainable(KeptTrainable):
             callback=callback,
             kept=self._kept,
             path=_PLACE,
+            seed=seed,
+            data_seed=derive_seed(self._seed, "lightning"),
         )
         with quiet(lightning):
             kept = fit.run(given)
@@ -292,9 +293,16 @@ class LightningTrainable(KeptTrainable):
             data, module, seed=self._seed, change=partial(_first_batches, run=run, seed=seed)
         )
         fit = OneFit(
-            lightning, trainer, module, memory=memory, callback=callback, kept=kept, path=_PLACE
+            lightning,
+            trainer,
+            module,
+            memory=memory,
+            callback=callback,
+            kept=kept,
+            path=_PLACE,
+            seed=seed,
+            data_seed=derive_seed(self._seed, "lightning"),
         )
-        seed_everything(seed)
         with quiet(lightning):
             run.kept = fit.run(given)
         run.at_end = values_of(step.owners)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from thrifty.core import StateError, TaskError
+from thrifty.pack._state import borrowed_streams, seed_everything
 from thrifty.pack.verify import same
 
 from ._adapters import Options, follow, from_plain, options_of, to_plain
@@ -231,9 +232,11 @@ class OneFit:
         callback: Its callback that counts epochs.
         kept: The state that the last epoch has left; empty for the first fit of a trial.
         path: A placeholder for the path of a checkpoint.
+        seed: Seed of the random draws of training.
+        data_seed: Seed of those of hooks that make data, the same in each epoch of a trial.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- the parts of a fit
         self,
         lightning: Lightning,
         trainer: Any,
@@ -243,7 +246,10 @@ class OneFit:
         callback: Any,
         kept: Mapping[str, Any],
         path: str,
+        seed: int,
+        data_seed: int,
     ) -> None:
+        self._seed, self._data_seed = seed, data_seed
         self._bases = lightning.bases
         self._trainer, self._module, self._memory, self._callback = (
             trainer,
@@ -256,6 +262,8 @@ class OneFit:
         self._has_begun = False
         self._weights: Weights | None = None
         """The weights before the hooks at the beginning; None if no hook may change them."""
+        self._others: dict[str, Any] = {}
+        """The other entries of the module's state then, such as states of metrics."""
         self._held: dict[str, Any] | None = None
         """What is kept before the hooks at the end; None if there are none."""
         self._sums: dict[str, list[int]] = {}
@@ -266,6 +274,10 @@ class OneFit:
             before=self._note_versions,
             after=self._check_versions,
         )
+        if not trainer.reload_dataloaders_every_n_epochs:
+            # as those for training, which are made before
+            loop = trainer.fit_loop.epoch_loop.val_loop
+            _around(loop, "setup_data", before=self._borrow, after=self._give_back)
         _around(trainer.fit_loop, "on_run_start", before=self._begin, after=self._undo_begin)
         _around(trainer.fit_loop, "on_advance_end", after=self._stop)
         _around(trainer.fit_loop, "on_run_end", before=self._save)
@@ -281,6 +293,7 @@ class OneFit:
                 beginning replaces what it has brought back.
             TaskError: Hooks train, or change for how long training goes on.
         """
+        seed_everything(self._data_seed)
         self._trainer.fit(self._module, **given, ckpt_path=self._path if self._kept else None)
         self._trainer.save_checkpoint(self._path)
         now = {"checkpoint": self._memory.kept, "frozen": self._memory.frozen}
@@ -326,6 +339,20 @@ class OneFit:
                 raise StateError(self._not_brought_back(name))
         if self._kept and self._of(_AT_BEGIN):
             self._weights = copied(weights_of(self._module))
+            self._others = copied(self._state_besides_weights())
+
+    def _borrow(self) -> None:
+        """Draw what the loaders for validation draw as the hooks before training do."""
+        self._streams = borrowed_streams()
+        self._streams.__enter__()
+        seed_everything(self._data_seed)
+
+    def _give_back(self) -> None:
+        self._streams.__exit__(None, None, None)
+
+    def _state_besides_weights(self) -> dict[str, Any]:
+        weights = weights_of(self._module)
+        return {k: v for k, v in self._module.state_dict().items() if k not in weights}
 
     def _begin(self) -> None:
         """Note what hooks may change when training begins.
@@ -340,6 +367,7 @@ class OneFit:
                 "leave it out, and let the study search for the value"
             )
         self._has_begun = True
+        seed_everything(self._seed)
         self._check_max_epochs()
         self._callback.follow(self._trainer)
         self._optimizers = list(self._trainer.optimizers)
@@ -379,6 +407,8 @@ class OneFit:
             return
         name = put_back(self._module, self._weights)
         self._weights = None
+        if not same(self._others, self._state_besides_weights()):
+            self._module.load_state_dict(self._others, strict=False)
         if name is not None:
             raise StateError(self._replaced(f"the weight {name!r}"))
         if any(

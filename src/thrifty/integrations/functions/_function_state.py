@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from functools import partial
 from importlib import import_module
@@ -104,6 +105,28 @@ class Kept:
                     f"{name!r} in the dict that trial.epochs() got is another object now; change "
                     "it in place, such as with load_state_dict"
                 )
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        """Check that no value lies in the memory of another object.
+
+        Each gets its own state back, so the two would part.
+
+        Raises:
+            TaskError: A tensor does.
+        """
+        owners: dict[int, str] = {}
+        for name, value in self._given.items():
+            held = _state_of(value) if isinstance(value, torch.nn.Module) else value
+            for tensor in _tensors_in(held):
+                at = tensor.untyped_storage().data_ptr()
+                owner = owners.setdefault(at, name)
+                if at and owner != name:
+                    raise TaskError(
+                        f"trial.epochs(): {name!r} has a tensor in the memory of {owner!r}, and "
+                        "changes with it; keep a copy, such as "
+                        "{k: v.clone() for k, v in model.state_dict().items()}"
+                    )
 
     def state(self) -> dict[str, Any]:
         """Return the state of all objects, of tensors and plain values; values are copied."""
@@ -194,12 +217,21 @@ def _codec(estimator: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
+    # other kinds of dicts and tuples would come back as plain ones
+    if type(value) in (dict, OrderedDict):
         return all(map(_is_plain, value.values()))
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         return all(map(_is_plain, value))
-    plain = bool | int | float | str | torch.Tensor | np.ndarray | np.generic
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype in _DTYPES
+    plain = bool | int | float | str | torch.Tensor
     return value is None or isinstance(value, plain)
+
+
+_DTYPES = frozenset(
+    map(np.dtype, ("b", "h", "i", "l", "B", "H", "I", "L", "e", "f", "d", "?", "q", "Q"))
+)
+"""Types of numbers that tensors have, too."""
 
 
 def _kind(value: Any) -> str:
@@ -242,14 +274,27 @@ def _copied(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-_ARRAY, _TUPLE = "an array of NumPy", "a tuple"
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided and not value.is_meta:
+            yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors_in(each)
+
+
+_ARRAY, _NUMBER, _TUPLE = "an array of NumPy", "a number of NumPy", "a tuple"
 """Keys that stand for what a checkpoint cannot hold as it is."""
 
 
 def _storable(value: Any) -> Any:
     """Return a value with tensors for arrays and lists for tuples, marked as such."""
     if isinstance(value, np.generic):
-        return value.item()
+        is_number = value.dtype in _DTYPES
+        return {_NUMBER: torch.from_numpy(np.array(value))} if is_number else value.item()
     if isinstance(value, np.ndarray):
         return {_ARRAY: torch.from_numpy(value.copy())}
     if isinstance(value, tuple) and type(value) is tuple:
@@ -269,6 +314,8 @@ def _as_it_was(value: Any) -> Any:
         return value
     if value.keys() == {_ARRAY}:
         return value[_ARRAY].numpy()
+    if value.keys() == {_NUMBER}:
+        return value[_NUMBER].numpy()[()]
     found = {key: _as_it_was(each) for key, each in value.items()}
     return tuple(found[_TUPLE]) if found.keys() == {_TUPLE} else found
 

@@ -20,6 +20,7 @@ import torch
 from sklearn.base import clone, is_classifier
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics._scorer import _BaseScorer, _MultimetricScorer, _PassthroughScorer
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing, check_random_state
@@ -127,8 +128,8 @@ class Samples:
 class Fold:
     """An estimator in training on one fold.
 
-    It consists of the user's estimator, its preprocessing steps, its learner, and the preprocessed
-    data.
+    It consists of the user's estimator, its preprocessing steps, its learner, the preprocessed
+    data, and the test data as they were given.
     """
 
     estimator: Any
@@ -136,6 +137,7 @@ class Fold:
     learner: Any
     train: Samples
     test: Samples | None
+    given_test: Samples | None
 
     def whole(self) -> Any:
         """Return the user's estimator, fitted, including any preprocessing steps."""
@@ -269,7 +271,7 @@ class EstimatorTask(Trainable):
         learner, _ = last_step(whole)
         self.resource.start(learner)
         samples = self._samples.take(whole, train)
-        held_out = None if test is None else self._samples.take(whole, test, train=train)
+        given = held_out = None if test is None else self._samples.take(whole, test, train=train)
         preparation = whole[:-1] if isinstance(whole, Pipeline) and len(whole) > 1 else None
         if preparation is not None:
             X = preparation.fit_transform(samples.X, samples.y)
@@ -278,7 +280,12 @@ class EstimatorTask(Trainable):
                 X = preparation.transform(held_out.X)
                 held_out = Samples(X=X, y=held_out.y, params=held_out.params)
         return Fold(
-            estimator=whole, preparation=preparation, learner=learner, train=samples, test=held_out
+            estimator=whole,
+            preparation=preparation,
+            learner=learner,
+            train=samples,
+            test=held_out,
+            given_test=given,
         )
 
     def _fit(self, fold: Fold, prefix: str) -> None:
@@ -297,11 +304,21 @@ class EstimatorTask(Trainable):
     def _scores(self, fold: Fold) -> dict[str, float]:
         if fold.test is None or self._scorer is None:
             return {}
-        targets = () if fold.test.y is None else (fold.test.y,)
-        scores = self._scorer(fold.learner, fold.test.X, *targets)
+        test, estimator = fold.test, fold.learner
+        if not _needs_predictions_only(self._scorer):  # it may read features, or steps
+            assert fold.given_test is not None
+            test, estimator = fold.given_test, fold.whole()
+        targets = () if test.y is None else (test.y,)
+        scores = self._scorer(estimator, test.X, *targets)
         if not isinstance(scores, Mapping):
             scores = {"score": scores}
         return {name: float(score) for name, score in scores.items()}
+
+
+def _needs_predictions_only(scorer: Any) -> bool:
+    """Return whether a scorer gives a learner and prepared features what it gives a pipeline."""
+    parts = scorer._scorers.values() if isinstance(scorer, _MultimetricScorer) else [scorer]
+    return all(isinstance(each, _BaseScorer | _PassthroughScorer) for each in parts)
 
 
 def last_step(estimator: Any) -> tuple[Any, str]:

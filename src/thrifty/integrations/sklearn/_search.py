@@ -238,6 +238,11 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc] 
         self.multimetric_ = isinstance(self.scoring, list | tuple | set | dict) or isinstance(
             self.refit, str
         )
+        if callable(self.refit):
+            raise UsageError(
+                f"{type(self).__name__} takes no function for refit: trials are compared while "
+                "they train, by one score; give refit=True, or False and choose from cv_results_"
+            )
         if self.multimetric_ and not isinstance(self.refit, str):
             raise UsageError(
                 f"scoring has several scorers and refit is {self.refit!r}; name the scorer that "

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import random
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -155,6 +156,29 @@ def _script_module(value: Any, token: Token, inside: Inside) -> None:
         with contextlib.suppress(RuntimeError):  # the module has no ``forward``
             token(name, part.code)
     inside(dict(value.state_dict()))
+    if more := {name: _of_script(part) for name, part in value.named_modules()}:
+        inside({name: found for name, found in more.items() if found})
+
+
+def _of_script(part: Any) -> dict[str, Any]:
+    """Return what the code of a scripted module uses besides its tensors and ``forward``."""
+    compiled = part._c
+    methods = {name: compiled._get_method(name) for name in sorted(compiled._method_names())}
+    found: dict[str, Any] = {}
+    for name, method in methods.items():
+        code, constants = method.code_with_constants
+        if name != "forward":
+            found[f"{name}()"] = code
+        found |= {f"{name}.{each}": constant for each, constant in constants.items()}
+        for attribute in set(_ATTRIBUTES.findall(code)):
+            if compiled.hasattr(attribute) and attribute not in methods:
+                held = compiled.getattr(attribute)
+                if not isinstance(held, torch.Tensor | torch._C.ScriptModule):
+                    found[attribute] = held
+    return found
+
+
+_ATTRIBUTES = re.compile(r"\bself\.(\w+)")
 
 
 def _compiled_module(value: Any, token: Token, inside: Inside) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import sys
 from abc import ABC
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ import torch
 
 from thrifty.core import TaskError
 
-from ._contents import Names, digest, is_a, short_text, versions
+from ._contents import CACHED, Names, digest, is_a, short_text, versions
 from ._own import (
     has_init_vars,
     import_name,
@@ -36,6 +37,7 @@ from ._own import (
 from ._place import (
     MISSING,
     MOVES,
+    Code,
     Key,
     Place,
     PlaceText,
@@ -147,6 +149,10 @@ def identify(
     """
     one = _Identification(task)
     whole = one.reach()
+    one.tell_apart(whole)
+    if one.ignores_moves_of_earlier_code(whole):
+        whole = one.reach()
+        one.tell_apart(whole)
     apart = only_evaluated(
         task, whole=whole, evaluation=evaluation, contract=contract, reach_without=one.reach
     )
@@ -161,14 +167,25 @@ def identify(
 
 def note_moves(task: Any, before: TaskIdentity) -> None:
     """Record what a run has changed: in this process, the values from before still count."""
-    if before.places:
-        MOVES.note(before.places, places_of(task))
+    if not before.places:
+        return
+    one = _Identification(task)
+    found = one.reach()
+    one.tell_apart(found)
+    made_by = one.code_of({**before.training, **before.evaluation})
+    MOVES.note(before.places, one.texts(found), made_by=made_by)
+    MOVES.note_filled(one.cached(found), made_by=made_by)
 
 
 def places_of(task: Any) -> Texts:
     """Return the current values of all places that a task reads."""
     one = _Identification(task)
-    return one.texts(one.reach())
+    found = one.reach()
+    one.tell_apart(found)
+    return one.texts(found)
+
+
+_OF_CODE = ("function ", "class ", "global ", "closure ")
 
 
 class _Identification:
@@ -182,6 +199,10 @@ class _Identification:
         self._texts: dict[Key, str] = {}
         self._registered = registered()
         self._planted_in: dict[frozenset[str], tuple[Place, ...]] = {}
+        self._earlier_code: set[Key] = set()
+        """Places that code has changed which was edited since."""
+        self._stale_caches: set[int] = set()
+        """Functions whose caches such code has filled, by id."""
 
     def reach(self, without: Collection[str] = ()) -> Reach:
         """Return what the task reaches, including user code inside the packages that it uses."""
@@ -209,6 +230,44 @@ class _Identification:
             values=self._registered,
         )
 
+    def tell_apart(self, found: Reach) -> None:
+        """Note the names that several classes have; a name alone does not tell them apart."""
+        names = Counter(kind.name for kind in found.classes)
+        self._values.ambiguous = frozenset(name for name, num in names.items() if num > 1)
+        if self._values.ambiguous:
+            self._texts.clear()
+
+    def code_of(self, components: Components) -> Code:
+        """Return the part of a task's identity that its objects do not share with others.
+
+        Attributes of a task are left out: other tasks of the same code may have other ones.
+        """
+        digests = {k: text for k, text in components.items() if k.startswith(_OF_CODE)}
+        return Code(home=self._names.home, digests=digests)
+
+    def cached(self, found: Reach) -> list[Any]:
+        """Return the functions with caches that the task's code reads."""
+        held = (place.get() for place in found.places)
+        return [each for each in held if is_a(each, CACHED)]
+
+    def ignores_moves_of_earlier_code(self, found: Reach) -> bool:
+        """Let values count that earlier code has left, and return whether there are some.
+
+        What a task itself has changed counts as what it was before, because a fresh process begins
+        with that. A cache that code has filled which was edited since is not what a fresh process
+        would fill: it counts as it is.
+        """
+        now = self.code_of(self.components(found))
+        self._earlier_code |= {
+            (id(place.holder), place.key)
+            for place in found.places
+            if MOVES.is_of_earlier_code(place, now)
+        }
+        self._stale_caches |= {
+            id(each) for each in self.cached(found) if MOVES.is_filled_by_earlier_code(each, now)
+        }
+        return bool(self._earlier_code or self._stale_caches)
+
     def components(self, found: Reach) -> Components:
         parts: dict[str, list[str]] = {}
         for function in found.functions:
@@ -219,7 +278,7 @@ class _Identification:
             parts.setdefault(f"class {kind.name}", []).append(f"#{text}")
         for place in found.places:
             name = self._component(place)
-            first = MOVES.first(place, self._text(place)) if name else None
+            first = self._first(place, self._text(place)) if name else None
             if first is not None:
                 parts.setdefault(name, []).append(first)
         for package, version in versions({*found.packages, "torch"}).items():
@@ -235,6 +294,11 @@ class _Identification:
         for name, operator in found.operators.items():
             parts[f"operator {name}"] = [f"#{self._values.digest(operator, path=name)}"]
         parts.update(self._of_task())
+        parts.update({
+            f"results kept by {place.name}": ["of earlier code"]
+            for place in found.places
+            if id(place.get()) in self._stale_caches
+        })
         return {name: _together(texts) for name, texts in sorted(parts.items())}
 
     def texts(self, found: Reach) -> Texts:
@@ -286,7 +350,7 @@ class _Identification:
             counts = is_a(holder, FunctionType | dataclasses.Field)
             return f"attribute {place.name}" if counts else ""
         if place.kind == "class attribute":
-            of_task = issubclass(type(self._task), holder)
+            of_task = holder in type(self._task).__mro__  # a protocol has no subclass checks
             return _attribute(place.key if of_task else "", place.name)
         return place.name if place.kind == "default" else f"{place.kind} {place.name}"
 
@@ -306,9 +370,15 @@ class _Identification:
         """
         if MOVES.known(place):
             text = self._text(place)
-            if MOVES.first(place, text) != text:
+            if self._first(place, text) != text:
                 return MOVES.code(place)
         return (place.get(),)
+
+    def _first(self, place: Place, text: str) -> str | None:
+        """Return what a place held before the task itself has changed it, as ``Moves.first``."""
+        if (id(place.holder), place.key) in self._earlier_code:
+            return text
+        return MOVES.first(place, text)
 
     def _text_if_any(self, place: Place) -> str:
         try:

@@ -384,8 +384,12 @@ PYTHONS_OWN = frozenset({
     "__protocol_attrs__", "__qualname__", "__replace__", "__slotnames__", "__slots__",
     "__static_attributes__", "__type_params__", "__weakref__", "_abc_impl", "_is_protocol",
     "_is_runtime_protocol", "__non_callable_proto_members__",
+    "__pydantic_core_schema__", "__pydantic_serializer__", "__pydantic_validator__",
 })  # fmt: skip
-"""What Python itself adds to a class, in part with an address or a line number."""
+"""What Python itself adds to a class, in part with an address or a line number.
+
+So does pydantic: what it compiles of the fields, validators and options of a model.
+"""
 
 _NAMED_TUPLE_MADE = frozenset({
     "__new__", "__getnewargs__", "__repr__", "_asdict", "_field_defaults", "_fields", "_make",

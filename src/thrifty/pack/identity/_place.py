@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CellType, FunctionType, MemberDescriptorType
 from typing import Any, Final, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -179,6 +180,30 @@ class _Move:
     after: str | None
     code: tuple[Reference, ...]
     """The functions and classes that the first value led to."""
+    made_by: Code
+    """The code of the task that has changed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """What a task's code is, by name.
+
+    Attributes:
+        home: The module whose names are given without it.
+        digests: Digests of functions, classes and values of globals.
+    """
+
+    home: str
+    digests: Mapping[str, str]
+
+    def is_edited(self, now: Code) -> bool:
+        """Return whether a part of the code that both have has changed.
+
+        Names of other modules may stand for something else.
+        """
+        if self.home != now.home:
+            return False
+        return any(now.digests.get(name, text) != text for name, text in self.digests.items())
 
 
 class Moves:
@@ -186,8 +211,10 @@ class Moves:
 
     def __init__(self) -> None:
         self._moves: dict[Key, _Move] = {}
+        self._filled: WeakKeyDictionary[Any, Code] = WeakKeyDictionary()
+        """The code that has filled the caches of functions."""
 
-    def note(self, before: Texts, after: Texts) -> None:
+    def note(self, before: Texts, after: Texts, *, made_by: Code) -> None:
         """Record which values have changed while the task ran."""
         for key, now in after.items():
             was = before.get(key)
@@ -197,7 +224,7 @@ class Moves:
             first, code = (None, ()) if was is None else (was.text, was.code)
             if known is not None and first == known.after:
                 first, code = known.before, known.code
-            self._moves[key] = _Move(referred(now.place.holder), first, now.text, code)
+            self._moves[key] = _Move(referred(now.place.holder), first, now.text, code, made_by)
 
     def known(self, place: Place) -> bool:
         """Return whether a task has ever changed the value of a place."""
@@ -212,6 +239,24 @@ class Moves:
         move = self._find(place)
         return move.before if move is not None and move.after == text else text
 
+    def note_filled(self, cached: Iterable[Any], *, made_by: Code) -> None:
+        """Record which code has filled the caches of functions, where that is not known yet."""
+        for each in cached:
+            if not each.cache_info().currsize:
+                self._filled.pop(each, None)
+            else:
+                self._filled.setdefault(each, made_by)
+
+    def is_filled_by_earlier_code(self, cached: Any, now: Code) -> bool:
+        """Return whether the cache of a function has results of code that was edited since."""
+        made_by = self._filled.get(cached) if cached.cache_info().currsize else None
+        return made_by is not None and made_by.is_edited(now)
+
+    def is_of_earlier_code(self, place: Place, now: Code) -> bool:
+        """Return whether a task has changed a place whose code was edited since."""
+        move = self._find(place)
+        return move is not None and move.made_by.is_edited(now)
+
     def code(self, place: Place) -> list[Any]:
         """Return the functions and classes that the first value of a place led to."""
         move = self._find(place)
@@ -224,7 +269,12 @@ class Moves:
 
 
 def referred(value: Any) -> Reference:
-    """Return a weak reference if possible, so as not to keep a task and its data alive."""
+    """Return a weak reference if possible, so as not to keep a task and its data alive.
+
+    Functions are kept: nothing else may hold one that training has replaced.
+    """
+    if isinstance(value, FunctionType):
+        return lambda: value
     try:
         return weakref.ref(value)
     except TypeError:

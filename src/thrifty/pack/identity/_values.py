@@ -11,6 +11,7 @@ import typing
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from types import (
     CodeType,
@@ -25,6 +26,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from thrifty.core import TaskError
 
 from ._arrays import writer_for
 from ._contents import (
@@ -123,6 +126,8 @@ class Values:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._arrays: dict[int, tuple[Any, str]] = {}
+        self.ambiguous: frozenset[str] = frozenset()
+        """Names that several classes have, so that they do not tell which one is meant."""
 
     def digest(self, value: Any, *, path: str, known_as: str = "") -> str:
         """Return the digest of a value.
@@ -135,7 +140,9 @@ class Values:
         Raises:
             TaskError: Something in it has no content.
         """
-        writer = _Writer(self._names, arrays=self._arrays, known_as=known_as)
+        writer = _Writer(
+            self._names, arrays=self._arrays, known_as=known_as, ambiguous=self.ambiguous
+        )
         try:
             writer.value(value, path)
         except RecursionError as error:
@@ -163,12 +170,20 @@ class _Writer:
     """
 
     def __init__(
-        self, names: Names, *, arrays: dict[int, tuple[Any, str]], known_as: str = ""
+        self,
+        names: Names,
+        *,
+        arrays: dict[int, tuple[Any, str]],
+        known_as: str = "",
+        ambiguous: frozenset[str] = frozenset(),
     ) -> None:
         self._hash = hashlib.blake2b(digest_size=12)
         self._names = names
         self._arrays = arrays
         self._known_as = known_as
+        self._ambiguous = ambiguous
+        self._known: FunctionType | None = None
+        """The function that has the name, of which the code is covered elsewhere."""
         self._shallow = False
         self._writers = (self._write_array, self._write_wrapper, self._write_hidden)
         # keeps the objects alive, so that their ids stay unique
@@ -260,7 +275,9 @@ class _Writer:
 
     def _apart(self, value: Any, path: str) -> str:
         """Return the digest of a set's element, written by itself because it has no position."""
-        inner = _Writer(self._names, arrays=self._arrays, known_as=self._known_as)
+        inner = _Writer(
+            self._names, arrays=self._arrays, known_as=self._known_as, ambiguous=self._ambiguous
+        )
         inner._shallow = self._shallow
         if type(value) not in PLAIN_WRITERS:
             inner._memo = dict(self._memo)
@@ -276,7 +293,8 @@ class _Writer:
         own = is_own(function)
         name = self._names.of(function) if own else self._names.of_code(function)
         self.token("function", name)
-        if own and name == self._known_as:
+        if own and name == self._known_as and self._known is None:
+            self._known = function
             return
         if own:
             self.token(code_digest(function))
@@ -310,9 +328,12 @@ class _Writer:
     def _class(self, kind: type, path: str) -> None:
         name = self._names.of(kind)
         self.token("class", name)
-        if name == self._known_as or not is_own(kind) or "<locals>" not in name:
+        is_ambiguous = name in self._ambiguous
+        if not is_own(kind) or not (is_ambiguous or "<locals>" in name):
             return
-        # several local classes may have this name, so each is written out
+        if name == self._known_as and not is_ambiguous:
+            return
+        # several classes have this name, or several local ones may, so each is written out
         for base in kind.__bases__:
             self.value(base, path)
         parts = {f"{each.name}.{slot}": getattr(each, slot) for each, slot in field_parts_of(kind)}
@@ -398,7 +419,7 @@ class _Writer:
             return False
         known = self._arrays.get(id(value))
         if known is None:
-            inner = _Writer(self._names, arrays=self._arrays)
+            inner = _Writer(self._names, arrays=self._arrays, ambiguous=self._ambiguous)
             inner._memo = {id(value): (0, value)}
             write(value, inner.token, lambda inside: inner.value(inside, path))
             known = self._arrays[id(value)] = (value, inner.hexdigest())
@@ -429,6 +450,8 @@ class _Writer:
             return
         if isinstance(parts, str):
             self.token(parts)
+            if is_own(type(value)):
+                self._left_out(value, path, state=None)
             return
         made, arguments, *rest = parts
         self.value(made, path)
@@ -442,6 +465,23 @@ class _Writer:
             self.value(state, path)
         for each in rest[1:3]:  # items of a list, items of a dict
             self.value(list(each) if is_iterator(each) else each, path)
+        if is_own(type(value)):
+            self._left_out(value, path, state=state)
+
+    def _left_out(self, value: Any, path: str, *, state: Any) -> None:
+        """Write the attributes of an object of the user's that its pickling leaves out.
+
+        Those without content are left out here, too: a file, a lock, a connection.
+        """
+        if not _says_itself(type(value)) or _is_of_a_dataclass(type(value)):
+            return
+        written = state if type(state) is dict else {}
+        for name, held in sorted(self._attributes(value).items()):
+            is_known = type(held) not in PLAIN_WRITERS and id(held) in self._memo
+            if is_known or written.get(name, MISSING) is held:
+                continue
+            with suppress(TaskError):
+                self.token(name, self._apart(held, f"{path}.{name}"))
 
     def _own_attributes(self, value: Any, path: str) -> None:
         found = self._attributes(value)
@@ -497,6 +537,12 @@ def _says_itself(kind: type) -> bool:
         getattr(kind, name) not in (getattr(object, name), getattr(torch.nn.Module, name))
         for name in ("__getstate__", "__reduce__", "__reduce_ex__")
     )
+
+
+def _is_of_a_dataclass(kind: type) -> bool:
+    """Return whether the class is pickled as dataclasses with slots are."""
+    made = getattr(kind, "__getstate__", None)
+    return getattr(made, "__module__", "") == "dataclasses"
 
 
 def _is_default_state(value: Any, state: Any) -> bool:
