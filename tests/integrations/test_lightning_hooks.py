@@ -8,6 +8,7 @@ from copy import deepcopy
 import lightning.pytorch as pl
 import pytest
 import torch
+import torchmetrics
 
 import thrifty as th
 from tests.integrations._drive import assert_a_resumed_trial_is_the_same, resumed, train
@@ -552,3 +553,30 @@ class Resetting(Plain):
 def test_a_state_that_hooks_at_the_beginning_reset_goes_on_later():
     metrics, _ = train(of_net(Resetting), fixed, epochs=4)
     assert [each["best"] for each in metrics] == [0.0, 1.0, 1.0, 1.0]
+
+
+class WithBest(Plain):
+    """Looks for the best value as projects do that begin from the well-known template."""
+
+    def __init__(self, lr, **options):
+        super().__init__(lr, **options)
+        self.best = torchmetrics.MinMetric()
+
+    def on_train_start(self):
+        self.best.reset()
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.best.update(float(self.current_epoch != 1))
+        self.log("best", self.best.compute())
+
+
+def test_a_metric_that_goes_over_all_epochs(tmp_path):
+    def make():
+        return of_net(WithBest)
+
+    assert_a_resumed_trial_is_the_same(make, fixed)
+    metrics, state = train(make(), fixed, epochs=3)
+    assert [each["best"] for each in metrics] == [1.0, 0.0, 0.0]
+    held = {name: each for name, each in state.tensors.items() if "best" not in name}
+    assert len(held) == len(state.tensors) - 1

@@ -24,7 +24,15 @@ from ._adapters import (
     described,
     from_plain,
 )
-from ._lightning_parts import Lightning, OneFit, lightning_of, quiet, where
+from ._lightning_parts import (
+    Lightning,
+    OneFit,
+    keep_metrics,
+    lightning_of,
+    quiet,
+    where,
+    with_metrics,
+)
 from ._lost_values import (
     FEW_BATCHES,
     Examined,
@@ -233,6 +241,7 @@ class LightningTrainable(KeptTrainable):
         module = self._modules.get(hp, seed=derive_seed(self._seed, "model"))
         lightning = lightning_of(module)
         module, frozen = frozen_digests(module, kept=self._kept, make=self._build)
+        keep_metrics(module)
         data = None if self._data is None else self._data.get(hp, seed=self._seed)
         seed = derive_seed(self._seed, "lightning", epoch)
         memory, callback = (
@@ -277,6 +286,7 @@ class LightningTrainable(KeptTrainable):
         module = self._made(hp)
         lightning = lightning_of(module)
         module, frozen = frozen_digests(module, kept=kept, make=partial(self._made, hp))
+        keep_metrics(module)
         data = None if self._data is None else self._data.get(hp, seed=self._seed)
         if not isinstance(data, tuple) and hasattr(data, "train_dataloader"):
             data = copy.copy(data)  # it may count how often it is asked for loaders
@@ -321,10 +331,12 @@ class LightningTrainable(KeptTrainable):
         with borrowed_streams():
             module = self._build()
             module.configure_model()
+            keep_metrics(module)
         if self._kept:
             held = self._kept["checkpoint"]["state_dict"], self._kept.get("frozen", {})
             weights, frozen = self._finished(*held)
-            module.load_state_dict(fill_in(from_plain(weights), frozen, model=module))
+            state = fill_in(from_plain(weights), frozen, model=module)
+            module.load_state_dict(with_metrics(state, module))
         return module  # type: ignore[no-any-return]
 
     def _build(self) -> Any:

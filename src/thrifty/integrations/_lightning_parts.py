@@ -104,7 +104,7 @@ def _memory_class(base: Any) -> type:
         def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> Any:
             held = from_plain(self.kept)
             state = fill_in(held["state_dict"], self.frozen, model=self._module)
-            return {**held, "state_dict": state}
+            return {**held, "state_dict": with_metrics(state, self._module)}
 
         def remove_checkpoint(self, path: Any) -> None:
             self.kept = None
@@ -201,6 +201,35 @@ def quiet(lightning: Lightning) -> Iterator[None]:
     finally:
         for each, level in zip(loggers, levels, strict=True):
             each.setLevel(level)
+
+
+def keep_metrics(module: torch.nn.Module) -> None:
+    """Let the metrics of a module keep their values in its state.
+
+    As a rule, those of torchmetrics do not: one fit has them in memory until its end.
+    """
+    for _, metric in _metrics_of(module):
+        metric.persistent(mode=True)
+
+
+def with_metrics(state: Mapping[str, Any], module: torch.nn.Module) -> dict[str, Any]:
+    """Return a state with the values of a module's metrics that it lacks, as older ones do."""
+    values = {
+        f"{path}.{name}" if path else name: getattr(metric, name)
+        for path, metric in _metrics_of(module)
+        for name in metric._defaults
+    }
+    return {**values, **state}
+
+
+def _metrics_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield metrics of torchmetrics by their paths; not those that collect all predictions."""
+    for path, part in module.named_modules():
+        states = vars(part).get("_defaults")
+        if not (isinstance(states, dict) and hasattr(part, "persistent")):
+            continue
+        if all(isinstance(each, torch.Tensor) for each in states.values()):
+            yield path, part
 
 
 # -- one fit for all epochs ---------------------------------------------------------------
