@@ -628,3 +628,21 @@ def test_spaces_have_the_values_of_ray():
 def test_what_has_no_equal_is_named(given, message):
     with pytest.raises(SpaceError, match=message):
         th.ray_space(given)
+
+
+def powered(power):
+    def train(config):
+        for _ in range(2):
+            tune.report({"loss": config["lr"] * power})
+
+    return train
+
+
+def test_functions_of_one_factory_do_not_meet(tmp_path):
+    """Python gives the ids of what is gone to what comes."""
+    for power in range(12):
+        space = {"lr": tune.choice([0.1])}
+        study = study_of(tmp_path / str(power), powered(power), space=space)
+        study.run(progress=False)
+        assert [trial.state for trial in study.trials] == ["done"]
+        gc.collect()

@@ -493,8 +493,11 @@ def _kind_of(value: Any) -> str:
     return f"zero: {value == 0}" if is_number else repr(value)
 
 
-_NUMBERS: dict[tuple[int, str], Any] = {}
-"""Variables that functions share between trials, as they were when the first trial was made."""
+_NUMBERS: dict[tuple[int, str], tuple[Any, Any]] = {}
+"""Variables that functions share between trials, as they were when the first trial was made.
+
+What holds a variable is kept with it, so that no other one gets its id.
+"""
 
 
 def _check_shared(function: Any, name: str) -> None:
@@ -506,7 +509,7 @@ def _check_shared(function: Any, name: str) -> None:
         StateError: They have.
     """
     for place, variable, value in _shared(_innermost(function), set()):
-        before = _NUMBERS.setdefault((place, variable), copy.deepcopy(value))
+        _, before = _NUMBERS.setdefault((id(place), variable), (place, copy.deepcopy(value)))
         if before != value and not (before != before and value != value):
             raise StateError(
                 f"{name} has changed the variable {variable!r} from {before!r} to {value!r}, and "
@@ -515,14 +518,16 @@ def _check_shared(function: Any, name: str) -> None:
             )
 
 
-def _shared(function: Any, seen: set[int]) -> Iterator[tuple[int, str, Any]]:
+def _shared(function: Any, seen: set[int]) -> Iterator[tuple[Any, str, Any]]:
     """Yield numbers, texts and lists of them that outlive a call: place, name and value."""
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType) or id(function) in seen:
         return
     seen.add(id(function))
     cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
-    found = [(id(cell), n, cell.cell_contents) for n, cell in cells if cell != CellType()]
+    found: list[tuple[Any, str, Any]] = [
+        (cell, n, cell.cell_contents) for n, cell in cells if cell != CellType()
+    ]
     names, waiting = set(code.co_names), list(code.co_consts)
     while waiting:  # functions within the function
         inner = waiting.pop()
@@ -530,7 +535,7 @@ def _shared(function: Any, seen: set[int]) -> Iterator[tuple[int, str, Any]]:
             names.update(inner.co_names)
             waiting += inner.co_consts
     own = function.__globals__
-    found += [(id(own), n, own[n]) for n in sorted(names & own.keys())]
+    found += [(own, n, own[n]) for n in sorted(names & own.keys())]
     for place, name, value in found:
         if _is_plain(value):
             yield place, name, value
