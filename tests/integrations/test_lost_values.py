@@ -184,7 +184,6 @@ LOST = {
     "metric": (Best, (), "'module.most'"),
     "frozen": (FrozenOnce, (), r"'module.body.0.weight \(requires_grad\)'"),
     "layer": (DroppedOnce, (), "'module.body.2.p'"),
-    "torchmetrics": (Unreset, (), "'module.mean.mean_value'"),
     "callback": (Weighed, (Weighing(),), "'Weighing.num'"),
     "average": (Net, (Averaging(),), "'Averaging.average'"),
 }
@@ -332,6 +331,7 @@ class Stopping(pl.callbacks.EarlyStopping):
 
 
 KEPT = {
+    "a metric that is never reset": (Unreset, ()),
     "buffer": (Buffered, ()),
     "checkpoint": (Saved, ()),
     "frozen": (FrozenFrom, ()),
