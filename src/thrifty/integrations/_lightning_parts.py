@@ -32,7 +32,7 @@ from ._trainer_runs import (
     sums_of,
     weights_of,
 )
-from ._unsaved_values import values_of
+from ._unsaved_values import is_whole_metric, values_of
 
 
 _LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
@@ -223,13 +223,8 @@ def with_metrics(state: Mapping[str, Any], module: torch.nn.Module) -> dict[str,
 
 
 def _metrics_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield metrics of torchmetrics by their paths; not those that collect all predictions."""
-    for path, part in module.named_modules():
-        states = vars(part).get("_defaults")
-        if not (isinstance(states, dict) and hasattr(part, "persistent")):
-            continue
-        if all(isinstance(each, torch.Tensor) for each in states.values()):
-            yield path, part
+    """Yield the metrics of a module whose values say all of them, by their paths."""
+    return ((path, part) for path, part in module.named_modules() if is_whole_metric(part))
 
 
 # -- one fit for all epochs ---------------------------------------------------------------

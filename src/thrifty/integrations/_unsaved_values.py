@@ -70,6 +70,8 @@ def values_of(owners: Mapping[str, Any]) -> Values:
             _note(name, owner, found=found)
             continue
         for path, module in owner.named_modules():
+            if is_whole_metric(module) and all(module._persistent.values()):
+                continue
             where = f"{name}.{path}" if path else name
             _note(where, module, found=found, path=path)
             for key in module._non_persistent_buffers_set:
@@ -79,6 +81,21 @@ def values_of(owners: Mapping[str, Any]) -> Values:
             key = f"{name}.{path} (requires_grad)"
             found[key] = Value(parameter.requires_grad, frozenset())
     return found
+
+
+def is_whole_metric(part: Any) -> bool:
+    """Return whether an object is a metric of torchmetrics whose values say all of it.
+
+    Those that collect predictions have lists, and those that average count their updates.
+    """
+    states, merged = vars(part).get("_defaults"), vars(part).get("_reductions")
+    if not (isinstance(states, dict) and isinstance(merged, dict) and hasattr(part, "persistent")):
+        return False
+    known = all(getattr(each, "__name__", "") in _MERGED for each in merged.values())
+    return known and all(isinstance(each, torch.Tensor) for each in states.values())
+
+
+_MERGED = frozenset({"dim_zero_sum", "dim_zero_max", "dim_zero_min"})
 
 
 def owners_of(callbacks: Sequence[Any], **others: Any) -> dict[str, Any]:
