@@ -162,7 +162,7 @@ def _script_module(value: Any, token: Token, inside: Inside) -> None:
 
 def _of_script(part: Any) -> dict[str, Any]:
     """Return what the code of a scripted module uses besides its tensors and ``forward``."""
-    compiled = part._c
+    compiled, stored = part._c, part.state_dict()
     methods = {name: compiled._get_method(name) for name in sorted(compiled._method_names())}
     found: dict[str, Any] = {}
     for name, method in methods.items():
@@ -171,13 +171,14 @@ def _of_script(part: Any) -> dict[str, Any]:
             found[f"{name}()"] = code
         found |= {f"{name}.{each}": constant for each, constant in constants.items()}
         for attribute in set(_ATTRIBUTES.findall(code)):
-            if compiled.hasattr(attribute) and attribute not in methods:
+            if compiled.hasattr(attribute) and attribute not in {*methods, *stored}:
                 held = compiled.getattr(attribute)
-                if not isinstance(held, torch.Tensor | torch._C.ScriptModule):
+                if isinstance(held, _VALUES):  # modules within it are written, too
                     found[attribute] = held
     return found
 
 
+_VALUES = (bool, int, float, str, list, tuple, dict, torch.Tensor)
 _ATTRIBUTES = re.compile(r"\bself\.(\w+)")
 
 

@@ -257,14 +257,16 @@ class _Identification:
         with that. A cache that code has filled which was edited since is not what a fresh process
         would fill: it counts as it is.
         """
+        moved = [place for place in found.places if MOVES.known(place)]
+        cached = self.cached(found)
+        if not (moved or cached):
+            return False
         now = self.code_of(self.components(found))
         self._earlier_code |= {
-            (id(place.holder), place.key)
-            for place in found.places
-            if MOVES.is_of_earlier_code(place, now)
+            (id(place.holder), place.key) for place in moved if MOVES.is_of_earlier_code(place, now)
         }
         self._stale_caches |= {
-            id(each) for each in self.cached(found) if MOVES.is_filled_by_earlier_code(each, now)
+            id(each) for each in cached if MOVES.is_filled_by_earlier_code(each, now)
         }
         return bool(self._earlier_code or self._stale_caches)
 
