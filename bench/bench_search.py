@@ -3,7 +3,7 @@
     python -m bench.bench_search --standard [--quick] [--kept FILE]
     python -m bench.bench_search [--quick] [--repeats 50] [--kept FILE]
 
-``--standard`` takes half an hour of processor time in two processes, with all peers installed.
+``--standard`` takes ten minutes in two processes on two free cores, with all peers installed.
 It compares ``Auto``, other algorithms of ours and peers on the judged tasks, at equal epochs and at
 equal time with 1, 8 and 32 workers (see ``bench.search.standard``). With ``--half tuning`` it runs
 the tasks on which options may be chosen, with ``--methods`` some of the methods. Without
