@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from copy import deepcopy
 
@@ -580,3 +581,23 @@ def test_a_metric_that_goes_over_all_epochs(tmp_path):
     assert [each["best"] for each in metrics] == [1.0, 0.0, 0.0]
     held = {name: each for name, each in state.tensors.items() if "best" not in name}
     assert len(held) == len(state.tensors) - 1
+
+
+class WithoutRows(Splitting):
+    """Fails when it makes its data for validation."""
+
+    def val_dataloader(self):
+        raise FileNotFoundError("rows.csv")
+
+
+def test_a_hook_that_fails_changes_no_random_stream_afterwards():
+    """Else a later trial draws other numbers once the error is forgotten."""
+    one = LightningTrainable(lambda hp: WithoutRows(hp.lr))
+    with pytest.raises(FileNotFoundError, match="rows") as caught:
+        train(one, fixed, epochs=1)
+    seed_everything(5)
+    del caught
+    gc.collect()
+    drawn = torch.rand(3)
+    seed_everything(5)
+    assert torch.equal(drawn, torch.rand(3))

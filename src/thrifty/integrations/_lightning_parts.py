@@ -9,7 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -301,7 +301,7 @@ class OneFit:
         if not trainer.reload_dataloaders_every_n_epochs:
             # as those for training, which are made before
             loop = trainer.fit_loop.epoch_loop.val_loop
-            _around(loop, "setup_data", before=self._borrow, after=self._give_back)
+            loop.setup_data = partial(self._with_data_seed, loop.setup_data)
         _around(trainer.fit_loop, "on_run_start", before=self._begin, after=self._undo_begin)
         _around(trainer.fit_loop, "on_advance_end", after=self._stop)
         _around(trainer.fit_loop, "on_run_end", before=self._save)
@@ -365,14 +365,11 @@ class OneFit:
             self._weights = copied(weights_of(self._module))
             self._others = copied(self._state_besides_weights())
 
-    def _borrow(self) -> None:
+    def _with_data_seed(self, set_up: Callable[[], None]) -> None:
         """Draw what the loaders for validation draw as the hooks before training do."""
-        self._streams = borrowed_streams()
-        self._streams.__enter__()
-        seed_everything(self._data_seed)
-
-    def _give_back(self) -> None:
-        self._streams.__exit__(None, None, None)
+        with borrowed_streams():
+            seed_everything(self._data_seed)
+            set_up()
 
     def _state_besides_weights(self) -> dict[str, Any]:
         weights = weights_of(self._module)
