@@ -601,3 +601,36 @@ def test_a_hook_that_fails_changes_no_random_stream_afterwards():
     drawn = torch.rand(3)
     seed_everything(5)
     assert torch.equal(drawn, torch.rand(3))
+
+
+class MyLoader(torch.utils.data.DataLoader):
+    def __init__(self, rows):
+        super().__init__(rows, batch_size=2)
+
+
+def test_a_hook_that_fails_leaves_the_classes_of_loaders_as_they_were():
+    """Lightning wraps their methods, and the identity of a task with a loader would show that."""
+    kinds = (torch.utils.data.DataLoader, torch.utils.data.BatchSampler, MyLoader)
+    methods = ("__init__", "__setattr__", "__delattr__")
+
+    def found():
+        held = [{k: v for k, v in vars(each).items() if k.startswith("__old")} for each in kinds]
+        return held, [getattr(each, name) for each in kinds for name in methods]
+
+    before = found()
+    for _ in range(2):
+        one = LightningTrainable(lambda hp: WithoutRows(hp.lr))
+        with pytest.raises(FileNotFoundError, match="rows"):
+            train(one, fixed, epochs=1)
+        assert found() == before
+    assert not [name for name in vars(MyLoader([1, 2])) if "__pl" in name]
+
+
+def test_what_other_code_has_left_wrapped_is_put_back_as_well():
+    """Such as a fit of Lightning that has failed before."""
+    before = torch.utils.data.DataLoader.__init__
+    with pytest.raises(FileNotFoundError, match="rows"):
+        pl.Trainer(logger=False, enable_progress_bar=False, max_epochs=1).fit(WithoutRows(0.1))
+    assert torch.utils.data.DataLoader.__init__ is not before
+    train(LightningTrainable(lambda hp: Splitting(hp.lr)), fixed, epochs=1)
+    assert torch.utils.data.DataLoader.__init__ is before

@@ -11,9 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import BatchSampler, DataLoader
 
 from thrifty.core import StateError, TaskError
 from thrifty.pack._state import borrowed_streams, seed_everything
@@ -203,6 +205,48 @@ def quiet(lightning: Lightning) -> Iterator[None]:
             each.setLevel(level)
 
 
+@contextmanager
+def _loaders_put_back() -> Iterator[None]:
+    """Put back the methods of loaders' classes that Lightning leaves wrapped when a hook fails.
+
+    It wraps them to record how loaders are made. In later trials of the process, the identities of
+    tasks with loaders would depend on that record.
+    """
+    try:
+        yield
+    finally:
+        for kind in (*_with_subclasses(DataLoader), *_with_subclasses(BatchSampler)):
+            for name in _WRAPPED:
+                _unwrap(kind, name)
+
+
+_WRAPPED = ("__init__", "__setattr__", "__delattr__")
+
+
+def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _with_subclasses(each)
+
+
+def _unwrap(kind: type, name: str) -> None:
+    method: Any = vars(kind).get(name)
+    wrapped = method
+    while _is_lightnings(method):
+        method = method.__wrapped__
+    if method is not wrapped:
+        setattr(kind, name, method)
+    if f"__old{name}" in vars(kind):
+        delattr(kind, f"__old{name}")
+
+
+def _is_lightnings(method: Any) -> bool:
+    """Return whether a method is a wrapper of Lightning's, which has the name of what it wraps."""
+    if not isinstance(method, FunctionType):
+        return False
+    return str(method.__globals__.get("__name__")).endswith("fabric.utilities.data")
+
+
 def keep_metrics(module: torch.nn.Module) -> None:
     """Let the metrics of a module keep their values in its state.
 
@@ -318,7 +362,8 @@ class OneFit:
             TaskError: Hooks train, or change for how long training goes on.
         """
         seed_everything(self._data_seed)
-        self._trainer.fit(self._module, **given, ckpt_path=self._path if self._kept else None)
+        with _loaders_put_back():
+            self._trainer.fit(self._module, **given, ckpt_path=self._path if self._kept else None)
         self._trainer.save_checkpoint(self._path)
         now = {"checkpoint": self._memory.kept, "frozen": self._memory.frozen}
         kept = now if self._held is None else self._held
