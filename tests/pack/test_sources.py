@@ -5,7 +5,6 @@ import gc
 import io
 import itertools
 import math
-import random
 import types
 import weakref
 from collections import OrderedDict
@@ -195,7 +194,6 @@ class Rows(Dataset):
     def __init__(self, effect):
         self.effect, self.count, self.seen, self.cache = effect, 0, [], {}
         self.helper = types.SimpleNamespace(num=0)
-        self.python, self.numpy = random.Random(0), np.random.RandomState(0)
         self.tensor, self.table = torch.zeros(2), dict.fromkeys(range(300), 0)
         self.others = [torch.tensor([math.nan]), torch.tensor(1j).conj(), torch.empty(0),
                        torch.ones(2, 3).T, torch.tensor(True), torch.ones(1).bfloat16(),
@@ -260,14 +258,6 @@ def sources_of_two(task):
     return [trial.source for trial in trials]
 
 
-def draw_python(data, index):
-    data.python.random()
-
-
-def draw_numpy(data, index):
-    data.numpy.random()
-
-
 def write_through_numpy(data, index):
     data.tensor.numpy()[0] += 1
 
@@ -281,8 +271,8 @@ def read_on(data, index):
 
 
 EFFECTS = [
-    count, list_it, add_an_attribute, count_in_a_helper, keep, draw_python, draw_numpy,
-    write_through_numpy, count_in_a_large_dict, read_on,
+    count, list_it, add_an_attribute, count_in_a_helper, keep, write_through_numpy,
+    count_in_a_large_dict, read_on,
 ]  # fmt: skip
 
 

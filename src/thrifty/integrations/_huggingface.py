@@ -18,6 +18,7 @@ from thrifty.core import MissingExtraError, TaskError, derive_seed
 from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
 from thrifty.pack._quantized import settled
 from thrifty.pack._state import seed_everything
+from thrifty.pack.task._own_generators import OwnGenerators
 
 from ._adapters import (
     HpMemo,
@@ -232,15 +233,13 @@ class HuggingFaceTrainable(KeptTrainable):
         model, frozen = frozen_digests(model, kept=self._kept, make=self._fresh)
         model.train()
         with _on(self._device), TemporaryDirectory(prefix="thrifty-") as folder:
-            args = transformers.TrainingArguments(
-                **options, output_dir=folder, seed=seed, data_seed=seed
-            )
-            _place(args, self._device)
+            args = self._training_arguments(options, folder, data_seed=seed)
             trainer = self._trainer(model, args, callback)
-            run = OneRun(trainer, callback, kept=self._kept, frozen=frozen)
+            run = OneRun(trainer, callback, kept=self._kept, frozen=frozen, seed=seed)
             resume = self._write_trainer_state(trainer, Path(folder), kept=self._kept, epoch=epoch)
             self._lost.begin(self._kept, trainer_owners(trainer))
-            kept = run.run(resume)
+            with _generators_of(trainer).kept():
+                kept = run.run(resume)
             owners = trainer_owners(trainer)  # a Trainer makes callbacks anew that export state
         _release(trainer)
         loss = callback.mean_loss()
@@ -273,21 +272,19 @@ class HuggingFaceTrainable(KeptTrainable):
         model, frozen = frozen_digests(model, kept=kept, make=lambda: self._made_with(hp))
         model.train()
         with _on(self._device), TemporaryDirectory(prefix="thrifty-") as folder:
-            args = transformers.TrainingArguments(
-                **options, output_dir=folder, seed=seed, data_seed=seed
-            )
-            _place(args, self._device)
+            args = self._training_arguments(options, folder, data_seed=seed)
             trainer = self._trainer(model, args, callback, first=step)
             trainer.rehearsal = run
             if "last_epoch" in kept.get("scheduler", ()):
                 # The few steps of an experiment begin where this epoch begins in the schedule.
                 kept["scheduler"]["last_epoch"] = epoch * _steps_of(trainer)
             step.trainer = trainer
-            one_run = OneRun(trainer, callback, kept=kept, frozen=frozen)
+            one_run = OneRun(trainer, callback, kept=kept, frozen=frozen, seed=seed)
             resume = self._write_trainer_state(
                 trainer, Path(folder), kept=kept, epoch=epoch, is_short=True
             )
-            run.kept = one_run.run(resume)
+            with _generators_of(trainer).kept():
+                run.kept = one_run.run(resume)
             run.at_end = values_of(trainer_owners(trainer))
         _release(trainer)
         run.outcome = outcome_of(run.kept["model"], run.kept["optimizer"])
@@ -364,6 +361,24 @@ class HuggingFaceTrainable(KeptTrainable):
             "use_cpu": self._device.type == "cpu",
         }
 
+    def _training_arguments(
+        self, options: Mapping[str, Any], folder: str, *, data_seed: int
+    ) -> transformers.TrainingArguments:
+        """Return the arguments of a Trainer.
+
+        Args:
+            options: Those of the user, and those that thrifty sets.
+            folder: Where it writes.
+            data_seed: The seed of what the data draw in this epoch. What a Trainer draws once, when
+                it is made and makes its data, has the same seed in all epochs.
+        """
+        seed = derive_seed(self._seed, "transformers") % 2**32
+        args = transformers.TrainingArguments(
+            **options, output_dir=folder, seed=seed, data_seed=data_seed
+        )
+        _place(args, self._device)
+        return args
+
     def _trainer(
         self, model: torch.nn.Module, args: Any, callback: EpochCallback, *, first: Any = None
     ) -> Any:
@@ -385,6 +400,7 @@ class HuggingFaceTrainable(KeptTrainable):
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.losses = []
+        _reseed_collator(trainer.data_collator, args.data_seed)
         callback.trainer = trainer
         if sum(p.nbytes for p in model.parameters()) < SMALL_BYTES:
             # A Trainer begins with a full garbage collection, which takes several epochs of a small
@@ -483,3 +499,19 @@ def _on(device: torch.device) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _generators_of(trainer: Any) -> OwnGenerators:
+    """Return the generators of a Trainer's data sets and of its data collator."""
+    names = ("train_dataset", "eval_dataset", "data_collator")
+    return OwnGenerators({name: getattr(trainer, name, None) for name in names})
+
+
+def _reseed_collator(collator: Any, seed: int) -> None:
+    """Let a collator of transformers with a seed of its own mask other tokens in each epoch.
+
+    It makes its generator when it is first called, which here would be once an epoch.
+    """
+    given = getattr(collator, "seed", None)
+    if isinstance(given, int) and getattr(collator, "generator", 0) is None:
+        collator.seed = derive_seed(seed, "collator", given) % 2**32

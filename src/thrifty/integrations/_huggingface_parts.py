@@ -13,13 +13,14 @@ import transformers
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import has_length
 
-from thrifty.core import TaskError
+from thrifty.core import TaskError, derive_seed
+from thrifty.pack import borrowed_streams
 from thrifty.pack.trial._saved_model import load_model
 
 from ._adapters import follow, from_plain, options_of, to_plain
 from ._lost_values import FirstBatches, Rehearsal, check_rates, seed_step
 from ._model_copies import Digests, fill_in, leave_out
-from ._trainer_runs import PassSampler, copied, finished, overridden
+from ._trainer_runs import PassSampler, copied, finished, generators_within, overridden
 from ._unsaved_values import owners_of, values_of
 
 
@@ -146,15 +147,24 @@ class OneRun:
     - It stops the run after the epoch, and notes whether the user's code has stopped it.
 
     Args:
-        trainer: A Trainer that has not been used.
+        trainer: A Trainer that has not been used. It was made with the seed of the trial, because
+            what a run draws before its first step, it draws once.
         callback: Its callback that counts epochs.
         kept: The state that the last epoch has left; empty for the first run of a trial.
         frozen: The digests of what checkpoints may leave out.
+        seed: The seed of what the steps draw.
     """
 
     def __init__(
-        self, trainer: Any, callback: EpochCallback, *, kept: Mapping[str, Any], frozen: Digests
+        self,
+        trainer: Any,
+        callback: EpochCallback,
+        *,
+        kept: Mapping[str, Any],
+        frozen: Digests,
+        seed: int,
     ) -> None:
+        self._seed = seed
         self._trainer, self._callback, self._before, self._frozen = trainer, callback, kept, frozen
         handler = trainer.callback_handler
         handler.callbacks[:] = [
@@ -219,6 +229,7 @@ class OneRun:
                 self._is_asked = False
                 self._count_on(state)
             self._callback.begin()
+            transformers.set_seed(self._seed)
         control.should_training_stop = self._is_shown = self._is_asked or self._callback.is_due
         return control
 
@@ -334,11 +345,18 @@ def going_on(trainer_class: type) -> type:
         rehearsal: Rehearsal | None = None
 
         def get_train_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-            return self._short("train", super().get_train_dataloader(*args, **kwargs))
+            with borrowed_streams():
+                # A run of all epochs makes it once, so what is drawn here is the same in each.
+                transformers.set_seed(self.args.seed)
+                loader = super().get_train_dataloader(*args, **kwargs)
+            generators_within(loader).seed(self.args.data_seed)
+            return self._short("train", loader)
 
         def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
             given = [each if isinstance(each, str) else id(each) for each in args]
-            return self._short(f"evaluation {given}", super().get_eval_dataloader(*args, **kwargs))
+            loader = super().get_eval_dataloader(*args, **kwargs)
+            generators_within(loader).seed(derive_seed(self.args.data_seed, "evaluation"))
+            return self._short(f"evaluation {given}", loader)
 
         def _short(self, name: str, loader: Any) -> Any:
             """Return the first batches of a loader in a rehearsal, and all of them otherwise."""

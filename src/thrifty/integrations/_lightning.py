@@ -13,6 +13,7 @@ from thrifty.core import TaskError, derive_seed
 from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
 from thrifty.pack._quantized import first_quantized
 from thrifty.pack._state import seed_everything
+from thrifty.pack.task._own_generators import OwnGenerators
 
 from ._adapters import (
     HpMemo,
@@ -265,7 +266,7 @@ class LightningTrainable(KeptTrainable):
             seed=seed,
             data_seed=derive_seed(self._seed, "lightning"),
         )
-        with quiet(lightning):
+        with quiet(lightning), OwnGenerators({"data": data}).kept():
             kept = fit.run(given)
         if "datamodule" in given:
             given["datamodule"].trainer = None  # each epoch has a Trainer of its own
@@ -313,7 +314,7 @@ class LightningTrainable(KeptTrainable):
             seed=seed,
             data_seed=derive_seed(self._seed, "lightning"),
         )
-        with quiet(lightning):
+        with quiet(lightning), OwnGenerators({"data": data}).kept():
             run.kept = fit.run(given)
         run.at_end = values_of(step.owners)
         run.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}

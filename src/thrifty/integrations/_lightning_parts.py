@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
-from thrifty.core import StateError, TaskError
+from thrifty.core import StateError, TaskError, derive_seed
 from thrifty.pack._state import borrowed_streams, seed_everything
 from thrifty.pack.verify import same
 
@@ -29,6 +29,7 @@ from ._trainer_runs import (
     copied,
     finished,
     first_difference,
+    generators_within,
     overridden,
     put_back,
     sums_of,
@@ -415,6 +416,9 @@ class OneFit:
         with borrowed_streams():
             seed_everything(self._data_seed)
             set_up()
+        loaders = self._trainer.fit_loop.epoch_loop.val_loop._combined_loader
+        for number, each in enumerate(() if loaders is None else loaders.flattened):
+            generators_within(each).seed(derive_seed(self._seed, "valid", number))
 
     def _state_besides_weights(self) -> dict[str, Any]:
         weights = weights_of(self._module)

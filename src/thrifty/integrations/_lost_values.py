@@ -24,6 +24,7 @@ from thrifty.pack._state import seed_everything
 from thrifty.pack.task._task import unread
 from thrifty.pack.verify import same
 
+from ._trainer_runs import generators_within
 from ._unsaved_values import Value, Values, in_use, values_of
 
 
@@ -62,7 +63,7 @@ class FirstBatches:
             loader = copy.copy(loader)
             loader._iterator = None  # what workers that stay alive draw is for training
         if name not in kept:
-            with borrowed_streams():
+            with borrowed_streams(), generators_within(loader).seeded(seed):
                 seed_everything(seed)
                 kept[name] = list(islice(loader, FEW_BATCHES))
         self._batches = kept[name]

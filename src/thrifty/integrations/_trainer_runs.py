@@ -19,6 +19,7 @@ from thrifty.core import TaskError, derive_seed, plain_logger
 from thrifty.pack import borrowed_streams
 from thrifty.pack._frozen import checksums
 from thrifty.pack._state import seed_everything, state_versions, with_versions
+from thrifty.pack.task._own_generators import OwnGenerators
 from thrifty.pack.verify import same
 
 from ._model_copies import Digests
@@ -209,7 +210,7 @@ def _samplers(loader: Any) -> tuple[Any, ...]:
 
 
 def reseed(loaders: Any, seed: int) -> None:
-    """Reseed the generators that loaders bring along.
+    """Reseed the generators that loaders, their data sets and their functions bring along.
 
     They would otherwise run on from epoch to epoch, and differ in a trial that is resumed.
     """
@@ -219,10 +220,30 @@ def reseed(loaders: Any, seed: int) -> None:
         for number, loader in enumerate(loaders):
             reseed(loader, derive_seed(seed, "loader", number))
         return
-    for holder in (loaders, *_samplers(loaders)):
-        generator = getattr(holder, "generator", None)
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(seed)
+    for generator in _generators_of(loaders):
+        generator.manual_seed(seed)
+    generators_within(loaders).seed(seed)
+
+
+def generators_within(loader: Any) -> OwnGenerators:
+    """Return the generators of a loader's data set, functions and samplers.
+
+    Those of the loader and its samplers that PyTorch knows are not among them: they say the order.
+    """
+    objects = {name: getattr(loader, name, None) for name in _READING}
+    objects |= {f"sampler {i}": each for i, each in enumerate(_samplers(loader))}
+    if objects["dataset"] is None:  # a loader of the user's own
+        objects["loader"] = loader
+    return OwnGenerators(objects, besides=_generators_of(loader))
+
+
+_READING = ("dataset", "collate_fn", "worker_init_fn")
+"""Attributes of a ``DataLoader`` that are the user's code."""
+
+
+def _generators_of(loader: Any) -> list[torch.Generator]:
+    held = (getattr(each, "generator", None) for each in (loader, *_samplers(loader)))
+    return [each for each in held if isinstance(each, torch.Generator)]
 
 
 # -- hooks that a Trainer calls once ------------------------------------------------------

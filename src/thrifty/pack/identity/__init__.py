@@ -13,7 +13,7 @@ from ._digest import (
     places_of,
 )
 from ._own import is_own, is_own_module
-from ._place import MISSING, Place, vars_of
+from ._place import MISSING, Place, slots_of, vars_of
 from ._reach import Reach, Reached, reach
 from ._syntax import mentions
 from ._values import content_digest
@@ -41,5 +41,6 @@ __all__ = [
     "parts_of",
     "places_of",
     "reach",
+    "slots_of",
     "vars_of",
 ]

@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from copy import copy, deepcopy
+from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from thrifty.core import TaskError, derive_seed
 
 from ._data_contents import Samples
+from ._own_generators import OwnGenerators
 
 
 Batch = Any
@@ -333,13 +335,20 @@ class DatasetSource:
             generator=torch.Generator().manual_seed(seed),
             **self._data.loader,
         )
-        return (self._own(batch) for batch in loader)
+        return map(self._own, self._read(loader, seed))
+
+    def _read(self, loader: DataLoader[Any], seed: int) -> Iterator[Batch]:
+        """Return the batches of a loader; generators that the user's objects keep are seeded."""
+        generators = OwnGenerators(self.parts)
+        if not generators:
+            return iter(loader)
+        return generators.iterated(loader, (derive_seed(seed, "own", i) for i in count()))
 
     def valid_batches(self, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
         options = {**self._data.loader, "drop_last": False}
         loader: DataLoader[Any] = DataLoader(self._data.valid, batch_size=batch_size, **options)
         left = len(self._data.valid)  # type: ignore[arg-type]
-        for batch in loader:
+        for batch in self._read(loader, 0):
             yield self._own(batch), min(batch_size, left)
             left -= batch_size
 

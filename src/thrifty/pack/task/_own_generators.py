@@ -1,0 +1,219 @@
+"""Random generators that data sets, transforms and collate functions keep; seeded for each batch.
+
+A data set that draws from a generator of its own remembers how often it was read. A trial that is
+resumed, or that reads it beside others, would get other samples. So the generators are seeded
+before each batch, as the global streams are, and put back after it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from thrifty.core import derive_seed
+from thrifty.pack.identity import slots_of, vars_of
+
+
+_MAX_DEPTH = 8
+_MAX_ELEMENTS = 256
+"""Elements of one container that are looked at; a list of samples may have millions."""
+_MAX_OBJECTS = 10_000
+
+_KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+class OwnGenerators:
+    """The random generators within some objects.
+
+    Looks at attributes, elements of small containers, and what functions enclose. Python's,
+    NumPy's and PyTorch's global generators are left out: they are the global streams.
+
+    Args:
+        objects: Data sets and functions, by name.
+        besides: Generators that are left out.
+
+    >>> class Noisy:
+    ...     def __init__(self):
+    ...         self.rng = np.random.default_rng()
+    >>> noisy = Noisy()
+    >>> found = OwnGenerators({"data.train": noisy})
+    >>> with found.seeded(1):
+    ...     one = noisy.rng.random()
+    >>> with found.seeded(1):
+    ...     one == noisy.rng.random()
+    True
+    """
+
+    def __init__(self, objects: Mapping[str, Any], *, besides: Iterable[Any] = ()) -> None:
+        self._found = dict(_generators_in(objects, besides=besides))
+
+    def __bool__(self) -> bool:
+        """Return whether there is one."""
+        return bool(self._found)
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators, each by its name as well."""
+        for name, each in self._found.items():
+            _seed(each, derive_seed(seed, name))
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put the generators back at the end."""
+        states = [(each, _state(each)) for each in self._found.values()]
+        try:
+            yield
+        finally:
+            for each, state in states:
+                _put_back(each, state)
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Seed the generators, and put them back at the end."""
+        with self.kept():
+            self.seed(seed)
+            yield
+
+    def iterated(self, batches: Iterable[Any], seeds: Iterator[int]) -> Iterator[Any]:
+        """Yield batches; the generators are seeded while the iterator is made and for each batch.
+
+        Args:
+            batches: A loader.
+            seeds: A seed for the iterator, which may start processes, and one for each batch.
+        """
+        with self.seeded(next(seeds)):
+            iterator = iter(batches)
+        for seed in seeds:
+            with self.seeded(seed):
+                batch = next(iterator, _END)
+            if batch is _END:
+                return
+            yield batch
+
+
+_END = object()
+
+
+def _generators_in(
+    objects: Mapping[str, Any], *, besides: Iterable[Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield generators by how they are reached, the same in each process."""
+    seen = {id(each) for each in (*_global_ones(), *besides)}
+    queue = deque((name, value, 0) for name, value in objects.items())
+    while queue and len(seen) < _MAX_OBJECTS:
+        name, value, depth = queue.popleft()
+        if id(value) in seen or isinstance(value, _CLOSED):
+            continue
+        seen.add(id(value))
+        if isinstance(value, _KINDS):
+            if _can_be_seeded(value):
+                yield name, value
+        elif depth < _MAX_DEPTH:
+            queue += ((f"{name}{key}", each, depth + 1) for key, each in _parts(value))
+
+
+_CLOSED = (
+    type, ModuleType, torch.Tensor, np.ndarray, np.generic, str, bytes, bytearray, int, float,
+    complex, type(None),
+)  # fmt: skip
+"""Types of objects that hold no generator, or that are not looked into."""
+
+
+def _global_ones() -> Iterable[Any]:
+    libraries: tuple[Any, Any] = (np.random.mtrand, random)
+    return (torch.default_generator, libraries[0]._rand, libraries[1]._inst)
+
+
+def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+    """Return the objects within a value, with how each is reached. Runs none of the user's code."""
+    if isinstance(value, FunctionType):
+        cells = value.__closure__ or ()
+        names = value.__code__.co_freevars
+        held = ((f".<closure>.{n}", cell) for n, cell in zip(names, cells, strict=True))
+        return (*held, *_elements(value.__defaults__ or ()), *_items(value.__kwdefaults__ or {}))
+    if isinstance(value, CellType):
+        try:
+            return (("", value.cell_contents),)
+        except ValueError:  # it is empty
+            return ()
+    if isinstance(value, MethodType):
+        return ((".__func__", value.__func__), (".__self__", value.__self__))
+    if isinstance(value, partial):
+        return ((".func", value.func), *_elements(value.args), *_items(value.keywords))
+    for base in _SEQUENCES:
+        if isinstance(value, base):
+            return (*_elements(base.__iter__(value)), *_attributes(value))
+    if isinstance(value, dict):
+        return (*_items(value), *_attributes(value))
+    return _attributes(value)
+
+
+_SEQUENCES: tuple[Any, ...] = (list, tuple, deque)
+
+
+def _elements(values: Iterable[Any]) -> Iterable[tuple[str, Any]]:
+    return [(f"[{i}]", each) for i, each in enumerate(islice(values, _MAX_ELEMENTS))]
+
+
+def _items(values: dict[Any, Any]) -> Iterable[tuple[str, Any]]:
+    """Return the values of a mapping; keys that are no texts may have an address as their text."""
+    return [
+        (f"[{key!r}]" if isinstance(key, str) else f"[#{i}]", each)
+        for i, (key, each) in enumerate(islice(dict.items(values), _MAX_ELEMENTS))
+    ]
+
+
+def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
+    out = [(f".{name}", each) for name, each in vars_of(value).items()]
+    for kind in type(value).__mro__:
+        for name in slots_of(kind):
+            try:
+                out.append((f".{name}", vars(kind)[name].__get__(value)))
+            except (AttributeError, KeyError):  # an empty slot, or one of a base class
+                continue
+    return out
+
+
+def _can_be_seeded(generator: Any) -> bool:
+    if isinstance(generator, np.random.Generator):
+        return type(generator.bit_generator).__module__.startswith("numpy.random")
+    return not isinstance(generator, random.SystemRandom)
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state()
+    return random.Random.getstate(generator)
+
+
+def _put_back(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, torch.Generator | np.random.RandomState):
+        generator.set_state(state)
+    else:
+        random.Random.setstate(generator, state)
+
+
+def _seed(generator: Any, seed: int) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, np.random.Generator):
+        kind: Any = type(generator.bit_generator)
+        generator.bit_generator.state = kind(seed).state
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(seed % 2**32)
+    else:
+        random.Random.seed(generator, seed)

@@ -1,0 +1,278 @@
+"""Data with random generators of their own, under the loops of Lightning and transformers.
+
+A run of all epochs makes its loaders once, and their generators run on. Here each epoch is a run,
+which has to draw other numbers than the one before, and the same ones when a trial is resumed.
+"""
+
+from __future__ import annotations
+
+import random
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
+
+import thrifty as th
+from tests.integrations._drive import assert_a_resumed_trial_is_the_same, train
+from tests.integrations.test_huggingface import TRAIN, bert, fixed as fixed_rate, task as of_bert
+from tests.integrations.test_lightning import Net, fixed, points
+from thrifty.integrations import LightningTrainable
+
+
+pytestmark = pytest.mark.slow
+
+EPOCHS = 3
+DRAWN: list[float] = []
+"""What data sets have drawn since a test began."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_drawn():
+    DRAWN.clear()
+
+
+class Noisy(Dataset):
+    def __init__(self, rows):
+        self.rows, self.rng = rows, np.random.default_rng(0)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        x, y = self.rows[index]
+        noise = float(self.rng.normal())
+        DRAWN.append(noise)
+        return x + noise, y
+
+
+class Shuffled(Sampler):
+    def __init__(self, num):
+        self.num, self.rng = num, random.Random(0)
+
+    def __len__(self):
+        return self.num
+
+    def __iter__(self):
+        order = self.rng.sample(range(self.num), self.num)
+        DRAWN.append(order[0] + order[1] / 100)
+        return iter(order)
+
+
+def rows():
+    x, y = points()
+    return TensorDataset(x[:32], y[:32]), TensorDataset(x[32:], y[32:])
+
+
+def noisy_training():
+    return DataLoader(Noisy(rows()[0]), batch_size=8, shuffle=True), DataLoader(rows()[1], 8)
+
+
+def noisy_validation():
+    return DataLoader(rows()[0], batch_size=8, shuffle=True), DataLoader(Noisy(rows()[1]), 8)
+
+
+def noisy_batches():
+    def collate(samples, rng=np.random.default_rng(0)):  # noqa: B008 (one generator is meant)
+        x, y = zip(*samples, strict=True)
+        DRAWN.append(float(rng.normal()))
+        return torch.stack(x) + DRAWN[-1], torch.stack(y)
+
+    return DataLoader(rows()[0], 8, collate_fn=collate), DataLoader(rows()[1], 8)
+
+
+def own_order():
+    return DataLoader(rows()[0], 8, sampler=Shuffled(32)), DataLoader(rows()[1], 8)
+
+
+class Module(pl.LightningDataModule):
+    def setup(self, stage):
+        self.noisy = Noisy(rows()[0])
+
+    def train_dataloader(self):
+        return DataLoader(self.noisy, batch_size=8, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(rows()[1], 8)
+
+
+class WithHooks(Net):
+    def train_dataloader(self):
+        return noisy_training()[0]
+
+    def val_dataloader(self):
+        return DataLoader(Noisy(rows()[1]), 8)
+
+
+def lightning(data, **options):
+    given = None if data is None else lambda hp: data()
+    kind = WithHooks if data is None else Net
+    return LightningTrainable(lambda hp: kind(hp.lr), given, **options)
+
+
+LIGHTNING = {
+    "training": noisy_training,
+    "validation": noisy_validation,
+    "batches": noisy_batches,
+    "order": own_order,
+    "data module": Module,
+    "hooks": None,
+}
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("kind", LIGHTNING)
+def test_in_lightning_a_resumed_trial_draws_the_same(kind, steps):
+    options = {} if steps is None else {"steps_per_epoch": steps}
+    assert_a_resumed_trial_is_the_same(
+        lambda: lightning(LIGHTNING[kind], **options), fixed, epochs=EPOCHS
+    )
+    DRAWN.clear()
+    train(lightning(LIGHTNING[kind], **options), fixed, epochs=EPOCHS)
+    # An epoch of steps may go on with the order of a pass.
+    if (kind, steps) != ("order", 3):
+        assert len(set(DRAWN)) == len(DRAWN), "no epoch repeats what another one has drawn"
+
+
+def of_hugging_face(*, noisy=TRAIN, **options):
+    return of_bert({"num_train_epochs": EPOCHS}, train_dataset=noisy, **options)
+
+
+class NoisyRows(Dataset):
+    """Rows of tokens, one of which is drawn."""
+
+    def __init__(self, *, seed=0):
+        self.rng = random.Random(seed)
+
+    def __len__(self):
+        return len(TRAIN)
+
+    def __getitem__(self, index):
+        DRAWN.append(self.rng.random())
+        token = torch.tensor([int(DRAWN[-1] * 20)])
+        return {**TRAIN[index], "input_ids": torch.cat([TRAIN[index]["input_ids"], token])}
+
+
+class Collator:
+    """Like that of transformers for masked tokens: it makes its generator when it is called."""
+
+    def __init__(self, seed):
+        self.seed, self.generator = seed, None
+
+    def __call__(self, samples):
+        if self.generator is None:
+            self.generator = torch.Generator().manual_seed(self.seed)
+        DRAWN.append(torch.rand((), generator=self.generator).item())
+        batch = transformers.default_data_collator(samples)
+        batch["input_ids"][:, 0] = int(DRAWN[-1] * 20)
+        return batch
+
+
+class CollatorWithRng:
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, samples):
+        DRAWN.append(self.rng.random())
+        batch = transformers.default_data_collator(samples)
+        batch["input_ids"][:, 0] = int(DRAWN[-1] * 20)
+        return batch
+
+
+HUGGING_FACE = {
+    "rows": lambda: of_hugging_face(noisy=NoisyRows()),
+    "rows made for a trial": lambda: of_hugging_face(noisy=lambda hp: NoisyRows()),
+    "collator with a seed": lambda: of_hugging_face(trainer={"data_collator": Collator(1)}),
+    "collator": lambda: of_hugging_face(trainer={"data_collator": CollatorWithRng()}),
+}
+
+
+@pytest.mark.parametrize("kind", HUGGING_FACE)
+def test_in_transformers_a_resumed_trial_draws_the_same(kind):
+    make = HUGGING_FACE[kind]
+    assert_a_resumed_trial_is_the_same(make, fixed_rate, epochs=EPOCHS)
+    DRAWN.clear()
+    train(make(), fixed_rate, epochs=EPOCHS)
+    assert len(set(DRAWN)) == len(DRAWN), "no epoch repeats what another one has drawn"
+
+
+CHOSEN: list[tuple[str, list[int]]] = []
+
+
+class DrawingTrainer(transformers.Trainer):
+    """Draws once which rows it trains on, when it is made and when it makes its loader."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        chosen = torch.randperm(len(self.train_dataset))[:20].tolist()
+        CHOSEN.append(("made", chosen))
+        self.train_dataset = Subset(self.train_dataset, chosen)
+
+    def get_train_dataloader(self):
+        whole = self.train_dataset
+        chosen = random.sample(range(len(whole)), 16)
+        CHOSEN.append(("loader", chosen))
+        self.train_dataset = Subset(whole, chosen)
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.train_dataset = whole
+
+
+def test_a_trainer_draws_once_what_a_run_draws_once():
+    """Else a Trainer that holds out rows trains on them in another epoch."""
+    CHOSEN.clear()
+
+    def make():
+        return of_hugging_face(trainer_class=DrawingTrainer)
+
+    assert_a_resumed_trial_is_the_same(make, fixed_rate, epochs=EPOCHS)
+    for name in ("made", "loader"):
+        found = [chosen for what, chosen in CHOSEN if what == name]
+        assert len(found) >= 2 * EPOCHS
+        assert all(chosen == found[0] for chosen in found)
+
+
+def test_steps_still_draw_anew_in_each_epoch():
+    """Dropout of a second epoch must not have the masks of the first."""
+    masks = []
+
+    class Dropping(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = bert()
+
+        def forward(self, input_ids, labels=None):
+            masks.append(torch.rand(()).item())
+            return self.inner(input_ids=input_ids, labels=labels)
+
+    one = th.integrations.HuggingFaceTrainable(
+        lambda hp: Dropping(), train_dataset=TRAIN, args={"num_train_epochs": EPOCHS}
+    )
+    train(one, fixed_rate, epochs=EPOCHS)
+    assert len(set(masks)) == len(masks)
+
+
+def test_a_study_over_such_data_neither_warns_nor_stops(tmp_path, caplog):
+    """Trials that share epochs, and those that one worker trains one after the other."""
+
+    def curves(name, *rates):
+        study = th.Study(
+            lightning(noisy_training),
+            th.Space(lr=th.Choice(list(rates))),
+            name=name,
+            algorithm=th.GridSearch(max_epochs=4),
+            metric="val_loss",
+            mode="min",
+            storage=f"sqlite:///{tmp_path}/{name}.db",
+        )
+        study.run(progress=False)
+        return {str(trial.config["lr"]): trial.curve for trial in study.trials}
+
+    rates = (0.1, th.Step(0.1, [2]), 0.2)
+    together = curves("together", *rates)
+    assert not [each for each in caplog.messages if "rng" in each]
+    for number, rate in enumerate(rates):
+        assert together[str(rate)] == curves(f"alone {number}", rate)[str(rate)]
