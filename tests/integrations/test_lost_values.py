@@ -13,7 +13,7 @@ import torchmetrics
 import transformers
 
 import thrifty as th
-from tests.integrations._drive import train
+from tests.integrations._drive import resumed, train
 from tests.integrations.test_huggingface import (
     LINEAR,
     TRAIN,
@@ -425,12 +425,6 @@ def test_what_cannot_be_examined_is_warned_of(caplog):
     assert "could not be examined (ValueError: too short)" in record.getMessage()
 
 
-def test_a_trial_that_goes_on_elsewhere_is_not_examined():
-    metrics, state = train(of_net(Running), fixed, epochs=1)
-    others, _ = train(of_net(Running), fixed, epochs=2, start=1, state=state)
-    assert len([*metrics, *others]) == 2
-
-
 class Decaying(FrozenOnce):
     """Has a rate that is 0 after all steps of the Trainer, which has few in a rehearsal."""
 
@@ -494,6 +488,42 @@ def test_a_study_refuses_what_is_lost(kind, is_lost, steps, tmp_path, caplog):
         study.run(progress=False, executor=th.Local(threads=1))
         assert len(study.trials) == 2
         assert "checkpoint" not in caplog.text
+
+
+@pytest.mark.parametrize(("kind", "is_lost"), [(Running, True), (Collecting, False)])
+def test_stages_of_one_epoch_are_examined(kind, is_lost, tmp_path, caplog):
+    """Each epoch of population-based training may begin with a trial that is restored."""
+    study = th.Study(
+        LightningTrainable(lambda hp: kind(hp.lr), lambda hp: loaders()),
+        th.Space(lr=th.Float(0.01, 0.1)),
+        algorithm=th.PopulationBasedTraining(
+            population=3, interval=1, max_epochs=3, explore=("lr",)
+        ),
+        metric="val_loss",
+        mode="min",
+        storage=f"sqlite:///{tmp_path}/t.db",
+        name="net",
+    )
+    if is_lost:
+        with pytest.raises(th.StateError, match=r"module\.running"):
+            study.run(progress=False, executor=th.Local(threads=1))
+    else:
+        study.run(progress=False, executor=th.Local(threads=1))
+        assert "checkpoint" not in caplog.text
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_a_lost_value_is_refused_if_each_epoch_is_restored(case):
+    kind, callbacks, name = LOST[case]
+    with pytest.raises(th.StateError, match=f"training changes .*{name}.* does not hold"):
+        resumed(lambda: of_net(kind, callbacks), fixed, epochs=EPOCHS)
+
+
+def test_a_trial_of_one_epoch_is_not_examined():
+    """Nothing goes on from it, so nothing is lost."""
+    one = of_net(Running)
+    for _ in range(2):
+        train(one, fixed, epochs=1)
 
 
 # -- Hugging Face -----------------------------------------------------------------------------
@@ -621,6 +651,8 @@ def test_a_lost_value_of_a_trainer_is_refused_by_name(case):
     make, name = BERT_LOST[case]
     with pytest.raises(th.StateError, match=f"training changes .*{name}.* does not hold"):
         train(make(), fixed_bert, epochs=3)
+    with pytest.raises(th.StateError, match=f"training changes .*{name}.* does not hold"):
+        resumed(make, fixed_bert, epochs=3)
 
 
 BERT_KEPT = {

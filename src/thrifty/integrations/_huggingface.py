@@ -249,7 +249,13 @@ class HuggingFaceTrainable(KeptTrainable):
         kept["metrics"] = {**before, TRAIN_LOSS: loss, **callback.metrics()}
         self._kept = kept
         self._lost.end(
-            self._kept, owners, epoch=epoch, hp=hp, seed=self._seed, excused=self.not_state
+            self._kept,
+            owners,
+            epoch=epoch,
+            hp=hp,
+            seed=self._seed,
+            excused=self.not_state,
+            rehearse=self._rehearse,
         )
 
     def _rehearse(

@@ -277,7 +277,13 @@ class LightningTrainable(KeptTrainable):
         kept["metrics"] = self._metrics(trainer.callback_metrics, callback, epoch=epoch)
         self._kept = kept
         self._lost.end(
-            self._kept, owners, epoch=epoch, hp=hp, seed=self._seed, excused=self.not_state
+            self._kept,
+            owners,
+            epoch=epoch,
+            hp=hp,
+            seed=self._seed,
+            excused=self.not_state,
+            rehearse=self._rehearse,
         )
 
     def _rehearse(

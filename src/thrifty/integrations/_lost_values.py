@@ -187,6 +187,9 @@ class _Case:
 class LostValues:
     """Examines whether values are lost from one epoch of a trial to the next.
 
+    It does so before the next epoch. Where a trial goes on from a checkpoint, that may never come
+    here: each stage may be one epoch. Then it does so after the first epoch.
+
     Args:
         name: The adapter, for messages.
         mending: How to keep values.
@@ -204,6 +207,8 @@ class LostValues:
         self._task = examined
         self._before: tuple[dict[str, Any], Values] | None = None
         self._case: _Case | None = None
+        self._is_first = True
+        """Whether no epoch has ended since the trial began or was restored."""
 
     @property
     def _examined(self) -> _Notes:
@@ -229,6 +234,7 @@ class LostValues:
         hp: HyperParameters,
         seed: int,
         excused: Collection[str],
+        rehearse: Rehearse,
     ) -> None:
         """Note which values an epoch has changed.
 
@@ -239,7 +245,12 @@ class LostValues:
             hp: Its hyper-parameters.
             seed: The trial's seed.
             excused: Identifiers of attributes that may differ.
+            rehearse: Trains short epochs.
+
+        Raises:
+            StateError: As ``examine`` does.
         """
+        is_restored, self._is_first = self._is_first and epoch > 0, False
         if self._before is None:
             return
         light, before = self._before
@@ -254,6 +265,8 @@ class LostValues:
         if names and key not in self._examined.passed:
             whole = self._with_heavy(light, kept)
             self._case = _Case(kept=whole, epoch=epoch, hp=hp, names=names, key=key, seed=seed)
+            if is_restored:
+                self.examine(epoch + 1, rehearse)
 
     def examine(self, epoch: int, rehearse: Rehearse) -> None:
         """Compare two short epochs in one run with one after the other, if values may be lost.
