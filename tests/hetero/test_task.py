@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -178,6 +180,76 @@ def test_workers_count_for_the_identity_where_they_change_the_answer():
     for options in ({"verify": False}, {"batch_norm": "local"}, {"growth": BatchScaling()}):
         made = HeteroTask(Line(), workers=2, options=HeteroOptions(**options)).identity()
         assert made != plain
+
+
+UNCHANGED = {
+    *("objective", "power", "subsample", "balancing", "curve", "bucket_cap_mb", "admit_every"),
+    *("stand_by", "micro_batch"),
+}
+"""Options by which a trial's result does not change; ``micro_batch`` only with local statistics."""
+CHANGING = {"batch_norm": "local", "clip_norm": 0.1, "growth": BatchScaling(), "verify": False}
+
+
+def test_each_option_is_known_to_change_the_answer_or_not():
+    names = {each.name for each in dataclasses.fields(HeteroOptions)}
+    assert names == UNCHANGED | CHANGING.keys()
+    plain = HeteroTask(Line(), workers=2).identity()
+    for name, value in CHANGING.items():
+        options = HeteroOptions(**{name: value})
+        assert HeteroTask(Line(), workers=2, options=options).identity() != plain, name
+
+
+class Thousandfold(HeteroTask):
+    def evaluate(self):
+        return {name: 1000 * value for name, value in super().evaluate().items()}
+
+
+class Millionfold(HeteroTask):
+    def evaluate(self):
+        return {name: 10**6 * value for name, value in super().evaluate().items()}
+
+
+def test_code_of_a_subclass_its_attributes_and_the_version_count_for_the_identity():
+    made = [kind(Line(), workers=2) for kind in (HeteroTask, Thousandfold, Millionfold)]
+    versioned, noted = HeteroTask(Line(), workers=2), HeteroTask(Line(), workers=2)
+    versioned.version, noted.note = "2", 1
+    made += [versioned, noted]
+    assert len({tuple(sorted(each.identity().items())) for each in made}) == len(made)
+    wider = Thousandfold(Line(), workers=3)
+    assert wider.identity() == made[1].identity(), "workers do not change the result"
+
+
+class Pair(Line):
+    """Reads data sets through a loader."""
+
+    options: ClassVar = {}
+
+    def data(self, hp):
+        data = super().data(hp)
+        sets = (torch.utils.data.TensorDataset(*part) for part in (data.train, data.valid))
+        return th.DatasetPair(**dict(zip(("train", "valid"), sets, strict=True)), **self.options)
+
+
+def halved(rows):
+    x, y = torch.utils.data.default_collate(rows)
+    return x / 2, y
+
+
+@pytest.mark.parametrize("options", [{"drop_last": True}, {"collate_fn": halved}])
+def test_a_loader_reads_as_in_one_process(options, tmp_path):
+    kind = type("Pair", (Pair,), {"options": options, "__module__": __name__})
+    alone = found(run(kind(), tmp_path, "alone"))
+    spread = found(run(HeteroTask(kind(), workers=2), tmp_path, "spread"))
+    assert [value for _, value in spread] == pytest.approx([v for _, v in alone], rel=1e-5)
+    assert alone != found(run(Pair(), tmp_path, "plain"))
+
+
+def test_what_a_loaders_processes_would_do_is_refused():
+    options = {"num_workers": 1, "worker_init_fn": print}
+    kind = type("Pair", (Pair,), {"options": options})
+    timeline = th.Timeline({"lr": 0.1}, epochs=1)
+    with pytest.raises(th.TrainingError, match=r"worker_init_fn of the .* would never be called"):
+        train_alone(HeteroTask(kind(), workers=1), timeline, seed=0, epochs=1)
 
 
 def test_how_losses_are_weighted_counts_for_the_identity():

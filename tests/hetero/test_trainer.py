@@ -705,3 +705,11 @@ def test_a_newcomer_measures_itself_before_the_others_wait_for_it():
     met = calls.index("agree")
     assert calls[:met].count("pass") > 3
     assert "pass" not in calls[met : calls.index("all_reduce", met)]
+
+
+def test_the_last_short_step_can_be_left_out():
+    whole = list(trainer_of(model(), global_batch=SAMPLES // 3 + 1, drop_last=True).run(epochs=2))
+    assert [report.sizes for report in whole] == [(SAMPLES // 3 + 1,)] * 4
+    assert [report.epoch for report in whole] == [0, 0, 1, 1]
+    with pytest.raises(HeteroError, match="are not one step of"):
+        trainer_of(model(), global_batch=SAMPLES + 1, drop_last=True)

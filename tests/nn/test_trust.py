@@ -474,3 +474,36 @@ def test_values_that_are_no_numbers_are_no_difference(caplog):
     x[0] = float("nan")
     mlp()(x)
     assert not caplog.records
+
+
+IN_PLACE = {
+    "after a layer": lambda act, drop: [nn.Linear(64, 64), act, drop, nn.Linear(64, 3)],
+    "after dropout": lambda act, drop: [drop, act, nn.Linear(64, 3)],
+    "twice": lambda act, drop: [nn.Linear(64, 64), act, drop, act, nn.Linear(64, 3)],
+}
+
+
+@pytest.mark.parametrize("has_grad", [True, False])
+@pytest.mark.parametrize("execution", ["sliced", "auto"])
+@pytest.mark.parametrize(
+    "act", [nn.ReLU(inplace=True), nn.SiLU(inplace=True), nn.LeakyReLU(0.1, inplace=True)], ids=repr
+)
+@pytest.mark.parametrize("where", IN_PLACE)
+def test_layers_that_work_in_place_are_compared_on_copies(where, act, execution, has_grad):
+    """Else the comparison changes the batch that is trained."""
+    schedule = GyroSchedule(subnetworks=8, concurrent=2, total_steps=40)
+    drop = BlockGyroDropout(0.5, num_features=64, group_size=16, schedule=schedule)
+    torch.manual_seed(0)
+    layers = IN_PLACE[where](act, drop)
+    results = []
+    with torch.set_grad_enabled(has_grad):
+        for model in (nn.Sequential(*layers), GyroSequential(*layers, execution=execution)):
+            x = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
+            leaf = x.requires_grad_(has_grad)
+            out = model(leaf.clone())
+            found = [out]
+            if has_grad:
+                found += torch.autograd.grad(out.square().sum(), [leaf, *model.parameters()])
+            results.append(found)
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)

@@ -26,8 +26,8 @@ class HeteroTask(Trainable):
 
     In a study it is a trial like any other. The processes split every batch by their speed. The
     result equals that of the plain task up to rounding; for models that draw random numbers it also
-    differs by the draws. Hyper-parameters change between epochs, not within an epoch. When a worker
-    dies, its trial fails with it, and the study retries from the last checkpoint.
+    differs by the draws. A schedule that moves within epochs, such as ``Cosine``, has the value at
+    the beginning of each epoch, where the plain task follows it at each step. When a worker dies, its trial fails with it, and the study retries from the last checkpoint.
 
     Args:
         task: The task to train. Its data must be arrays or data sets.
@@ -77,11 +77,23 @@ class HeteroTask(Trainable):
         self.reduction = reduction
         self.weight = weight
 
+    def __thrifty_identity__(self) -> Mapping[str, Any]:
+        """Return the attributes that change results whatever the workers are."""
+        return {"task": self.task, "reduction": self.reduction, "weight": self.weight}
+
     def _content(self) -> TaskIdentity:
-        """Return the task's identity plus the options through which workers change the result."""
+        """Return the task's identity plus the options through which workers change the result.
+
+        What was always so has no entry, so that identities in earlier databases still match.
+        """
         inner = task_identity(self.task).joined()
         training = {**inner.training, "trained by": "HeteroTask"}
+        if type(self) is not HeteroTask or self.version or vars(self).keys() - _ATTRIBUTES:
+            own = super()._content().joined().training
+            training |= {f"HeteroTask: {name}": text for name, text in own.items()}
         options = self.options
+        if options.clip_norm is not None:
+            training["clip_norm"] = repr(options.clip_norm)
         if options.batch_norm == "local" or not options.verify or options.growth:
             training["split"] = (
                 f"{self.workers} workers, batch_norm={options.batch_norm}, "
@@ -132,6 +144,10 @@ class HeteroTask(Trainable):
         self._crew.tell("state", to_bytes(state).numpy().tobytes())
         self._crew.hear()
 
+
+_ATTRIBUTES = frozenset({
+    "task", "workers", "cores", "devices", "options", "reduction", "weight", "_crew", "_metrics",
+})  # fmt: skip
 
 _PRELOAD = ("thrifty.hetero._trainer", "torch.distributed", "torch._dynamo")
 """Modules that the fork server preloads; torch imports the last one for the first optimizer."""

@@ -89,6 +89,7 @@ class TrialWorker:
             _dataset(data),
             loss=task.loss,
             global_batch=self._batch_size,
+            **_reading(data),
             seed=self._seed,
             reduction=reduction,
             weight=weight,
@@ -197,6 +198,19 @@ def _dataset(data: Any) -> Dataset[Any]:
     raise HeteroError(
         f"a job of several workers trains on arrays or datasets, not on {type(data).__name__}: "
         "return th.ArrayData or a pair of datasets from Task.data"
+    )
+
+
+def _reading(data: Any) -> dict[str, Any]:
+    """Return how the training set is read, as arguments of ``HeteroTrainer``."""
+    options = data.loader if isinstance(data, DatasetPair) else {}
+    if options.get("worker_init_fn") is not None and options.get("num_workers"):
+        raise HeteroError(
+            "HeteroTask reads samples in the processes that train, so worker_init_fn of the "
+            "thrifty.DatasetPair would never be called; do in the data set's __init__ what it does"
+        )
+    return {name: options[name] for name in ("drop_last",) if name in options} | (
+        {"collate": options["collate_fn"]} if options.get("collate_fn") else {}
     )
 
 

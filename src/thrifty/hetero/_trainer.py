@@ -69,6 +69,7 @@ class HeteroTrainer:
         members: How workers find each other (default: the workers that torchrun started).
         private: A data set that only this worker can read. Its samples never leave it.
         collate: Function from a list of samples to a batch.
+        drop_last: Leave out the last step of an epoch if it has fewer samples than the others.
         reduction: Whether ``loss`` is a mean over the batch or a sum.
         weight: Weight of a batch in that mean, such as its number of tokens or the sum of its class
             weights (default: its number of samples).
@@ -82,8 +83,8 @@ class HeteroTrainer:
             effect at the next step.
 
     Raises:
-        HeteroError: ``global_batch`` is below 1, or there are no samples or no trainable
-            parameters.
+        HeteroError: ``global_batch`` is below 1, there are no samples, with ``drop_last`` too few
+            for a step, or no trainable parameters.
 
     >>> model = nn.Linear(2, 1)
     >>> data = torch.utils.data.TensorDataset(torch.randn(32, 2), torch.randn(32, 1))
@@ -111,6 +112,7 @@ class HeteroTrainer:
         members: Membership | None = None,
         private: Dataset[Any] | None = None,
         collate: Collate | None = None,
+        drop_last: bool = False,
         reduction: Reduction = "mean",
         weight: Weight | None = None,
         meter: Meter | None = None,
@@ -125,6 +127,11 @@ class HeteroTrainer:
         samples = PublicAndPrivate(dataset, private, collate)
         if not samples.num_public + samples.num_private:
             raise HeteroError("there are no samples to train on")
+        if drop_last and private is None and samples.num_public < global_batch:
+            raise HeteroError(
+                f"with drop_last=True, {samples.num_public} samples are not one step of "
+                f"{global_batch}; lower the batch size, or leave drop_last out"
+            )
         self._members = members or FixedMembership(device=device_of(model))
         self._learner = Learner(
             model,
@@ -157,6 +164,7 @@ class HeteroTrainer:
         )
         self._timer = StepTimer(clock=clock, meter=meter)
         self._global_batch = global_batch
+        self._drop_last = drop_last
         self._seed = seed
         self._place = Place()
         self._refusal = ""
@@ -200,7 +208,7 @@ class HeteroTrainer:
                 if report is None:
                     continue
                 yield report
-                if not (workers.group.stands_by or workers.allocation.left(self._place)):
+                if not workers.group.stands_by and self._is_at_end():
                     self._place = Place(epoch=self._place.epoch + 1)
         except GeneratorExit:
             workers.release()
@@ -246,13 +254,18 @@ class HeteroTrainer:
         workers = self._workers
         return not workers.stopped and (workers.group.stands_by or self._place.epoch < epochs)
 
+    def _is_at_end(self) -> bool:
+        """Return whether the epoch has no step left."""
+        allocation = self._workers.allocation
+        return allocation.left(self._place) < (sum(allocation.split) if self._drop_last else 1)
+
     def _try_step(self) -> StepReport | None:
         """Train one step; return None if a worker was lost during it, or this one stood by."""
         workers = self._workers
         try:
             if not workers.trains_next():
                 return None
-            if not workers.allocation.left(self._place):
+            if self._is_at_end():
                 # The lost worker's private samples are gone, and nothing else is left of this
                 # epoch.
                 self._place = Place(epoch=self._place.epoch + 1)

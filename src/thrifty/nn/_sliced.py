@@ -429,11 +429,13 @@ def _difference(group: Sequence[nn.Module], now: S, quick: Callable[[S], S]) -> 
             places = torch.arange(x.numel(), device=x.device, dtype=wide).view_as(x)
             size = _NUDGE_ULPS * torch.finfo(wide).eps
             x = (x.to(wide) * (1 + size * (nudge * places).cos())).to(x.dtype)
-        split = replace(now, x=x.requires_grad_(now.x.requires_grad))
+        x.requires_grad_(now.x.requires_grad)
+        # A layer may work in place (``ReLU(inplace=True)``), on the data or on a leaf of autograd.
+        split = replace(now, x=x.clone())
         out = split.whole() if run is None else run(split).whole()
         for layer in group if run is None else ():
             out = layer(out)
-        return (out.detach(), *_gradients(out, [split.x, *parameters]))
+        return (out.detach(), *_gradients(out, [x, *parameters]))
 
     # Checkpointing counts the tensors that are saved within it; those of a comparison must not
     # count.

@@ -436,8 +436,8 @@ def _watch_of(source: Source) -> DataWatch | None:
 
 def _read_a_row(source: Source) -> None:
     """Read a row, to find the hyper-parameters that it reads and what it changes."""
-    next(iter(source.train_batches(seed=0, epoch=0, batch_size=1)))
-    next(iter(source.valid_batches(batch_size=1)))
+    next(iter(source.train_batches(seed=0, epoch=0, batch_size=1)), None)
+    next(iter(source.valid_batches(batch_size=1)), None)
 
 
 # kept as long as the task: the check before a study and the worker in this process load once

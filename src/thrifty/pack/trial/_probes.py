@@ -84,7 +84,8 @@ def _check_data(task: Task, live: TaskTrial, sources: Sources) -> None:
     before = stream_positions(live.device)
     again = open_source(own_task(task).data(hp), device=live.device)
     after = stream_positions(live.device)
-    size = live.source.num_train if arrays else live.task.eval_batch_size
+    most = live.source.num_train  # a larger batch would be none if the last one is left out
+    size = most if arrays else min(most, live.task.eval_batch_size)
     drawn = sources.drawn(live.source)
     is_due = not sources.is_checked and sources.longest_load_s <= MAX_FIRST_S
     if is_due and drawn != (None if after == before else after):
@@ -137,10 +138,10 @@ def _check_kept_data(
 
 
 def _first(source: Source, *, size: int, seed: int) -> tuple[Any, Any]:
-    """Return a training and a validation batch of a source."""
+    """Return a training and a validation batch of a source; None for one that it does not have."""
     seed_everything(seed)
-    train = next(iter(source.train_batches(seed=seed, epoch=0, batch_size=size)))
-    valid, _ = next(iter(source.valid_batches(batch_size=size)))
+    train = next(iter(source.train_batches(seed=seed, epoch=0, batch_size=size)), None)
+    valid, _ = next(iter(source.valid_batches(batch_size=size)), (None, 0))
     return stand_in(train), stand_in(valid)
 
 
