@@ -244,3 +244,34 @@ def test_several_seeds_are_in_status_best_and_exports(tmp_path, monkeypatch, cap
     assert all(row["sd"] is None for row in rows if not row["epochs"])
     pl = pytest.importorskip("polars")
     assert pl.read_parquet("t.parquet")["seeds"].max() == 3
+
+
+def test_columns_of_hyper_parameters_have_names_of_their_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("named.py").write_text(
+        "import thrifty as th\n"
+        "@th.trainable\n"
+        "def train(trial):\n"
+        "    value = trial.suggest_categorical('value', [3, 4])\n"
+        "    epochs = trial.suggest_categorical('epochs', [1, 0])\n"
+        "    rate = 1 / epochs\n"
+        "    for epoch in trial.epochs():\n"
+        "        yield {'loss': value}\n"
+        "space = th.Space(value=th.Choice([3, 4]), epochs=th.Choice([1, 0]))\n"
+        "study = th.Study(train, space, algorithm=th.GridSearch(max_epochs=2), metric='loss',\n"
+        "    mode='min', storage='sqlite:///t.db', name='named')\n"
+    )
+    thrifty("run", "named.py", "--quiet", monkeypatch=monkeypatch)
+    capsys.readouterr()
+    thrifty("export", "named", *STORAGE, "--format", "csv", monkeypatch=monkeypatch)
+    header, *rows = csv.reader(capsys.readouterr().out.splitlines())
+    assert len(set(header)) == len(header)
+    found = [dict(zip(header, row, strict=True)) for row in rows]
+    assert {(each["params_value"], each["params_epochs"]) for each in found} == {
+        ("3", "1"), ("4", "1"), ("3", "0"), ("4", "0"),
+    }  # fmt: skip
+    for each in found:
+        assert each["value"] == (
+            "" if each["params_epochs"] == "0" else each["params_value"] + ".0"
+        )
+        assert ("division by zero" in each["error"]) == (each["params_epochs"] == "0")

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from tests.cli.documents import check
@@ -21,8 +22,10 @@ from thrifty.cli._options import Pair
 from thrifty.cli._rent._command import hardware_of, rent_command
 from thrifty.cli._rent._output import Installation, installation, script_of, span
 from thrifty.cli._rent._rent_options import Dollars, Duration
+from thrifty.cli._rent._timed_task import batches_of
 from thrifty.cloud import Interval
-from thrifty.core import CloudError, MissingExtraError, UsageError
+from thrifty.core import CloudError, MissingExtraError, TaskError, UsageError
+from thrifty.pack import DatasetPair, open_source
 from thrifty.perf import StepProfile
 
 
@@ -693,3 +696,28 @@ def test_how_options_are_read():
 )
 def test_times_have_a_unit(seconds, text):
     assert span(Interval(median=seconds, low=seconds / 2, high=2 * seconds)) == text
+
+
+def test_batches_that_are_left_out_are_not_counted(folder):
+    text = TASK + (
+        "\nclass Dropping(Mine):\n"
+        "    def data(self, hp):\n"
+        "        data = super().data(hp)\n"
+        "        rows = torch.utils.data.TensorDataset(*data.train)\n"
+        "        return th.DatasetPair(train=rows, valid=rows, drop_last=True)\n"
+        "\ndropping = Dropping()\n"
+    )
+    Path("dropping.py").write_text("import torch\nimport thrifty as th\n" + text)
+    whole = work_s("--epochs", "3", "--batch", "5", "--name", "dropping", file="dropping.py")
+    assert whole == pytest.approx(3 * 6)
+
+
+def test_a_batch_that_is_larger_than_the_data_is_an_error():
+    rows = torch.utils.data.TensorDataset(torch.zeros(4, 1))
+    source = open_source(
+        DatasetPair(train=rows, valid=rows, drop_last=True), device=torch.device("cpu")
+    )
+    make = batches_of(source)
+    assert [len(make(3)[0]) for _ in range(3)] == [3, 3, 3]
+    with pytest.raises(TaskError, match="drop_last=True leaves no batch"):
+        make(5)

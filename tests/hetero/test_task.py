@@ -222,7 +222,7 @@ def test_code_of_a_subclass_its_attributes_and_the_version_count_for_the_identit
 class Pair(Line):
     """Reads data sets through a loader."""
 
-    options: ClassVar = {}
+    options: ClassVar[dict[str, object]] = {}
 
     def data(self, hp):
         data = super().data(hp)

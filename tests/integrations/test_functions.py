@@ -30,6 +30,7 @@ from tests.study.processes import run_script
 from thrifty.core import SpaceError, StateError, TaskError, UsageError, derive_seed
 from thrifty.integrations.functions._exploration import explore, space_of
 from thrifty.integrations.functions._exploration_main import suggested
+from thrifty.integrations.functions._function_state import Kept, gradients_noted
 from thrifty.integrations.functions._loop_trial import Scheduled
 from thrifty.pack._state import seed_everything
 from thrifty.pack.verify import tensor_content
@@ -1220,15 +1221,94 @@ def test_names_to_ignore_are_a_list():
         lost_by(function)
 
 
-def test_gradients_do_not_go_into_the_next_epoch(tmp_path):
-    def function(trial, state):
-        model = torch.nn.Linear(1, 1)
-        for _epoch in trial.epochs({"model": model}):
-            assert model.weight.grad is None
-            model(torch.ones(1, 1)).sum().backward()
-            yield {"loss": model.weight.grad.sum()}
+def accumulated(optimizer, model, *, every, to_none):
+    """Take a step after some batches, as plain loops do; six batches are an epoch."""
+    x, y = points()
+    for number, rows in enumerate(torch.arange(60).split(10), start=1):
+        (torch.nn.functional.mse_loss(model(x[rows]), y[rows]) / every).backward()
+        if number % every == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=to_none)
+    with torch.no_grad():
+        return torch.nn.functional.mse_loss(model(x), y).item()
 
-    lost_by(function)
+
+class MadeByHand:
+    """An optimizer without hooks."""
+
+    def __init__(self, parameters, lr, **_):
+        self.parameters, self.lr = list(parameters), lr
+
+    def step(self):
+        with torch.no_grad():
+            for each in self.parameters:
+                each -= self.lr * each.grad
+
+    def zero_grad(self, *, set_to_none=True):
+        for each in self.parameters:
+            each.grad = None if set_to_none else torch.zeros_like(each)
+
+    def state_dict(self):
+        return {"lr": self.lr}
+
+    def load_state_dict(self, state):
+        self.lr = state["lr"]
+
+
+def linear(made):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    return model, made(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("made", [partial(torch.optim.SGD, momentum=0.9), MadeByHand])
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("every", [1, 4, 9])
+def test_gradients_that_are_left_go_into_the_next_epoch(every, to_none, made, tmp_path):
+    @th.trainable
+    def train(trial):
+        lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
+        model, optimizer = linear(made)
+        for _epoch in trial.epochs({"model": model, "optimizer": optimizer}):
+            if isinstance(optimizer, MadeByHand):
+                optimizer.lr = lr.value
+            else:
+                optimizer.param_groups[0]["lr"] = lr.value
+            yield {"loss": accumulated(optimizer, model, every=every, to_none=to_none)}
+
+    study = study_of(train, tmp_path).run(progress=False, executor=ONE)
+    for trial in study.trials:
+        model, optimizer = linear(made)
+        curve = []
+        for epoch in range(4):
+            rate = Timeline(trial.config, epochs=4).at(epoch)["lr"]
+            if isinstance(optimizer, MadeByHand):
+                optimizer.lr = rate
+            else:
+                optimizer.param_groups[0]["lr"] = rate
+            curve.append(accumulated(optimizer, model, every=every, to_none=to_none))
+        assert trial.curve == pytest.approx(curve, rel=1e-6)
+
+
+def test_gradients_that_an_optimizer_has_used_are_not_in_the_state():
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = Kept({"model": model, "optimizer": optimizer})
+    with gradients_noted():
+        model(torch.ones(1, 1)).sum().backward()
+        assert "gradients" in kept.state()["model"]
+        optimizer.step()
+        assert "gradients" not in kept.state()["model"]
+        model(torch.ones(1, 1)).sum().backward()
+        assert "gradients" in kept.state()["model"]
+    kept.clear_gradients()
+    assert model.weight.grad is not None
+    with gradients_noted():
+        optimizer.step()
+    kept.clear_gradients()
+    assert model.weight.grad is None
+    model.weight.grad = torch.zeros_like(model.weight).to_sparse()
+    assert "gradients" not in kept.state()["model"]
 
 
 def test_partial_functions(tmp_path):

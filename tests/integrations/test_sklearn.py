@@ -652,3 +652,22 @@ def test_a_scorer_of_the_user_s_gets_the_whole_pipeline_and_the_data_as_they_are
 def test_a_function_that_chooses_is_refused():
     with pytest.raises(UsageError, match="takes no function for refit"):
         search(refit=lambda table: 1).fit(X, Y)
+
+
+def test_series_of_pandas_are_no_state(caplog):
+    """Pandas keeps what it has computed from an index."""
+    frame, y = load_iris(return_X_y=True, as_frame=True)
+    search(cv=3).fit(frame, y)
+    assert not caplog.messages
+
+
+def test_a_forest_grows_in_each_comparison(recwarn):
+    """An epoch that is trained again adds as many trees as the first time."""
+    search(RandomForestClassifier(random_state=0), {"max_depth": [2, 4]}, n_jobs=1).fit(X, Y)
+    assert not [each for each in recwarn if "does not fit new trees" in str(each.message)]
+    forest = RandomForestClassifier(random_state=0)
+    resource = Resource.of(forest, name="auto", per_epoch=3)
+    resource.start(forest)
+    for num in (3, 6, 9):
+        resource.train(forest, lambda: forest.fit(X, Y))
+        assert len(forest.estimators_) == num

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from thrifty.core import TaskError
 from thrifty.pack import ArrayData, DatasetPair, open_source
 from thrifty.pack.task._data import steps_of, to_device
 from thrifty.run import Local
 from thrifty.search import GridSearch
-from thrifty.space import Choice, Space
+from thrifty.space import Choice, Space, Step
 from thrifty.study import Study
 from thrifty.testing import LineTask
 
@@ -123,6 +123,29 @@ def test_drop_last_is_for_training_only():
     assert [num for _, num in some.valid_batches(batch_size=4)] == [4, 4, 2]
     assert steps_of(source(), 4) == len(train_batches(source())) == 3
     assert steps_of(source(drop_last=False), 4) == 3
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_data_with_fewer_rows_than_an_evaluation_batch_are_compared(drop_last, tmp_path):
+    """Loaded data are compared with those of another load, by a batch of each."""
+
+    class Few(LineTask):
+        def data(self, hp):
+            x = torch.linspace(-1, 1, 70)[:, None]
+            rows = TensorDataset(x, 2 * x)
+            return DatasetPair(train=rows, valid=rows, drop_last=drop_last)
+
+    study = Study(
+        Few(),
+        Space(lr=Choice([0.1, Step(0.1, [2])])),
+        algorithm=GridSearch(max_epochs=4),
+        metric="mse",
+        mode="min",
+        storage=f"sqlite:///{tmp_path}/t.db",
+        name="few",
+    )
+    study.run(progress=False, executor=Local(threads=1))
+    assert [trial.state for trial in study.trials] == ["done", "done"]
 
 
 def test_a_batch_larger_than_the_data_leaves_nothing():

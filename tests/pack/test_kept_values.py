@@ -322,6 +322,23 @@ def test_random_numbers_kept_for_later_trials_are_refused(task, what):
     assert what in str(found.value)
 
 
+class WidthFromData(Plain):
+    """Lets its data tell the model a size."""
+
+    def data(self, hp):
+        data = super().data(hp)
+        self.width = hp.width
+        return data
+
+    def model(self, hp):
+        return torch.nn.Sequential(torch.nn.Linear(8, self.width), torch.nn.Linear(self.width, 2))
+
+
+def test_what_data_tells_the_model_is_named():
+    with pytest.raises(StateError, match=r"WidthFromData.data sets 'task\.width', and model reads"):
+        curves(WidthFromData())
+
+
 @pytest.mark.parametrize("task", [TableInModel(), CacheInSetup()], ids=name_of)
 def test_they_are_refused_again_in_the_same_process(task):
     for _ in range(2):

@@ -980,6 +980,24 @@ def test_a_trainable_that_loses_something():
     assert "keep it in state() and load_state()" in str(caught.value)
 
 
+class Accumulating(Owner):
+    """Takes a step after every second batch, and an epoch has three."""
+
+    def train(self, epoch, hp):
+        for number in range(3):
+            self.model(torch.ones(1, 1)).square().sum().backward()
+            if number % 2:
+                with torch.no_grad():
+                    self.model.weight -= 0.1 * self.model.weight.grad
+                self.model.zero_grad()
+
+
+def test_gradients_that_a_trainable_loses_are_named():
+    with pytest.raises(StateError, match=r"'self\.model \(gradients\)'") as caught:
+        run_check(Accumulating())
+    assert "let each epoch end with step() and zero_grad()" in str(caught.value)
+
+
 def test_a_trainable_that_cannot_be_loaded():
     with pytest.raises(
         StateError, match=r"cannot be loaded into a new trial \(ValueError: not again"

@@ -567,6 +567,43 @@ def test_a_step_that_cannot_be_right_is_refused(attributes, match):
         trained(task_of(**attributes))
 
 
+class EverySecond(Net):
+    """Takes a step after every second batch, as if gradients were kept."""
+
+    def model(self, hp):
+        model = super().model(hp)
+        model.register_buffer("num", torch.zeros((), dtype=torch.long))
+        return model
+
+    def step(self, model, batch):
+        loss = functional.mse_loss(model(batch[0])[:, 0], batch[1])
+        loss.backward()
+        if not model.num % 2:
+            self.optimizers["optimizer"].step()
+        model.num += 1
+        return loss
+
+
+class Skipping(EverySecond):
+    """Leaves steps out, and clears their gradients."""
+
+    def step(self, model, batch):
+        is_skipped = bool(model.num % 2)
+        loss = super().step(model, batch)
+        if is_skipped:
+            model.zero_grad()
+        return loss
+
+
+def test_gradients_that_a_step_leaves_are_told_once(caplog):
+    trained(Skipping())
+    assert "gradients" not in caplog.text
+    for _ in range(2):
+        trained(EverySecond())
+    assert caplog.text.count("EverySecond.step has left gradients that no optimizer") == 1
+    assert "set accumulate" in caplog.text
+
+
 def test_optimizers_are_lent_only_while_step_runs():
     with pytest.raises(TaskError, match=r"Own.optimizers exists only while step"):
         _ = task_of().optimizers

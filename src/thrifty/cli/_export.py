@@ -286,8 +286,11 @@ def _csv(stored: _Stored) -> str:
     units = [] if unit.is_epochs else [unit.name]
     several = ["sd", "seeds"] if seeds else []
     said = [f"user_attrs_{key}" for key in stored.keys]
-    columns = [*units, "value", *several, *objectives, *names, *said]
-    writer.writerow(["number", "state", "epochs", *columns])
+    first = ["number", "state", "epochs", *units, "value", *several, *objectives]
+    last = [*said, "error"]
+    # The prefix is that of data frames.
+    named = [f"params_{name}" if name in {*first, *last} else name for name in names]
+    writer.writerow([*first, *named, *last])
     for trial in trials:
         spread = _sd_and_seeds(seeds.get(trial.number))
         writer.writerow([
@@ -300,6 +303,7 @@ def _csv(stored: _Stored) -> str:
             *((trial.objectives or {}).get(each) for each in metrics),
             *(str(trial.config.get(key, "")) for key in names),
             *_texts(stored, trial.number, missing="").values(),
+            trial.error[1],
         ])
     return out.getvalue()
 

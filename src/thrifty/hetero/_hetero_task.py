@@ -27,7 +27,8 @@ class HeteroTask(Trainable):
     In a study it is a trial like any other. The processes split every batch by their speed. The
     result equals that of the plain task up to rounding; for models that draw random numbers it also
     differs by the draws. A schedule that moves within epochs, such as ``Cosine``, has the value at
-    the beginning of each epoch, where the plain task follows it at each step. When a worker dies, its trial fails with it, and the study retries from the last checkpoint.
+    the beginning of each epoch, where the plain task follows it at each step. When a worker dies,
+    its trial fails with it, and the study retries from the last checkpoint.
 
     Args:
         task: The task to train. Its data must be arrays or data sets.

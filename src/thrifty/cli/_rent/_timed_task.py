@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from thrifty.pack import (
     open_source,
     optimizer_of,
 )
+from thrifty.pack.task._data import steps_of as steps_per_pass
 from thrifty.perf import StepProfile
 from thrifty.space import Timeline
 from thrifty.study import Study
@@ -165,7 +165,7 @@ def batches_of(source: Source) -> Callable[[int], Any]:
     going: dict[int, Iterator[Any]] = {}
 
     def batches(num: int) -> Iterator[Any]:
-        while True:
+        while steps_per_pass(source, num):  # an error says that a pass has none
             yield from source.train_batches(seed=0, epoch=0, batch_size=num)
 
     def make(num: int) -> Any:
@@ -178,7 +178,7 @@ def batches_of(source: Source) -> Callable[[int], Any]:
 
 def steps_of(task: Task, source: Source, batch: int) -> int:
     """Return the number of steps of an epoch."""
-    return task.steps_per_epoch or math.ceil(source.num_train / batch)
+    return task.steps_per_epoch or steps_per_pass(source, batch)
 
 
 def _tasks(found: Mapping[str, Any], name: str | None) -> dict[str, Any]:

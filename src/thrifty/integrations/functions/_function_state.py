@@ -7,6 +7,7 @@ import random
 import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from types import FunctionType, MethodType
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Sampler
 
 from thrifty.core import TaskError, error_text
@@ -29,7 +31,8 @@ class Kept:
 
     Objects with ``state_dict`` and ``load_state_dict`` keep their state, as do generators of torch,
     NumPy and Python, and estimators of scikit-learn. Of a network, that includes which parameters
-    are trained and which parts are in training mode. Anything else is a plain value (number, text,
+    are trained, which parts are in training mode, and gradients that no optimizer has used yet.
+    Anything else is a plain value (number, text,
     tensor, list or dict). Values that can change get their state in place, others are replaced in
     the dict.
 
@@ -159,9 +162,48 @@ class Kept:
                 raise TaskError(f"trial.epochs(): {name!r} is in a mapping that cannot change")
             self._given[name] = found
 
+    def clear_gradients(self) -> None:
+        """Clear the gradients that optimizers have used: they are not in the state."""
+        for module in self.modules:
+            for parameter in module.parameters():
+                if parameter.grad is not None and not _is_left(parameter.grad):
+                    parameter.grad = None
+
     def marks(self) -> tuple[Any, ...]:
         """Return numbers and texts that change with nearly any change of the state."""
         return tuple(_marks(self.state()))
+
+
+_USED = "_thrifty_used"
+"""Attribute of a gradient: its version when an optimizer has used it."""
+
+
+@contextmanager
+def gradients_noted() -> Iterator[None]:
+    """Note which gradients optimizers use within this context.
+
+    Those that are left, as where the batches of an epoch are no multiple of those that are
+    accumulated, belong to the next step, which may be in the next epoch.
+    """
+
+    def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    setattr(parameter.grad, _USED, parameter.grad._version)
+
+    handle = register_optimizer_step_post_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _is_left(gradient: torch.Tensor) -> bool:
+    """Return whether a gradient is not zero, and no optimizer has used it."""
+    if getattr(gradient, _USED, None) == gradient._version:
+        return False
+    return bool((gradient._values() if gradient.is_sparse else gradient).any())
 
 
 def how_to_keep(name: str, value: Any) -> str:
@@ -248,6 +290,7 @@ def _state_of(value: Any) -> Any:
             "values": value.state_dict(),
             "frozen": [name for name, p in value.named_parameters() if not p.requires_grad],
             "evaluating": [name for name, part in value.named_modules() if not part.training],
+            **_gradients_left(value),
         }
     if isinstance(value, torch.Generator):
         return value.get_state()
@@ -261,6 +304,13 @@ def _state_of(value: Any) -> Any:
     if _is_estimator(value):
         return _codec(value).write([value])
     return value.state_dict() if _is_object(value) else _copied(value)
+
+
+def _gradients_left(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the gradients that no optimizer has used; no entry if there are none."""
+    found = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+    left = {name: gradient for name, gradient in found.items() if _is_left(gradient)}
+    return {"gradients": left} if left else {}
 
 
 def _copied(value: Any) -> Any:
@@ -323,11 +373,7 @@ def _as_it_was(value: Any) -> Any:
 def _load_into(value: Any, state: Any) -> bool:
     """Give an object its state in place; return False if it cannot change."""
     if isinstance(value, torch.nn.Module):
-        value.load_state_dict(state["values"])
-        for name, parameter in value.named_parameters():
-            parameter.requires_grad_(name not in state["frozen"])
-        for name, part in value.named_modules():
-            part.training = name not in state["evaluating"]
+        _load_module(value, state)
     elif isinstance(value, torch.Generator):
         value.set_state(state.cpu())
     elif isinstance(value, np.random.Generator):
@@ -346,6 +392,17 @@ def _load_into(value: Any, state: Any) -> bool:
     else:
         return _filled(value, state)
     return True
+
+
+def _load_module(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    module.load_state_dict(state["values"])
+    gradients = state.get("gradients", {})  # earlier databases have none
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name not in state["frozen"])
+        held = gradients.get(name)
+        parameter.grad = None if held is None else held.to(parameter.device, copy=True)
+    for name, part in module.named_modules():
+        part.training = name not in state["evaluating"]
 
 
 def _filled(value: Any, state: Any) -> bool:

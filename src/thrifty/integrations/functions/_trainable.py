@@ -19,7 +19,7 @@ from thrifty.pack.trial._update import as_number, check_metrics
 from thrifty.space import Space
 
 from ._exploration import explored
-from ._function_state import Kept, how_to_keep
+from ._function_state import Kept, gradients_noted, how_to_keep
 from ._locals import Locals
 from ._loop_trial import LoopTrial, PrologueEndedError, TrialAnswers
 
@@ -272,7 +272,8 @@ class _Run:
         self._epoch, self._hp, self._is_due = epoch, hp, True
         try:
             before = _modes()
-            metrics = next(self._generator)
+            with gradients_noted():
+                metrics = next(self._generator)
         except StopIteration as end:
             self._end(end.value)
             return self._last
@@ -454,8 +455,7 @@ class _Run:
         self._check_marks()
         if self._locals is None and self._generator.gi_frame is not None:
             self._locals = Locals(self._generator.gi_frame, kept=self._kept_now().values)
-        for module in self._kept_now().modules:
-            module.zero_grad(set_to_none=True)  # they are not in the state
+        self._kept_now().clear_gradients()
         self._is_due, self._is_in_loop = False, True
         self._answers.present = self._hp  # only now, so that reads before the loop are known
         seed_everything(derive_seed(self._seed, "epoch", self._epoch))

@@ -19,12 +19,13 @@ import sklearn
 import torch
 from sklearn.base import clone, is_classifier
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.metrics._scorer import _BaseScorer, _MultimetricScorer, _PassthroughScorer
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.metaestimators import _safe_split
+from sklearn.utils.validation import check_is_fitted
 
 from thrifty.core import CheckpointError, SpaceError, UsageError
 from thrifty.integrations._adapters import Describe, described
@@ -90,14 +91,23 @@ class Resource:
         if self.name != PARTIAL_FIT:
             learner.set_params(warm_start=True)
 
-    def train(self, learner: Any, epoch: int, fit: Callable[..., Any]) -> None:
-        """Prepare a learner for an epoch (0, 1, ...), and train it by calling ``fit``."""
+    def train(self, learner: Any, fit: Callable[..., Any]) -> None:
+        """Prepare a learner for its next epoch, and train it by calling ``fit``."""
         if self.name != PARTIAL_FIT:
-            learner.set_params(**{self.name: self.per_epoch * (epoch + 1 if self.total else 1)})
+            done = learner.get_params(deep=False)[self.name] if _is_fitted(learner) else 0
+            learner.set_params(**{self.name: (done if self.total else 0) + self.per_epoch})
         with warnings.catch_warnings():
             # Ignore the warning: an epoch of a solver normally ends before convergence.
             warnings.simplefilter("ignore", ConvergenceWarning)
             fit()
+
+
+def _is_fitted(learner: Any) -> bool:
+    try:
+        check_is_fitted(learner)
+    except NotFittedError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +243,7 @@ class EstimatorTask(Trainable):
         }
         for fold in self.folds:
             fold.learner.set_params(**values)
-            self.resource.train(fold.learner, epoch, lambda fold=fold: self._fit(fold, prefix))
+            self.resource.train(fold.learner, lambda fold=fold: self._fit(fold, prefix))
 
     def evaluate(self) -> Mapping[str, float]:
         """Return the scores of each fold and their means."""

@@ -297,7 +297,9 @@ class _Walk:
         self, value: Any, name: str, *, only: Collection[str] | None = None
     ) -> None:
         own = is_own(type(value)) or id(value) in self._roots or is_a(value, torch.nn.Module)
-        skipped = self._without if id(value) in self._roots else ()
+        skipped: Collection[str] = self._without if id(value) in self._roots else ()
+        if type(value).__module__.partition(".")[0] == "pandas":
+            skipped = _CACHES_OF_PANDAS
         for key in list(vars_of(value)):
             if key in skipped or (only is not None and key not in only):
                 continue
@@ -616,3 +618,6 @@ _MODULE_TABLES = frozenset({
 """Attributes that ``nn.Module`` uses internally."""
 
 _NO_PACKAGE = frozenset({"thrifty", "builtins", "__main__", "pybind11_builtins"})
+
+_CACHES_OF_PANDAS = frozenset({"_cache", "_cacher", "_item_cache", "_id"})
+"""Attributes in which pandas keeps what it has computed from an index or a frame."""

@@ -96,6 +96,16 @@ def carriers_of(trial: Trial, *, own_networks: bool = True) -> dict[str, Any]:
     return found
 
 
+def gradients_of(trial: TrainableTrial) -> list[str]:
+    """Return the networks that a task holds with gradients, which a restored trial has not."""
+    return [
+        name
+        for name, value in _held({"self": trial.task})
+        if isinstance(value, torch.nn.Module)
+        and any(each.grad is not None for each in value.parameters())
+    ]
+
+
 def unlike(live: Mapping[str, Any], restored: Mapping[str, Any]) -> list[str]:
     """Return the names of the values that differ between two results of ``carriers_of``."""
     return [name for name in {**live, **restored} if live.get(name) != restored.get(name)]

@@ -30,7 +30,7 @@ from thrifty.pack.verify import (
     probes_differ,
 )
 
-from ._carried_values import act_later, carriers_of, shared_buffers, unlike, unread
+from ._carried_values import act_later, carriers_of, gradients_of, shared_buffers, unlike, unread
 from ._made_check import restored_trial
 from ._probes import Trial, check_data, probe, probe_further
 from ._state_messages import (
@@ -346,6 +346,8 @@ def _named(outside: Sequence[str], hidden: Sequence[str], live: Trial) -> list[s
     found = _seen(outside, hidden)
     if found or isinstance(live, TaskTrial):
         return found
+    if gradients := gradients_of(live):
+        return [f"{name} (gradients)" for name in gradients]
     return [f"{name} (its content is hidden)" for name in sorted(unread(live))]
 
 

@@ -117,7 +117,8 @@ class MadeCheck:
                 hp = HyperParameters(member.first_values)
                 return made_model(own, hp, seed=member.seed, device=self._device)
 
-            check_kept(self._kept, model, own_tensors, drawn=trial.drawn, name=f"{name}.model")
+            code = f"{name}.model"
+            check_kept(self._kept, model, own_tensors, drawn=trial.drawn, name=code, task=task)
             return
 
         def make() -> tuple[TrainableTrial, Any]:

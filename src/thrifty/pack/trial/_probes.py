@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from thrifty.pack._quantized import settled
 from thrifty.pack._state import borrowed_streams, seed_everything, stream_positions, torch_streams
 from thrifty.pack.identity import places_of
 from thrifty.pack.identity._contents import Names
+from thrifty.pack.identity._syntax import assigned_to_self
 from thrifty.pack.identity._values import Values
 from thrifty.pack.task._data import Batch, Source, open_source, steps_of, valid_batches
 from thrifty.pack.task._followed_optimizer import FollowedOptimizers
@@ -40,7 +41,7 @@ from thrifty.pack.task._task import (
 from thrifty.pack.trial._update import check_metrics
 from thrifty.pack.verify import MadeOnce, Probe, as_it_was, own_tensors, same, stand_in
 
-from ._state_messages import drawn_once, shifted
+from ._state_messages import drawn_once, set_by_data, shifted
 from ._trial import TaskTrial, TrainableTrial, batch_size_of, check_batches
 from ._update import Update
 
@@ -481,8 +482,16 @@ def _model_of(
         # what trials share and train is refused with a message of its own
         is_shared = not trained.isdisjoint(map(id, again.parameters()))
         if drawn_again != drawn and not is_shared:
-            check_kept(kept, make, own_tensors, drawn=drawn, name=f"{type(task).__name__}.model")
+            name = f"{type(task).__name__}.model"
+            check_kept(kept, make, own_tensors, drawn=drawn, name=name, task=task)
     return model
+
+
+def _set_by_data(task: Task, names: Sequence[str]) -> list[str]:
+    """Return those attributes of a task among some names that its ``data`` assigns."""
+    code = getattr(type(task).data, "__code__", None)
+    assigned = frozenset() if code is None else assigned_to_self(code)
+    return [name for name in names if name.removeprefix("task.") in assigned]
 
 
 def made_model(
@@ -508,6 +517,7 @@ def check_kept(
     *,
     drawn: Any,
     name: str,
+    task: Task | None = None,
 ) -> None:
     """Check that a model or a trial does not depend on what those before it have kept.
 
@@ -517,6 +527,7 @@ def check_kept(
         values_of: Returns the values of one by name.
         drawn: The positions of the streams after the first one.
         name: The code that makes them, for messages.
+        task: The task whose model is made; None for anything else.
 
     Raises:
         StateError: It does.
@@ -533,6 +544,9 @@ def check_kept(
             for key in differing:
                 if same(again.get(key), theirs[key]):
                     raise StateError(shifted(name, kept.last_changed, what=key))
-    except StateError:
+    except StateError as error:
+        names = [] if task is None else _set_by_data(task, kept.last_changed)
         kept.undo()  # otherwise the next study would find full caches, and nothing to refuse
+        if task is not None and names:
+            raise StateError(set_by_data(task, names)) from error
         raise

@@ -153,9 +153,9 @@ def _mend_plain(task: Task | Trainable, outside: Sequence[str]) -> str:
 
 _CARRIERS = (
     *(" requires_grad", " hooks", " (of a network)", " (a file)", " (an optimizer)"),
-    " (shared by trials)",
+    *(" (shared by trials)", " (gradients)"),
 )
-"""How the names end that ``carriers_of`` and ``shared_buffers`` give."""
+"""How the names end that ``carriers_of``, ``shared_buffers`` and ``gradients_of`` give."""
 
 
 def _carrier_of(name: str) -> str:
@@ -189,6 +189,11 @@ def _mend_of(kind: str, name: str, *, task: Task | Trainable) -> str:
         return (
             f"make self.{held} a module of the model (model.{held} = ... in model(hp), with "
             "requires_grad_(False) if it is not trained)"
+        )
+    if kind == " (gradients)":
+        return (
+            "gradients that were accumulated are lost: let each epoch end with step() and "
+            f"zero_grad(), or put the grad of each parameter of {place} into state()"
         )
     if kind == " (a file)":
         how = "in state()" if is_loop else "in a buffer of the model"
@@ -268,6 +273,15 @@ def drawn_once(name: str, kept: Sequence[str]) -> str:
         "results of a trial would depend on the trials before it in the same process; draw what "
         "is made only once from a generator with a seed of its own, such as "
         "torch.Generator().manual_seed(0), or make it anew for each trial"
+    )
+
+
+def set_by_data(task: Task | Trainable, names: Sequence[str]) -> str:
+    """Return a message about attributes of the task by which ``data`` tells ``model`` something."""
+    return (
+        f"{task_name(task)}.data sets {_listed(names)}, and model reads it. Trials share what data "
+        "has loaded, so model would read what the trials before it have set; let model compute it "
+        "from the hyper-parameters, as data does"
     )
 
 

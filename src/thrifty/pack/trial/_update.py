@@ -17,14 +17,17 @@ import numpy as np
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from thrifty.core import TaskError
+from thrifty.core import TaskError, plain_logger
 from thrifty.pack.task._data import Batch
 from thrifty.pack.task._followed_optimizer import FollowedOptimizers
 from thrifty.pack.task._step_options import EMA, Average, StepOptions, cast_batch, split_batch
 from thrifty.pack.task._task import Task, lent_optimizers
 
 from ._saved_model import SharingAverage
+from ._state_messages import WarnOnce
 
+
+_warn_once = WarnOnce(plain_logger(__name__))
 
 _HALF = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
@@ -53,6 +56,8 @@ class Update:
         self._scaler: Any = None
         self._averages: dict[str, tuple[Average, SharingAverage]] = {}
         self._has_stepped = False
+        self._num_watched = 0
+        """How many steps of the task's own were looked at, whether they update anything."""
         if options.precision != "fp32":
             self._check_precision()
         if options.precision == "fp16-mixed":
@@ -227,8 +232,15 @@ class Update:
         A method such as ``second_step`` of an optimizer calls no hook, but writes to parameters.
         """
         if self._has_stepped:
+            before = _marks(model) if self._num_watched < _MOST_WATCHED else []
+            self._num_watched += 1
             with lent_optimizers(optimizers.torch):
                 loss = self._task.step(model, batch)
+            if before and _marks(model) == before and _has_gradients(model):
+                _warn_once(
+                    f"{self._name}.step has left gradients that no optimizer has used, and thrifty "
+                    f"clears them before the next call; {_ACCUMULATE}"
+                )
         else:
             taken: list[object] = []
             before = _marks(model)
@@ -246,7 +258,8 @@ class Update:
                 raise TaskError(
                     f"{self._name}.step has not updated anything; call .step(), or what the "
                     "optimizer has instead, such as second_step(), of the optimizers in "
-                    f"self.optimizers (it has: {', '.join(optimizers.parts)})"
+                    f"self.optimizers (it has: {', '.join(optimizers.parts)}). Gradients are "
+                    f"cleared before each call; {_ACCUMULATE}"
                 )
             self._has_stepped = True
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -276,6 +289,16 @@ class Update:
         shared = state.get("shared by averages", {})  # earlier databases have none
         for prefix, (_, model) in self._averages.items():
             model.take(state["averages"][prefix], shared=shared.get(prefix, ()))
+
+
+_MOST_WATCHED = 100
+
+_ACCUMULATE = "to accumulate gradients over several batches, set accumulate and define loss instead"
+
+
+def _has_gradients(model: torch.nn.Module) -> bool:
+    found = (p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse)
+    return any(bool(each.any()) for each in found)
 
 
 def _marks(model: torch.nn.Module) -> list[tuple[int, int]]:
