@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from thrifty.pack.verify import contents_of, is_unread, outside_of_state
-from thrifty.pack.verify._held import _sum_on_device, array_content, tensor_content
+from thrifty.pack.verify._stand_ins import _sum_on_device, array_content, tensor_content
 
 
 class Holder:
@@ -387,7 +387,7 @@ class ManyBytesError(Exception):
     ],
 )
 def test_what_cannot_be_read_whole_is_told(make, monkeypatch):
-    monkeypatch.setattr("thrifty.pack.verify._held.MAX_BYTES", 300)
+    monkeypatch.setattr("thrifty.pack.verify._stand_ins.MAX_BYTES", 300)
     live, restored = Holder(make()), Holder(make())
     found = contents_of({"self": live})
     assert any(map(is_unread, found.values()))

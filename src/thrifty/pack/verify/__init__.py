@@ -18,24 +18,9 @@ from ._compare import (
     step_differences,
     worst,
 )
-from ._held import (
-    ARCHIVES,
-    MadeOnce,
-    are_containers,
-    array_content,
-    attributes_of,
-    cached_name,
-    digest_or_none,
-    file_content,
-    is_unread,
-    opaque_content,
-    place_in,
-    plain_digest,
-    position_in,
-    position_of,
-    tensor_content,
-)
+from ._held import attributes_of, position_of
 from ._keeper import Keeper, as_it_was, cached_places, training_places
+from ._made_once import MadeOnce, cached_name, digest_or_none
 from ._reference import (
     AloneTime,
     CheckBudget,
@@ -62,6 +47,18 @@ from ._restored import (
     outside_of_state,
     probes_differ,
     stand_in,
+)
+from ._stand_ins import (
+    ARCHIVES,
+    are_containers,
+    array_content,
+    file_content,
+    is_unread,
+    opaque_content,
+    place_in,
+    plain_digest,
+    position_in,
+    tensor_content,
 )
 from ._used_names import UsedNames, used_names
 from ._watch import Change, Watch, num_hooks
