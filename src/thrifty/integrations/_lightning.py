@@ -255,17 +255,8 @@ class LightningTrainable(KeptTrainable):
         )
         owners = owners_of(trainer.callbacks, module=module)
         self._lost.begin(self._kept, owners)
-        fit = OneFit(
-            lightning,
-            trainer,
-            module,
-            memory=memory,
-            callback=callback,
-            kept=self._kept,
-            path=_PLACE,
-            seed=seed,
-            data_seed=derive_seed(self._seed, "lightning"),
-        )
+        parts = {"memory": memory, "callback": callback, "kept": self._kept, "seed": seed}
+        fit = self._one_fit(lightning, trainer, module, **parts)
         with quiet(lightning), OwnGenerators({"data": data}).kept():
             kept = fit.run(given)
         if "datamodule" in given:
@@ -309,23 +300,18 @@ class LightningTrainable(KeptTrainable):
         given = _prepared(
             data, module, seed=self._seed, change=partial(_first_batches, run=run, seed=seed)
         )
-        fit = OneFit(
-            lightning,
-            trainer,
-            module,
-            memory=memory,
-            callback=callback,
-            kept=kept,
-            path=_PLACE,
-            seed=seed,
-            data_seed=derive_seed(self._seed, "lightning"),
-        )
+        parts = {"memory": memory, "callback": callback, "kept": kept, "seed": seed}
+        fit = self._one_fit(lightning, trainer, module, **parts)
         with quiet(lightning), OwnGenerators({"data": data}).kept():
             run.kept = fit.run(given)
         run.at_end = values_of(step.owners)
         run.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         made = run.kept["checkpoint"]
         run.outcome = outcome_of(made["state_dict"], made["optimizer_states"])
+
+    def _one_fit(self, lightning: Lightning, trainer: Any, module: Any, **parts: Any) -> OneFit:
+        data_seed = derive_seed(self._seed, "lightning")
+        return OneFit(lightning, trainer, module, path=_PLACE, data_seed=data_seed, **parts)
 
     def _lost_values(self) -> LostValues:
         return LostValues(
