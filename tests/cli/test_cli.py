@@ -109,7 +109,7 @@ def test_export_writes_a_table_and_a_database_of_optuna(folder, monkeypatch, cap
     thrifty("run", "line_study.py", "--quiet", monkeypatch=monkeypatch)
     options = ("--storage", "sqlite:///t.db", "--csv", "t.csv", "--optuna", "o.db")
     thrifty("export", "line", *options, monkeypatch=monkeypatch)
-    assert Path("t.csv").read_text().splitlines()[0] == "number,state,epochs,value,lr"
+    assert Path("t.csv").read_text().splitlines()[0] == "number,state,epochs,value,lr,error"
     assert Path("o.db").exists()
 
 
@@ -143,7 +143,7 @@ def test_several_objectives(folder, monkeypatch, capsys):
     assert "best" in capsys.readouterr().out
     thrifty("export", *options, "--csv", "t.csv", monkeypatch=monkeypatch)
     head = Path("t.csv").read_text().splitlines()[0]
-    assert head == "number,state,epochs,value,values_mse,values_size,lr,width"
+    assert head == "number,state,epochs,value,values_mse,values_size,lr,width,error"
 
 
 def test_no_trial_keeps_the_constraints(folder, monkeypatch, capsys):
@@ -252,7 +252,7 @@ def test_what_nobody_needs_is_removed(folder, monkeypatch, capsys):
     thrifty("delete", "line", *STORAGE, "--yes", monkeypatch=monkeypatch)
     capsys.readouterr()
     for more, said in (
-        ([], "removed 0 deleted studies and 0 states: 0.0 MB"),
+        ([], "removed 0 deleted studies and 0 states: 0.0 KiB"),
         (["--older-than", "0", "--dry-run"], "would remove 1 deleted studies and "),
         (["--older-than", "0", "--checkpoints", "elsewhere"], "name it with --checkpoints"),
         (["--older-than", "0"], "removed 0 deleted studies and "),

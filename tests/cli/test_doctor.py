@@ -235,7 +235,7 @@ def test_gpus_are_listed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     found = {each.name: each for each in _doctor._accelerators()}
-    assert found["cuda:0"].detail == "A GPU, compute capability 9.0, 1.0 of 2.0 GiB free"
+    assert found["cuda:0"].detail == "A GPU, compute capability 9.0, 1.0 GiB of 2.0 GiB free"
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert "mps" in {each.name for each in _doctor._accelerators()}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 / 0)

@@ -461,7 +461,7 @@ def test_machines_that_a_study_cannot_feed_stay_idle():
         ),
         (
             [(an_offer(accelerator_memory_gib=1.0), 1, False)],
-            r"1\.2 GiB \(at most 1\.3 GiB\), a device of aws v1 .* 1\.0 GiB \(at least 0\.9 GiB",
+            r"1\.2 GiB \(at most 1\.3 GiB\), a device of aws v1 .* 1\.0 GiB \(at least 960\.0 MiB",
         ),
         (
             [(an_offer(accelerator_memory_gib=2.5), 2, False)],

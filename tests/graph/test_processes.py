@@ -627,7 +627,7 @@ def test_cuda_locks_pages_and_says_when_it_cannot(monkeypatch, caplog):
     runtime.code = 2
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
     assert not CudaPageLock().lock(4096, 5 << 20)
-    assert "cannot page-lock 5 MB for batches (error 2)" in caplog.text
+    assert "cannot page-lock 5.0 MiB for batches (error 2)" in caplog.text
 
 
 def test_batches_of_processes_reach_the_device(device):

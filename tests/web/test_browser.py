@@ -698,7 +698,7 @@ def test_log_lines_are_text_and_workers_have_what_was_measured(page, tmp_path):
         open_study(page, address, "workers")
         row = page.locator("table tbody tr").first
         row.wait_for()
-        assert re.search(r"cpu[\d,]+ MB$", row.text_content())
+        assert re.search(r"cpu[\d,.]+ [MG]iB$", row.text_content())
 
 
 def test_trials_that_were_stopped_in_training_are_counted(page, tmp_path):

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 
 from thrifty import __version__
 from thrifty.agents import SCHEMA_VERSION
-from thrifty.core import StoreError, installing
+from thrifty.core import StoreError, installing, size_text
 from thrifty.store import VERSION, CheckpointFolder, redact_url
 from thrifty.store._address import read_address, redact
 from thrifty.store._checkpoints import survey
@@ -36,9 +36,7 @@ from ._options import cell, json_option, print_document
 State = Literal["ok", "absent", "warning", "broken"]
 
 _FOR_DEVELOPERS = ("test", "check", "bench", "docs")
-_GIB = 2**30
-_MIB = 2**20
-_LITTLE_BYTES = 1 * _GIB
+_LITTLE_BYTES = 2**30
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -200,7 +198,7 @@ def _cpu() -> tuple[State, str]:
     memory = ""
     if set(names) <= set(getattr(os, "sysconf_names", ())):
         page, pages = (os.sysconf(name) for name in names)
-        memory = f", {page * pages / _GIB:.1f} GiB of memory"
+        memory = f", {size_text(page * pages)} of memory"
     return "ok", f"{usable} of {cores} cores usable{memory}"
 
 
@@ -226,7 +224,7 @@ def _cuda(torch: Any, index: int) -> tuple[State, str]:
     free, total = torch.cuda.mem_get_info(index)
     name = torch.cuda.get_device_name(index)
     major, minor = torch.cuda.get_device_capability(index)
-    memory = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
+    memory = f"{size_text(free)} of {size_text(total)} free"
     return "ok", f"{name}, compute capability {major}.{minor}, {memory}"
 
 
@@ -300,13 +298,13 @@ def _checkpoints(storage: str) -> tuple[State, str]:
         return "absent", "not known: the database cannot be read"
     finally:
         engine.dispose()
-    said = f"{found.num_kept:,} files, {found.kept_bytes / _MIB:,.1f} MiB in {folder.root}"
+    said = f"{found.num_kept:,} files, {size_text(found.kept_bytes)} in {folder.root}"
     if found.num_bases:
-        said += f", and {found.num_bases:,} bases, {found.base_bytes / _MIB:,.1f} MiB"
+        said += f", and {found.num_bases:,} bases, {size_text(found.base_bytes)}"
     if not found.num_left:
         return "ok", said
     said += (
-        f"; {found.num_left:,} more files ({found.left_bytes / _MIB:,.1f} MiB) that no study "
+        f"; {found.num_left:,} more files ({size_text(found.left_bytes)}) that no study "
         "knows, of a run that was "
         "killed or goes on: the next run of their task removes them where that is safe"
     )
@@ -342,7 +340,7 @@ def _disk(storage: str) -> tuple[State, str]:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    said = f"{free / _GIB:.1f} GiB free for checkpoints in {folder}"
+    said = f"{size_text(free)} free for checkpoints in {folder}"
     return ("ok" if free > _LITTLE_BYTES else "warning"), said
 
 

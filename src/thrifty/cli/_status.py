@@ -27,7 +27,7 @@ from thrifty.agents._store_documents import (
     worker_documents,
 )
 from thrifty.agents.documents import ArtifactDocument, WorkerDocument
-from thrifty.core import Artifact, ThriftyError, UsageError, plain_text
+from thrifty.core import Artifact, ThriftyError, UsageError, plain_text, size_text
 from thrifty.core._files import replacing
 from thrifty.core._trial_log import check_artifact_name
 from thrifty.store import FailureGroup, Store, StudySummary, redact_url
@@ -124,7 +124,7 @@ def _worker_lines(workers: Sequence[WorkerDocument]) -> Iterator[str]:
     """Yield what is known of each worker."""
     for each in workers[:_SHOWN_WORKERS]:
         peak, seconds = each["peak_bytes"], each["seconds"]
-        memory = "not measured" if peak is None else f"{peak / 1e6:,.0f} MB"
+        memory = "not measured" if peak is None else size_text(peak)
         share = f" ({each['busy_s'] / seconds:.0%})" if seconds else ""
         yield (
             f"{each['worker']}, device {each['device'] or 'not recorded'}: "

@@ -21,7 +21,7 @@ from thrifty.agents import (
     gc_document,
     restore_document,
 )
-from thrifty.core import UsageError, plain_text
+from thrifty.core import UsageError, plain_text, size_text
 from thrifty.space._coordinates import read_config
 from thrifty.store import Store
 from thrifty.store._acts import Act, ActKind
@@ -453,7 +453,7 @@ def gc_command(
     would = "would remove" if dry_run else "removed"
     say(
         f"{would} {len(found.studies):,} deleted studies and {found.num_states:,} states: "
-        f"{found.num_bytes / 1e6:,.1f} MB"
+        f"{size_text(found.num_bytes)}"
     )
     if found.num_elsewhere:
         say(

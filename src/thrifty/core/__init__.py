@@ -54,6 +54,7 @@ from ._events import (
     StageFailed,
     StageStarted,
 )
+from ._files import size_text
 from ._heap import freed_at_once, gc_frozen, gc_off_at_exit, gc_paused, thaw_heap, trim_heap
 from ._prefetcher import OrderedPrefetcher
 from ._trial_log import (
@@ -142,6 +143,7 @@ __all__ = [
     "plain_text",
     "replica_seed",
     "require",
+    "size_text",
     "step_seed",
     "storing_artifacts",
     "thaw_heap",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._files import size_text
 from ._trial_log import Artifact, LogLine
 
 
@@ -220,7 +221,7 @@ class ActivationsKept:
         what = "training" if self.is_training else "validation"
         return (
             f"activations of frozen layers are kept for {self.num_samples:,} {what} samples, "
-            f"{self.num_bytes / 1e6:,.1f} MB: each later pass computes {1 - self.saved:.0%} of a "
+            f"{size_text(self.num_bytes)}: each later pass computes {1 - self.saved:.0%} of a "
             "trial's multiplications"
         )
 

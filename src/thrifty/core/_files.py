@@ -1,4 +1,4 @@
-"""Writing a file, or a folder, in whole or not at all."""
+"""Writing a file, or a folder, in whole or not at all; sizes as text."""
 
 from __future__ import annotations
 
@@ -48,3 +48,15 @@ def replacing(path: Path, *, suffix: str = ".tmp") -> Iterator[Path]:
         with suppress(OSError):
             shutil.rmtree(new) if new.is_dir() else new.unlink(missing_ok=True)
         raise
+
+
+def size_text(num_bytes: float) -> str:
+    """Return a number of bytes as readable text.
+
+    >>> size_text(900), size_text(3 * 2**20), size_text(1.5 * 2**30)
+    ('0.9 KiB', '3.0 MiB', '1.5 GiB')
+    """
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:,.1f} {unit}"
+    return f"{num_bytes / 1024:,.1f} KiB"

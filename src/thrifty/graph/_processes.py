@@ -30,7 +30,14 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from thrifty.core import TrainingError, UsageError, WorkerLostError, error_text, plain_logger
+from thrifty.core import (
+    TrainingError,
+    UsageError,
+    WorkerLostError,
+    error_text,
+    plain_logger,
+    size_text,
+)
 from thrifty.core._child import follow_parent, fork_ignoring_interrupts
 
 from ._batch import Batch, Memory
@@ -75,9 +82,9 @@ class CudaPageLock:
             with suppress(RuntimeError):
                 torch.zeros(1, device="cuda")
             logger.warning(
-                "CUDA cannot page-lock %d MB for batches (error %d), so copies of batches are "
+                "CUDA cannot page-lock %s for batches (error %d), so copies of batches are "
                 "slow; give the loader a smaller depth",
-                num_bytes >> 20,
+                size_text(num_bytes),
                 code,
             )
         return not code

@@ -11,8 +11,9 @@ from numpy.typing import ArrayLike
 
 from thrifty.cloud._hardware import HardwareEstimates, precision_of
 from thrifty.cloud._networks import NetworkPriors
-from thrifty.cloud._offer import GIB, Interval, Offer
+from thrifty.cloud._offer import Interval, Offer
 from thrifty.cloud._workload import ObservedSteps, Workload
+from thrifty.core import size_text
 from thrifty.perf import CollectiveModel, Link, Precision, StepProfile, iteration_s, ring_s
 
 
@@ -450,14 +451,9 @@ def misfit(profile: StepProfile, offer: Offer, *, batch: int, usable: float) -> 
     samples = "one sample needs" if batch == 1 else f"{batch} samples need"
     needed, at_most = float(profile.peak_at(batch)), float(profile.high_peak_at(batch))
     return (
-        f"{samples} {gib(needed)} (at most {gib(at_most)}), a device of {offer} has "
-        f"{gib(offer.device_memory_bytes or 0.0)} (at least {gib(usable)} usable)"
+        f"{samples} {size_text(needed)} (at most {size_text(at_most)}), a device of {offer} has "
+        f"{size_text(offer.device_memory_bytes or 0.0)} (at least {size_text(usable)} usable)"
     )
-
-
-def gib(num_bytes: float) -> str:
-    """Return a number of bytes as readable text."""
-    return f"{num_bytes / GIB:.1f} GiB"
 
 
 def spell_s(seconds: float) -> str:

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from thrifty.core import derive_seed, plain_logger, step_seed
+from thrifty.core import derive_seed, plain_logger, size_text, step_seed
 from thrifty.pack._quantized import settled
 from thrifty.pack._state import borrowed_streams, seed_everything, seed_step
 from thrifty.pack.task._data import Batch, open_source, steps_of, train_batches, valid_batches
@@ -234,20 +234,20 @@ class MemoryForecast:
         """Return the forecast as text."""
         trained = [each.trained_bytes for each in self.trials]
         known = [each.activation_bytes for each in self.trials]
-        base = f"a base of {_size(self.base_bytes)}, once for all trials of a worker; "
-        adds = f"a trial adds about {_span(*self.own_bytes, _size)}"
+        base = f"a base of {size_text(self.base_bytes)}, once for all trials of a worker; "
+        adds = f"a trial adds about {_span(*self.own_bytes, size_text)}"
         out = [f"memory: {base if self.base_bytes else ''}{adds}"]
-        state = f"{_span(min(trained), max(trained), _size)} of trained parameters, gradients "
+        state = f"{_span(min(trained), max(trained), size_text)} of trained parameters, gradients "
         state += "and optimizer state"
         numbers = [each for each in known if each is not None]
         if len(numbers) == len(known):
-            acts = _span(min(numbers), SLACK * max(numbers), _size)
+            acts = _span(min(numbers), SLACK * max(numbers), size_text)
             out.append(f"  {state}, and about {acts} of activations")
         else:
             out.append(f"  {state}; its activations are not known")
         shared, own = (self.num_trials(shared=each) for each in (True, False))
         out.append(
-            f"  about {_span(*shared, _number)} trials fit into {_size(self.capacity_bytes)} "
+            f"  about {_span(*shared, _number)} trials fit into {size_text(self.capacity_bytes)} "
             f"({self.place}), and {_span(*own, _number)} if each had a base of its own"
         )
         works = [each.shared_work for each in self.trials if each.shared_work is not None]
@@ -422,13 +422,6 @@ def _number(value: int) -> str:
 def _span(low: float, high: float, shown: Callable[[Any], str]) -> str:
     one, other = shown(low), shown(high)
     return one if one == other else f"{one} to {other}"
-
-
-def _size(num_bytes: float) -> str:
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:,.1f} {unit}"
-    return f"{num_bytes / 1024:,.1f} KiB"
 
 
 def _percent(share: float) -> str:

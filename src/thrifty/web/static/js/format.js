@@ -25,7 +25,9 @@ export const brief = (text) =>
     )
     .replace(/\(([^(),]+),\)/g, "[$1]");
 
-export const megabytes = (bytes) => `${whole.format(Math.round(bytes / 1e6))} MB`;
+/** A number of bytes in MiB or GiB. */
+export const size = (bytes) =>
+  bytes >= 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(1)} GiB` : `${whole.format(Math.round(bytes / 2 ** 20))} MiB`;
 
 export function seconds(s) {
   if (s === null || s === undefined) return "–";

@@ -2,7 +2,7 @@
 
 import { Chart, axis, tooltip } from "../chart.js";
 import { Panel, fill, h } from "../dom.js";
-import { count, megabytes, percent, plain, seconds, span as epochs, watch } from "../format.js";
+import { count, percent, plain, seconds, size, span as epochs, watch } from "../format.js";
 
 const COLOURS = { failed: "#d64550", solo: "#4b8bd6", pack: "#8a5cf0" };
 
@@ -213,7 +213,7 @@ export function workersView({ root, reader, path, update }) {
                   h("td", { class: "num" }, seconds(w.busy)),
                   h("td", { class: "num" }, percent(w.busy / length)),
                   h("td", {}, w.device ?? "not measured"),
-                  h("td", { class: "num" }, w.peak_bytes === null ? "not measured" : megabytes(w.peak_bytes)),
+                  h("td", { class: "num" }, w.peak_bytes === null ? "not measured" : size(w.peak_bytes)),
                 ),
               ),
             ),
