@@ -12,8 +12,7 @@ from tests.pack._drive import Trial, alone, together
 from tests.pack._toys import Toy
 from thrifty.pack import ArrayData, FusedBackend
 from thrifty.pack.fused._evaluation import evaluate_packed, evaluate_whole
-from thrifty.pack.trial._trial import evaluate
-from thrifty.pack.trial._update import MetricSums
+from thrifty.pack.trial._plain_evaluation import MetricSums, evaluate
 
 
 pytestmark = pytest.mark.usefixtures("device")

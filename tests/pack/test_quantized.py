@@ -353,7 +353,7 @@ def test_an_average_of_layers_that_are_made_in_adapt_leaves_other_trials_alone(t
     before = kept.trial.model.second.weight.clone()
     alone(made, trials(0.02))
     assert torch.equal(kept.trial.model.second.weight, before)
-    kept.trial.check_frozen()
+    kept.trial.weights.check()
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -33,9 +33,10 @@ from .task._task import (
     optimizer_of,
     task_identity,
 )
+from .trial._plain_evaluation import evaluate
 from .trial._probes import DataSize, TaskReport, Trial, inspect_task, measure_data
 from .trial._state_check import StateCheck
-from .trial._trial import TRAIN_LOSS, evaluate, evaluate_state
+from .trial._trial import TRAIN_LOSS, evaluate_state
 from .trial._trial_needs import TrialInputs
 
 

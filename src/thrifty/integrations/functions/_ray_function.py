@@ -32,7 +32,7 @@ from thrifty.core import (
 )
 from thrifty.pack import HyperParameters, SelfDescribing
 from thrifty.pack._state import seed_everything
-from thrifty.pack.trial._update import as_number
+from thrifty.pack.trial._plain_evaluation import as_number
 from thrifty.space import Space
 
 from ._loop_trial import SuspendedCall, WaitingRuns, call_of_this_thread

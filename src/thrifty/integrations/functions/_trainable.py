@@ -15,7 +15,7 @@ import torch
 from thrifty.core import Artifacts, Attributes, TaskError, derive_seed
 from thrifty.pack import HyperParameters, Logged, SelfDescribing
 from thrifty.pack._state import seed_everything, stream_positions
-from thrifty.pack.trial._update import as_number, check_metrics
+from thrifty.pack.trial._plain_evaluation import as_number, check_metrics
 from thrifty.space import Space
 
 from ._exploration import explored

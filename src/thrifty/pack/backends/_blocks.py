@@ -163,7 +163,7 @@ class Blocks:
         """
         self._check_tensors(trial)
         if not trial.is_frozen_intact():  # something has read them as an array, as before writing
-            trial.adopt_frozen()
+            trial.weights.adopt()
         key = self.key(trial, values)
         if host is None:
             host = self.host(trial, values)
@@ -220,7 +220,7 @@ class Blocks:
             self._check_tensors(trial)
             self._ready_optimizer(trial, values)
             block.remove(trial)
-            trial.adopt_frozen()
+            trial.weights.adopt()
             if block.structure.held:  # a base that nobody may need again
                 self._discard_if_empty(block)
             self.add(trial, values)

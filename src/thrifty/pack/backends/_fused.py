@@ -200,7 +200,7 @@ class FusedBackend(Backend):
             is_changed = bool(written(shared))
             for trial, outcome in found.items():
                 if is_changed and not isinstance(outcome, Exception):
-                    outcome = guarded(trial.check_frozen) or outcome
+                    outcome = guarded(trial.weights.check) or outcome
                 if not isinstance(outcome, Exception) and not block.holds(trial):
                     reason = "its parameters or buffers were given other memory while it trained"
                     outcome = UnverifiedError(reason, mismatch=True)

@@ -155,7 +155,7 @@ class Block:
     def state(self, trial: FusedTrial) -> State:
         """Return a copy of a trial's full state, in the form that the trial alone would give."""
         return trial.as_state({
-            **trial.model_state(),
+            **trial.weights.state(),
             "optimizer": trial.optimizer_state(self.moments(trial)),
             **trial.data_state(),
         })

@@ -17,7 +17,7 @@ from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._state import Streams, borrowed_streams, seed_everything
 from thrifty.pack.task._data import Source, num_valid_of, samples_of, valid_batches
 from thrifty.pack.task._data_contents import Samples
-from thrifty.pack.trial._update import MetricSums, has_weights, weight_of
+from thrifty.pack.trial._plain_evaluation import MetricSums, has_weights, weight_of
 from thrifty.pack.verify import (
     CheckBudget,
     SoloTimes,

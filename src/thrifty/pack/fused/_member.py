@@ -199,7 +199,7 @@ class FusedTrial(TaskTrial):
         if not adapts(self.task) or self._ahead is None or self._ahead != values:
             super().adapt(values, epoch=epoch)
             if not self.is_frozen_intact():
-                self.adopt_frozen(only=self.held)
+                self.weights.adopt(only=self.held)
         elif changed := self.watch.changed():
             raise UnverifiedError(f"{changed.name} has changed since adapt", mismatch=False)
 

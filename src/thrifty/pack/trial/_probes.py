@@ -38,7 +38,7 @@ from thrifty.pack.task._task import (
     own_task,
     task_identity,
 )
-from thrifty.pack.trial._update import check_metrics
+from thrifty.pack.trial._plain_evaluation import check_metrics
 from thrifty.pack.verify import MadeOnce, Probe, as_it_was, own_tensors, same, stand_in
 
 from ._state_messages import drawn_once, set_by_data, shifted

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,22 +22,12 @@ from thrifty.core import (
     step_seed,
 )
 from thrifty.pack._backend import EpochPlan, Member
-from thrifty.pack._frozen import (
-    Base,
-    FrozenTensor,
-    LoadedBase,
-    digest_of,
-    frozen_of,
-    unshare_before_steps,
-    written,
-)
-from thrifty.pack._quantized import quantized_entries, settled
+from thrifty.pack._frozen import FrozenTensor, frozen_of, unshare_before_steps
+from thrifty.pack._quantized import settled
 from thrifty.pack._state import (
     State,
     check_dense,
-    fill_in,
     is_composite,
-    leave_out,
     pack_state,
     seed_everything,
     seed_step,
@@ -45,7 +35,7 @@ from thrifty.pack._state import (
     stream_positions,
     unpack_state,
 )
-from thrifty.pack.task._data import Batch, Source, valid_batches
+from thrifty.pack.task._data import Batch, Source
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer, FollowedOptimizers
 from thrifty.pack.task._optimizer import Optimizer
 from thrifty.pack.task._sources import sources_of
@@ -70,10 +60,11 @@ from thrifty.pack.task._task import (
     own_task,
 )
 from thrifty.pack.task._trial_stream import TrialStream
-from thrifty.pack.trial._update import MetricSums, as_number, check_metrics, weight_of
+from thrifty.pack.trial._plain_evaluation import as_number, check_metrics
 from thrifty.pack.verify import Watch
 
-from ._saved_model import load_model, plain_state
+from ._plain_evaluation import EvaluationParts, evaluated, evaluating
+from ._shared_weights import SharedWeights
 from ._update import Update
 
 
@@ -81,8 +72,6 @@ logger = plain_logger(__name__)
 
 TRAIN_LOSS = "train_loss"
 """The metric that every task has: the mean training loss of the epoch."""
-MIN_LEFT_OUT_BYTES = 2**16
-"""The size of all frozen parameters from which checkpoints leave them out."""
 
 
 class TaskTrial:
@@ -92,9 +81,8 @@ class TaskTrial:
     """
 
     model: torch.nn.Module
-    frozen: Mapping[str, FrozenTensor]
-    """Frozen parameters and buffers that it shares with other trials, with a fresh model's values.
-    """
+    weights: SharedWeights
+    """The model's weights, of which trials share the frozen ones."""
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self._owner = task
@@ -138,13 +126,13 @@ class TaskTrial:
         with freed_at_once(known.num_bytes):  # a base that equals a known one is dropped
             self.model = settled(self.task.model(self.readings.once("model")).to(self.device))
             self._check_model()
-            self._fresh = self.frozen = known.adopt(self.model)
+            self.weights = SharedWeights(self.model, known, name=type(self._owner).__name__)
         self.drawn = stream_positions(self.device)
         """How far the seeded streams have come after the model was made."""
         self._update = Update(self.task, self.step_options, self.device)
         self._update.prepare(self.model)
         self.optimizers = FollowedOptimizers(self.task.optimizer, self.model, first)
-        if self._fresh and self.device.type == "cuda":
+        if self.weights.frozen and self.device.type == "cuda":
             for optimizer in self.optimizers.torch.values():
                 unshare_before_steps(optimizer)
         self.readings.note_once("optimizer", self.optimizers.read_when_built)
@@ -190,10 +178,7 @@ class TaskTrial:
         """
         self._is_loaded = True
         held = unpack_state(state)
-        restored = self._load_model(held["model"], held.get("frozen", {}), base=state.base)
-        if restored:
-            self._note_restored(restored, state)
-        self.adopt_frozen()  # loading copies values, the frozen ones included
+        self.weights.load(held["model"], held.get("frozen", {}), base=state.base)
         self.optimizers.load(held["optimizer"])
         self._update.load(held)
         self._load_data_state(held)
@@ -209,38 +194,10 @@ class TaskTrial:
             self._owner.__thrifty_unchanged__()
         self.is_trained = True
 
-    def _load_model(
-        self, held: Mapping[str, Any], digests: Mapping[str, str], *, base: Base | None
-    ) -> frozenset[str]:
-        """Load the model's state, and return the names of what comes from ``base``."""
-        known, own = self._fresh, self.model.state_dict()
-        filled, restored = fill_in(
-            held,
-            digests,
-            fresh={**own, **{name: each.tensor for name, each in known.items()}},
-            digest_of=lambda name: known[name].digest if name in known else digest_of(own[name]),
-            base=base,
-            any_shape=quantized_entries(self.model),
-        )
-        # references to the model's tensors end with this method, so they can be shared again
-        load_model(self.model, filled)
-        return restored
-
-    def _note_restored(self, names: Collection[str], state: State) -> None:
-        """Take parameters that came from a base for those of a fresh model."""
-        assert state.base is not None
-        frozen = frozen_of(self._owner, self.device)
-        found = frozen.adopt(self.model, only=names)
-        self._fresh = {**self._fresh, **found}
-        if state.base.digest not in frozen.restored:
-            frozen.restored.add(state.base.digest)
-            logger.warning(
-                "the frozen parameters that %s.model makes have changed since a checkpoint was "
-                "written (%s, and perhaps others); trials that go on from it keep the stored ones, "
-                "and new trials begin with the changed ones",
-                type(self._owner).__name__,
-                min(names),
-            )
+    @property
+    def frozen(self) -> Mapping[str, FrozenTensor]:
+        """Frozen parameters and buffers that it shares with other trials, by name."""
+        return self.weights.frozen
 
     def data_state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of the data: a stream's state, digests of token files."""
@@ -353,62 +310,15 @@ class TaskTrial:
     def state(self) -> State:
         """Return a copy of everything that is needed to continue."""
         return self.as_state({
-            **self.model_state(),
+            **self.weights.state(),
             "optimizer": self.optimizers.state(),
             **self._update.state(),
             **self.data_state(),
         })
 
     def as_state(self, parts: Mapping[str, Any]) -> State:
-        """Return a copy of parts as a state, with the base that ``model_state`` has left out."""
-        return pack_state(parts, base=self._base() if "frozen" in parts else None)
-
-    def _base(self) -> LoadedBase:
-        own = self._that_may_be_left_out()
-        return LoadedBase({name: each for name, each in self._fresh.items() if name in own})
-
-    def _that_may_be_left_out(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that checkpoints leave out if a fresh model has equal ones, by name.
-
-        These are parameters, the scales of quantised layers, and large buffers.
-        """
-        return {
-            **dict(self.model.named_parameters(remove_duplicate=False)),
-            **{
-                name: buffer
-                for name, buffer in self.model.named_buffers(remove_duplicate=False)
-                if buffer.layout is torch.strided and buffer.nbytes >= MIN_LEFT_OUT_BYTES
-            },
-            **quantized_entries(self.model),
-        }
-
-    def adopt_frozen(self, *, only: Collection[str] | None = None) -> None:
-        """Let the model share again what a fresh model shares, where its values are still those.
-
-        Args:
-            only: The names to which this is limited; None for no limit.
-        """
-        found = frozen_of(self._owner, self.device).adopt(self.model, only=only)
-        fresh = self._fresh
-        self.frozen = {name: each for name, each in found.items() if fresh.get(name) is each}
-
-    def model_state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the model; views, not copies.
-
-        Frozen parameters that a fresh model has, too, are named with their digests only.
-        """
-        state, own = plain_state(self.model), self._that_may_be_left_out()
-        same = {
-            name: each
-            for name, each in self._fresh.items()
-            if name in own and name in state and each.equals(own[name])
-        }
-        if sum(each.tensor.nbytes for each in same.values()) < MIN_LEFT_OUT_BYTES:
-            return {"model": state}
-        return {
-            "model": leave_out(state, same),
-            "frozen": {name: each.digest for name, each in same.items()},
-        }
+        """Return a copy of parts as a state, with the base that ``weights.state`` has left out."""
+        return pack_state(parts, base=self.weights.base() if "frozen" in parts else None)
 
     def batches(self, plan: EpochPlan) -> Iterator[Batch]:
         """Return the batches of an epoch.
@@ -500,24 +410,6 @@ class TaskTrial:
             counter += 1
         self.losses.append(loss)
 
-    def check_frozen(self) -> None:
-        """Check that nothing has changed the memory that it shares with other trials.
-
-        Raises:
-            StateError: Something has, in this trial or in another one.
-        """
-        if names := written(self.frozen):
-            why = (
-                "on a GPU, PyTorch's functions for lists of tensors, such as torch._foreach_mul_, "
-                "write into it without a copy; write with copy_ or mul_"
-            )
-            if names[0] in quantized_entries(self.model):
-                why = "code may not write to weights in 8 or 4 bits, or to their scales"
-            raise StateError(
-                f"the frozen {names[0]!r} of {type(self._owner).__name__}.model has changed in "
-                f"memory that several trials share: {why}"
-            )
-
     def finish(self) -> Mapping[str, float]:
         """Return the metrics of the epoch.
 
@@ -527,7 +419,7 @@ class TaskTrial:
             TaskError: A model or data have read a hyper-parameter that changes and is not followed.
         """
         self.readings.check_epoch(self.plan)
-        self.check_frozen()
+        self.weights.check()
         loss = mean_loss(self.losses)
         self.check_finite(loss)
         self._update.end_epoch(self.model, self.plan.epoch + 1)
@@ -602,7 +494,7 @@ class TaskTrial:
             return self.task.metrics(self.model, self._update.cast(batch))
 
     def _evaluate(self, model: torch.nn.Module, epoch: int) -> dict[str, float]:
-        return _all_of(self._evaluating(model, epoch))
+        return evaluated(self._evaluating(model, epoch))
 
     def evaluating(self, epoch: int) -> EvaluationParts | None:
         """Return the evaluation in parts, or None if averaged weights are evaluated, too."""
@@ -632,79 +524,6 @@ def mean_loss(losses: Sequence[torch.Tensor]) -> float:
 def values_at_step(plan: EpochPlan, step: int) -> dict[str, Any]:
     """Return all hyper-parameters at one step of an epoch."""
     return {**plan.values, **{name: values[step] for name, values in plan.moving.items()}}
-
-
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
-
-
-EvaluationParts = Generator[Batch | None, Batch, dict[str, float]]
-"""An evaluation that another one may take turns with.
-
-It yields each batch, is sent what to evaluate instead, an equal batch, and yields None afterwards.
-At the end it returns the metrics. Each time that it goes on, the random streams must be where it
-left them.
-"""
-
-
-def evaluating(
-    task: Task,
-    model: torch.nn.Module,
-    *,
-    source: Source,
-    seed: int,
-    cast: Callable[[Batch], Batch],
-    forward: Callable[[], AbstractContextManager[Any]],
-) -> EvaluationParts:
-    """Evaluate a task's metrics over the validation set, each batch weighted by what counts in it.
-
-    Args:
-        task: The task.
-        model: The model.
-        source: The data.
-        seed: The seed of the random streams.
-        cast: Brings a batch into the precision of the model.
-        forward: Returns the context of forward passes.
-    """
-    model.eval()
-    sums = MetricSums()
-    seed_everything(seed)
-    batches = iter(valid_batches(source, batch_size=task.eval_batch_size))
-    while True:
-        with forward(), torch.no_grad():
-            part = next(batches, None)
-        if part is None:
-            return sums.means()
-        batch = yield part[0]
-        with forward(), torch.no_grad():
-            found = check_metrics(task.metrics(model, cast(batch)), task=type(task).__name__)
-            sums.add(found, weight=weight_of(task, batch, num=part[1]))
-        yield None
-
-
-def evaluate(
-    task: Task,
-    model: torch.nn.Module,
-    *,
-    source: Source,
-    seed: int,
-    cast: Callable[[Batch], Batch] = _as_it_is,
-) -> dict[str, float]:
-    """Return the task's metrics over the validation set, as ``evaluating`` computes them."""
-    return _all_of(
-        evaluating(task, model, source=source, seed=seed, cast=cast, forward=nullcontext)
-    )
-
-
-def _all_of(parts: EvaluationParts) -> dict[str, float]:
-    """Return the metrics of an evaluation that takes turns with no other one."""
-    try:
-        batch = next(parts)
-        while True:
-            parts.send(batch)
-            batch = next(parts)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
 
 
 def check_batches(task: Task, options: StepOptions, values: Mapping[str, Any]) -> int:
