@@ -1,14 +1,20 @@
 """Search algorithms on tables of real learning curves: regret at equal epochs and at equal time.
 
     python -m bench.bench_search --standard [--quick] [--kept FILE]
+    python -m bench.bench_search --rates [--quick] [--repeats 10]
     python -m bench.bench_search [--quick] [--repeats 50] [--kept FILE]
 
 ``--standard`` takes ten minutes in two processes on two free cores, with all peers installed.
 It compares ``Auto``, other algorithms of ours and peers on the judged tasks, at equal epochs and at
 equal time with 1, 8 and 32 workers (see ``bench.search.standard``). With ``--half tuning`` it runs
-the tasks on which options may be chosen, with ``--methods`` some of the methods. Without
-``--standard``, the bench compares more of our methods on all tasks, for a night. Both keep what
-they measure in a file, if ``--kept`` names one, and go on from it.
+the tasks on which options may be chosen, with ``--methods`` some of the methods.
+
+``--rates`` takes half a minute. It trains 36 tasks with a learning rate as their only
+hyper-parameter (``bench.search.rate_tasks``), and compares ``Auto`` with 8 workers there with a
+sampler that learns.
+
+Without these options, the bench compares more of our methods on all tasks, for a night. This and
+``--standard`` keep what they measure in a file, if ``--kept`` names one, and go on from it.
 
 There are 61 tasks (TaskSet 9, DeepOBS 18, LCBench's surrogate 34), with 27 epochs at most and 1, 8
 and 32 workers. The time is simulated. The budget is one pass of Hyperband (357 epochs) with one
@@ -58,7 +64,17 @@ from bench.search.methods import (
     quicken_optuna,
 )
 from bench.search.peers import Peer, peers
-from bench.search.report import SETTINGS, WORKERS, Measured, halves, rank_rows, setting_rows
+from bench.search.rate_tasks import rate_tasks
+from bench.search.report import (
+    SETTINGS,
+    SHARES,
+    WORKERS,
+    Measured,
+    halves,
+    interval,
+    rank_rows,
+    setting_rows,
+)
 from bench.search.rung_orders import rung_orders
 
 
@@ -69,6 +85,7 @@ MOST_SECONDS = 8 * 3600
 """For the whole bench: a night."""
 MOST_SECONDS_OF_STANDARD = 1200
 FORECAST_REPEATS = 4
+RATE_REPEATS = 10
 MOST_SECONDS_OF_A_DECISION = {1_000: 0.2, 100_000: 1.0}
 
 
@@ -108,6 +125,7 @@ def main() -> None:
     options = parser(__doc__)
     options.set_defaults(repeats=50)
     options.add_argument("--standard", action="store_true", help="Auto beside peers, on one half")
+    options.add_argument("--rates", action="store_true", help="tasks of one hyper-parameter")
     options.add_argument("--half", choices=("judged", "tuning"), default="judged")
     options.add_argument("--methods", help="with --standard: only these, separated by semicolons")
     options.add_argument("--kept", type=Path, help="file that keeps what is measured, to go on")
@@ -118,7 +136,9 @@ def main() -> None:
     args = options.parse_args()
     warnings.filterwarnings("ignore")  # peers announce experimental features thousands of times
     quicken_optuna()
-    if args.standard:
+    if args.rates:
+        run_rates(args)
+    elif args.standard:
         run_standard(args)
     else:
         run_whole(args)
@@ -167,6 +187,45 @@ def run_standard(args: argparse.Namespace) -> None:
         at_most("seconds of the standard run", figures["seconds"], MOST_SECONDS_OF_STANDARD)
     )
     finish("search", figures, goals)
+
+
+def run_rates(args: argparse.Namespace) -> None:
+    """Compare ``Auto`` with a sampler that learns, where there is one hyper-parameter."""
+    tasks = rate_tasks(most=2 if args.quick else None)
+    repeats = 1 if args.quick else min(args.repeats, RATE_REPEATS)
+    names = [standard.AUTO, "Auto, KDE draws"]
+    with measuring(tasks, args.processes) as measure_all:
+        found = measure_all([
+            Unit(name, RACE_WORKERS, at, repeats, in_epochs=True)
+            for name in names
+            for at in range(len(tasks))
+        ])
+    rows, limits = [], []
+    for setting, regrets in (("epochs", "by_epochs"), ("seconds", "by_time")):
+        means = {
+            name: np.array([
+                getattr(each, regrets).mean(0)
+                for each in sorted(found, key=lambda each: each.unit.task)
+                if each.unit.method == name
+            ])
+            for name in names
+        }
+        for name in names:
+            row: dict[str, Any] = {"equal": setting, "method": name}
+            row |= {
+                f"{share:.0%}": float(x)
+                for share, x in zip(SHARES, means[name].mean(0), strict=True)
+            }
+            difference = means[name][:, -1] - means[standard.AUTO][:, -1]
+            low, high = interval(difference)
+            row["minus Auto"] = float(difference.mean())
+            row["minus Auto, 95%"] = f"{low:.3f} - {high:.3f}"
+            if name != standard.AUTO:
+                what = f"8 workers, {setting}: sure lead over Auto ({name}, at 100%)"
+                limits.append(at_most(what, -high, 0.0))
+            rows.append(row)
+    _say(f"{len(tasks)} tasks with a learning rate, 8 workers, {repeats} repetitions", rows)
+    finish("search", {"rates": rows}, limits)
 
 
 def named(wanted: str | None, theirs: Sequence[Peer]) -> list[str]:

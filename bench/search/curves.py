@@ -158,8 +158,8 @@ def _taskset(path: Path) -> Task:
         name,
         tuple(axes),
         values,
-        _once_diverged(scores),
-        _drawn_seconds(path.stem, len(values)),
+        once_diverged(scores),
+        drawn_seconds(path.stem, len(values)),
     )
 
 
@@ -188,8 +188,8 @@ def _deepobs(path: Path, optimizer: str) -> Task:
         name,
         (axis,),
         rates[:, None],
-        _once_diverged(scores),
-        _drawn_seconds(name, len(rates)),
+        once_diverged(scores),
+        drawn_seconds(name, len(rates)),
     )
 
 
@@ -269,13 +269,13 @@ def _ask_surrogate(model: Path, code: int, values: np.ndarray) -> tuple[np.ndarr
     return accuracy.reshape(len(values), -1), np.maximum(last, 0.05 * last.mean()) / len(epochs)
 
 
-def _once_diverged(scores: np.ndarray) -> np.ndarray:
+def once_diverged(scores: np.ndarray) -> np.ndarray:
     """Return the scores with ``-inf`` from the first epoch on that is not finite."""
     diverged = np.logical_or.accumulate(~np.isfinite(scores), axis=1)
     return np.where(diverged, -np.inf, scores)
 
 
-def _drawn_seconds(name: str, num: int) -> np.ndarray:
+def drawn_seconds(name: str, num: int) -> np.ndarray:
     """Return lognormal times, drawn once for each row, because the data have none."""
     rng = np.random.default_rng(derive_seed(0, "epoch seconds", name))
     seconds = rng.lognormal(sigma=TIME_SPREAD, size=num)

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtr
 
 from bench.search.curves import MAX_EPOCHS
+from bench.search.even_sampler import EvenSampler
 from bench.search.literal_sub_sampling import LiteralSubSampling
 from thrifty.search import (
     ASHA,
@@ -178,6 +179,8 @@ def auto_variants() -> list[Method]:
 
     return [
         checked("Auto, random draws", RandomSampler()),
+        checked("Auto, KDE draws", KDESampler()),
+        checked("Auto, even draws", EvenSampler()),
         checked("Auto, half random", KDESampler(random_share=0.5)),
         Method("stopping ASHA", lambda _: StoppingASHA(max_epochs=R, num_trials=ENDLESS)),
         Method(

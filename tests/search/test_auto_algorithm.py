@@ -31,13 +31,6 @@ def test_several_workers_get_asha():
     assert AUTO.chosen(WIDE, workers=8).algorithm == CheckedASHA(max_epochs=27, num_trials=40)
 
 
-def test_several_workers_learn_a_single_hyper_parameter():
-    found = AUTO.chosen(Space(lr=Float(0.01, 0.1), width=8), workers=8)
-    expected = CheckedASHA(max_epochs=27, num_trials=40, sampler=KDESampler())
-    assert found.algorithm == expected
-    assert found.reason.endswith("for each other, and one hyper-parameter is easy to learn")
-
-
 def test_several_workers_learn_from_many_trials():
     found = Auto(max_epochs=27, num_trials=300).chosen(WIDE, workers=8)
     assert found.algorithm == CheckedASHA(max_epochs=27, num_trials=300, sampler=KDESampler())

@@ -356,8 +356,6 @@ def _rule(auto: Auto, space: Space, *, workers: int, num_objectives: int) -> tup
     if workers == 1:
         return "WideBOSS", "one worker trains one round after the other"
     reason = f"{workers:,} workers never wait for each other"
-    if len(coordinates_of(space)) == 1:
-        return "CheckedASHA with KDESampler", f"{reason}, and one hyper-parameter is easy to learn"
     if auto.num_trials >= MANY_TRIALS:
         learns = f"a sampler learns from {auto.num_trials:,} trials"
         return "CheckedASHA with KDESampler", f"{reason}, and {learns}"
