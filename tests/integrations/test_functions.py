@@ -1129,6 +1129,23 @@ def names_parts(trial, state):
         yield {"loss": (last.weight.detach() + mean).sum().item()}
 
 
+def loses_three(trial, state):
+    best, bad_epochs, order = 0.0, 0, iter(range(100))
+    for _epoch in trial.epochs(state):
+        loss = next(order) + best + bad_epochs
+        best, bad_epochs = best + 1, bad_epochs + 1
+        yield {"loss": loss}
+
+
+def test_all_variables_that_would_be_lost_are_named_at_once():
+    with pytest.raises(TaskError) as caught:
+        lost_by(loses_three)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    for name in ("best", "bad_epochs", "order"):
+        assert any(repr(name) in line for line in lines)
+
+
 def test_other_names_of_what_is_restored_in_place():
     lost_by(names_parts)
 

@@ -96,7 +96,7 @@ def test_the_status_of_one_study_shows_workers(study):
     assert "worker" not in thrifty("status", *url)
     said = thrifty("status", "--name", "s", *url)
     assert "device cpu: busy" in said
-    assert " MB" in said
+    assert " MiB" in said
     document = json.loads(thrifty("status", "--name", "s", *url, "--json"))
     check_document(document, "status")
     (worker,) = document["studies"][0]["workers"]
@@ -112,7 +112,7 @@ def test_many_workers_are_cut():
     one = {"device": "cpu", "num_stages": 1, "busy_s": 1.0, "seconds": 0.0, "peak_bytes": 3_000_000}
     lines = list(_worker_lines([{"worker": f"w{n}", **one} for n in range(20)]))
     assert len(lines) == 17
-    assert lines[0] == "w0, device cpu: busy 1.0 s of 0.0 s, peak memory 3 MB"
+    assert lines[0] == "w0, device cpu: busy 1.0 s of 0.0 s, peak memory 2.9 MiB"
     assert lines[-1] == "and 4 more; --json lists them"
 
 

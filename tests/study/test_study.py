@@ -402,6 +402,35 @@ def test_the_plan_of_an_adaptive_study_holds_the_truth(tmp_path):
     assert "merge rate" in str(study.plan())
 
 
+class WithAccuracy(LineTask):
+    """Reports more than the study compares."""
+
+    def metrics(self, model, batch):
+        return {**super().metrics(model, batch), "size": 1.0 + model.weight.square().sum()}
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_metrics_that_are_no_objective_are_results_too(seeds, tmp_path):
+    study = Study(
+        WithAccuracy(),
+        Space(lr=Choice([0.1, 0.2])),
+        algorithm=GridSearch(max_epochs=3),
+        metric="mse",
+        mode="min",
+        storage=f"sqlite:///{tmp_path}/t.db",
+        name="more",
+        seeds=seeds,
+    )
+    assert study.run(progress=False).best_trial.metrics.keys() == {"mse", "size", "train_loss"}
+    for trial in study.trials:
+        assert [each["mse"] for each in trial.history] == list(trial.curve)
+        assert trial.metrics == trial.history[-1]
+        assert trial.metrics["size"] > 1
+    frame = study.trials_dataframe()
+    assert list(frame["metrics_size"]) == [trial.metrics["size"] for trial in study.trials]
+    assert "metrics_mse" not in frame
+
+
 def test_tables_and_pictures(tmp_path):
     study = make_study(tmp_path).run(progress=False)
     frame = study.trials_dataframe()
@@ -477,7 +506,7 @@ def test_a_loop_of_its_own_shares_stages_too(tmp_path):
     study = make_study(tmp_path, task=Counter(), space=space).run(progress=False)
     assert [t.value for t in study.trials] == [6.0, 8.0]
     assert study.savings.unique_epochs == 8
-    with pytest.raises(TaskError, match="owns its loop"):
+    with pytest.raises(TaskError, match="has no model to load"):
         study.best_trial.load_model()
     with pytest.raises(TaskError, match="owns its loop, so thrifty averages none of its weights"):
         study.best_trial.load_model(average="ema")

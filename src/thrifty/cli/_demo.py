@@ -128,16 +128,25 @@ def demo_command(*, folder: Path, quiet: bool, as_json: bool) -> None:
         as_json=as_json,
         pictures=lambda: _draw(asked, folder),
     )
+    say(f"status: {shlex.join([_program(), 'status', '--storage', _storage(folder)])}")
     say(f"dashboard: {_dashboard(folder)}")
 
 
 def _dashboard(folder: Path) -> str:
     """Return the command that shows the demo in the dashboard, and what it lacks."""
-    beside = Path(sys.executable).with_name("thrifty")  # `make demo` puts nothing on the PATH
-    program = str(beside) if shutil.which("thrifty") is None and beside.exists() else "thrifty"
-    command = shlex.join([program, "dashboard", f"sqlite:///{folder / 'demo.db'}", "--open"])
+    command = shlex.join([_program(), "dashboard", _storage(folder), "--open"])
     missing = any(find_spec(package) is None for package in ("fastapi", "uvicorn"))
     return command + (" (first install the extra 'web')" if missing else "")
+
+
+def _program() -> str:
+    """Return how to start thrifty: ``make demo`` puts nothing on the PATH."""
+    beside = Path(sys.executable).with_name("thrifty")
+    return str(beside) if shutil.which("thrifty") is None and beside.exists() else "thrifty"
+
+
+def _storage(folder: Path) -> str:
+    return f"sqlite:///{folder / 'demo.db'}"
 
 
 def _draw(study: th.Study, folder: Path) -> Sequence[Path]:

@@ -45,18 +45,22 @@ _GONE = " (its process is gone; run it again to go on)"
 
 @click.command("status")
 @storage_option
-@click.option("--name", help="Only this study.")
+@click.argument("study", required=False, shell_complete=complete_study)
+@click.option("--name", help="The same as STUDY.")
 @click.option("--traceback", is_flag=True, help="Show the traceback of each error.")
 @json_option
-def status_command(*, storage: str, name: str | None, traceback: bool, as_json: bool) -> None:
-    """Show the studies in a database, also while they run.
+def status_command(
+    *, storage: str, study: str | None, name: str | None, traceback: bool, as_json: bool
+) -> None:
+    """Show the studies in a database, or one STUDY, also while they run.
 
     The best trial is the one whose metric is best at the epoch that it has reached. Trials that are
     not finished count. Failed trials and those that break a constraint do not.
 
-    With --name, it also shows the workers that trained for the study's task, and what was measured
-    of their devices.
+    Of one STUDY, it also shows the workers that trained for its task, and what was measured of
+    their devices.
     """
+    name = name or study
     with Store.open(storage, create=False) as store:
         if as_json:
             print_document(status_document(store, url=storage, name=name, traceback=traceback))

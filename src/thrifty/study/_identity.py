@@ -242,6 +242,10 @@ _NOT_COMPARED = ("file", "task", "unit", "earlier_max_epochs", "auto")
 """Fields that a study is not compared by; a task is compared by its plan."""
 
 
+class CannotGrowError(StudyMismatchError):
+    """A stored study is shorter than this one, and cannot become as long."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """The parts of a study that define it.
@@ -409,13 +413,12 @@ class Recipe:
                 why = self.why_not_longer(found["max_epochs"])
                 if not why:
                     return
-                lengths = f"was {found['max_epochs']} and is {self.algorithm.max_epochs}"
-                differing = [f"max_epochs {lengths}, but {why}"]
-                advice = (
-                    "Give this one another name: in the same database, it trains only epochs that "
-                    "no study has trained yet"
+                raise CannotGrowError(
+                    f"from max_epochs={found['max_epochs']} to {self.algorithm.max_epochs}: {why}. "
+                    "Or give the longer one another name: in the same database, it trains only "
+                    "epochs that no study has trained yet"
                 )
-            elif self._is_shorter_than(found):
+            if self._is_shorter_than(found):
                 advice = (
                     "A study cannot become shorter: give the stored max_epochs or more, or give "
                     "this one another name"

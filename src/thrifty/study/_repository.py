@@ -46,7 +46,7 @@ from thrifty.store._spec_comparison import is_legacy
 from thrifty.store._steering_requests import this_user
 from thrifty.store._trial_lines import LOG_BYTES, TrialLine
 
-from ._identity import Recipe, goals_of
+from ._identity import CannotGrowError, Recipe, goals_of
 from ._ledger import Ledger, done, node_record
 from ._preflight import check_goals, prior_trials, priors_of
 
@@ -201,12 +201,17 @@ class StudyRepository:
         """
         info = store.studies.find(self.name)
         if info is not None:
-            where = f"{redact_url(self.storage.url)} has a different study {self.name!r}"
+            url = redact_url(self.storage.url)
+            where = f"{url} has a different study {self.name!r}"
             recipe = self.recipe.like(info.spec)
             identity = recipe.plan_identity(legacy=is_legacy(info.spec))
             same_plan = store.plans.get(info.plan).identity == identity
             try:
                 recipe.check_same(info.spec, same_plan=same_plan, where=where)
+            except CannotGrowError as error:
+                raise StudyMismatchError(
+                    f"study {self.name!r} in {url} cannot be extended {error}"
+                ) from None
             except StudyMismatchError as error:
                 raise StudyMismatchError(f"{error}{self._how_to_replace(store, info)}") from None
         return info

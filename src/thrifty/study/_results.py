@@ -54,10 +54,12 @@ class TrialResult:
         error: Why the trial failed, with the traceback of the task's code.
         parent: The trial it branched off, and at which epoch.
         values: All objectives by name (empty before the first report).
+        history: All metrics of the task after epochs 1, 2, ..., by name, also those that are no
+            objective; ``metrics`` are the last ones.
         violation: By how much the trial breaks the study's constraints, each as a share of its
             limit. 0 if it keeps them all.
         num_seeds: The number of seeds that the trial was trained with. With several, ``value``,
-            ``curve`` and ``values`` are means over the seeds.
+            ``curve``, ``values``, ``metrics`` and ``history`` are means over the seeds.
         curves: The metric after epochs 1, 2, ... for each seed.
         sd: The standard deviation of the metric over the seeds at ``epochs`` (None: one seed).
         interval: A 95 % confidence interval of the mean over seeds (None: one seed). It does not
@@ -89,7 +91,13 @@ class TrialResult:
     unit: TimeUnit = EPOCHS
     user_attrs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    history: Sequence[Mapping[str, float]] = field(default=(), repr=False)
     _load: Callable[..., torch.nn.Module] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """All metrics of the task at ``epochs``, by name; empty before the first report."""
+        return self.history[-1] if self.history else {}
 
     def load_model(
         self, *, replica: int = 0, average: Literal["ema", "swa"] | None = None
@@ -114,8 +122,7 @@ class TrialResult:
 
     def __str__(self) -> str:
         """Return number, state, objectives and configuration in one line."""
-        place = f"{self.unit.count(self.epochs):,} {self.unit.name}"
-        said = [f"trial {self.number}: {self.state} after {place}"]
+        said = [f"trial {self.number}: {self.state} after {self.unit.short(self.epochs)}"]
         said += [f"{metric}={value_text(value)}" for metric, value in self.values.items()]
         config, notes = config_rows(self.config, source="trial.config")
         said += [f"{name}={shown}" for name, shown in config]
@@ -336,6 +343,7 @@ def trial_result(
         certainty=certainty,
         user_attrs=ledger.user_attrs(number),
         artifacts=ledger.artifacts_of(number),
+        history=tuple(metrics),
         _load=load,
     )
 
@@ -450,6 +458,8 @@ def _sum(values: Sequence[float | None]) -> float | None:
 def rows(trials: Sequence[TrialResult], goals: Goals) -> list[dict[str, Any]]:
     """Return a table of trials with one row each."""
     several = goals.metrics if len(goals.metrics) > 1 else ()
+    found = dict.fromkeys(name for trial in trials for name in trial.metrics)
+    others = [name for name in found if name not in goals.metrics]
     attributes = dict.fromkeys(key for t in trials for key in t.user_attrs)
     return [
         {
@@ -461,6 +471,7 @@ def rows(trials: Sequence[TrialResult], goals: Goals) -> list[dict[str, Any]]:
             **({"sd": t.sd, "seeds": t.num_seeds} if t.num_seeds > 1 else {}),
             **{f"values_{metric}": t.values.get(metric) for metric in several},
             **({"violation": t.violation if t.values else None} if goals.constraints else {}),
+            **{f"metrics_{name}": t.metrics.get(name) for name in others},
             "error": t.error,
             **{f"params_{name}": value for name, value in t.config.items()},
             **{f"user_attrs_{key}": t.user_attrs.get(key) for key in attributes},

@@ -716,8 +716,9 @@ class Study(PlotMixin, EnqueueMixin, SteeringMixin, ExtensionMixin, AskingMixin)
     def trials_dataframe(self, *, backend: FrameBackend = "pandas") -> pd.DataFrame | pl.DataFrame:
         """Return a data frame with one row per trial.
 
-        The columns are number, state, epochs, value, error, and each hyper-parameter. Several
-        objectives have a column each (``values_accuracy``). With constraints there is also the
+        The columns are number, state, epochs, value, error, and each hyper-parameter
+        (``params_lr``). Several objectives have a column each (``values_accuracy``), and so has
+        each other metric of the task (``metrics_loss``). With constraints there is also the
         violation.
 
         Raises:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 import torch
@@ -403,25 +404,31 @@ class _Run:
                 f"{self._name} goes through trial.epochs() in an inner generator, whose variables "
                 "nothing can see; write the loop in the function itself"
             )
-        for name in self._locals.changed():
+        if found := list(self._lost(self._locals, frame)):
+            raise TaskError("\n".join(found))  # all at once: each costs a run of the study
+
+    def _lost(self, known: Locals, frame: FrameType) -> Iterator[str]:
+        """Yield what is wrong with each variable that would be lost, and how to keep it."""
+        for name in known.changed():
             if name not in self._ignored:
-                raise TaskError(
+                yield (
                     f"{self._name} changes an attribute or a hook of {name!r} that is not in its "
                     "state_dict, so a trial that goes on from there would not have it. Keep it in "
                     "the dict that trial.epochs() gets, or in a buffer of the module; or, if "
                     "nothing that is trained depends on it, say trial.epochs(state, "
                     f"ignore=[{name!r}])"
                 )
-        for name in self._locals.lost(frame, ignore=self._ignored):
+        lost = known.lost(frame, ignore=self._ignored)
+        for name in lost:
             value = frame.f_locals.get(name, frame.f_globals.get(name))
-            raise TaskError(
+            yield (
                 f"{self._name} changes the variable {name!r} in its loop and reads it in a later "
                 "epoch, but it is not in the state, so a trial that goes on from there would not "
                 f"have it. {how_to_keep(name, value)}; or, if nothing that is trained depends on "
                 f"it, say trial.epochs(state, ignore=[{name!r}])"
             )
-        for name in self._locals.iterators(frame, ignore=self._ignored):
-            raise TaskError(
+        for name in known.iterators(frame, ignore=[*self._ignored, *lost]):
+            yield (
                 f"{self._name} goes through the iterator {name!r} over several epochs; a trial "
                 "that goes on from a state begins with it anew. Make it in each epoch; or, if "
                 "nothing that is trained depends on it, say trial.epochs(state, "

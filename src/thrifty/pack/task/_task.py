@@ -152,6 +152,14 @@ class Task(_Identified, ABC):
             ``batch_size`` must then keep its value during a trial.
         tokens_per_sample: The tokens of a training sample, for times in ``tokens(...)``; None if
             the data say it, as a ``TokenFile`` does, or if samples vary.
+        precision: The precision of forward and backward passes: ``"fp32"``, ``"bf16-mixed"``,
+            ``"fp16-mixed"`` or ``"bf16"``.
+        accumulate: Into how many parts each batch is split, whose gradients are summed: a number,
+            or the name of a hyper-parameter.
+        average: ``EMA`` or ``SWA``, or several, which are evaluated beside the weights.
+        compile: Whether the model is compiled.
+        version: A text to change when something that thrifty cannot see has changed.
+        not_state: Names of attributes that are deliberately not in a checkpoint.
 
     >>> from thrifty.pack import ArrayData
     >>> class Line(Task):

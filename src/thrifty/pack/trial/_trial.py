@@ -598,8 +598,9 @@ class TrainableTrial:
         if isinstance(model, torch.nn.Module):
             return model
         raise TaskError(
-            f"{type(self.task).__name__} owns its loop; its best state can be put into an instance "
-            "of it with load_state"
+            f"{self._name} has no model to load: its attribute `model` is no torch.nn.Module. Keep "
+            "the network there, or save what you need with trial.log_artifact in a training "
+            "function; load_state of an instance takes the trial's state"
         )
 
     def begin(self, member: Member) -> None:
