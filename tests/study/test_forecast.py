@@ -8,8 +8,8 @@ from thrifty.space import Choice, Float, Space, Step
 from thrifty.study import _forecast
 from thrifty.study._forecast import forecast
 from thrifty.study._goals import Goals
-from thrifty.study.simulation import _made_up
-from thrifty.study.simulation._made_up import MadeUpRun
+from thrifty.study.simulation import _synthetic_results
+from thrifty.study.simulation._synthetic_results import MadeUpRun
 
 
 pytestmark = pytest.mark.slow
@@ -52,8 +52,8 @@ def test_small_studies_are_asked_for_one_trial_at_a_time(asked):
 
 
 def test_simulations_draw_their_own_first_configurations_and_share_the_rest(monkeypatch):
-    monkeypatch.setattr(_made_up, "NUM_OWN_DRAWS", 3)
-    draws, found = _made_up._RepeatedDraws(SPACE), []
+    monkeypatch.setattr(_synthetic_results, "NUM_OWN_DRAWS", 3)
+    draws, found = _synthetic_results._RepeatedDraws(SPACE), []
     for seed in (1, 2):
         draws.begin(first=seed == 1)
         rng = np.random.default_rng(seed)
@@ -64,7 +64,7 @@ def test_simulations_draw_their_own_first_configurations_and_share_the_rest(monk
 
 def test_repeated_draws_change_nothing_where_nothing_depends_on_results(monkeypatch):
     before = plan(RandomSearch(max_epochs=9, num_trials=40))
-    monkeypatch.setattr(_made_up, "NUM_OWN_DRAWS", 3)
+    monkeypatch.setattr(_synthetic_results, "NUM_OWN_DRAWS", 3)
     assert plan(RandomSearch(max_epochs=9, num_trials=40)) == before
     assert before.exact
 

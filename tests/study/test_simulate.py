@@ -34,7 +34,6 @@ from thrifty.space import Choice, Constant, Float, MultiStep, Space, Step, Timel
 from thrifty.store import Store
 from thrifty.study._forecast import forecast
 from thrifty.study._goals import Goals
-from thrifty.study.simulation._made_up import MadeUpRun
 from thrifty.study.simulation._simulate import (
     JointAlgorithm,
     JointHistory,
@@ -43,6 +42,7 @@ from thrifty.study.simulation._simulate import (
     simulate,
 )
 from thrifty.study.simulation._simulation_report import DecisionTimes, Simulation, least_s
+from thrifty.study.simulation._synthetic_results import MadeUpRun
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("device")]

@@ -49,7 +49,9 @@ COMMANDS = {
         "_try", "Show what training some configurations costs, and what is known of them already."
     ),
     "try": _Command("_try", "Train some configurations of the study in FILE, and nothing else."),
-    "status": _Command("_status", "Show the studies in a database, or one STUDY, also while they run."),
+    "status": _Command(
+        "_status", "Show the studies in a database, or one STUDY, also while they run."
+    ),
     "best": _Command(
         "_status",
         "Show the best trial of study NAME, or its Pareto front if it has several objectives.",

@@ -1,8 +1,9 @@
-"""Values that an epoch leaves behind and that the checkpoint of a Trainer does not hold.
+"""Tries out whether values that a Trainer's checkpoint lacks are missed in the next epoch.
 
-Each epoch has a new model and a new Trainer. If training changes a plain attribute, or freezes a
-parameter once, the next epoch does not know of it. Whether this changes a result is found by an
-experiment: two short epochs in one run of the Trainer, and the same epochs one by one.
+``_unsaved_values`` finds such values. Each epoch has a new model and a new Trainer. If training
+changes a plain attribute, or freezes a parameter once, the next epoch does not know of it. Whether
+this changes a result is found by an experiment: two short epochs in one run of the Trainer, and the
+same epochs one by one.
 """
 
 from __future__ import annotations

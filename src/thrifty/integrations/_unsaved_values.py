@@ -1,4 +1,7 @@
-"""Values that a checkpoint of a Trainer may lack, and whether the user's code uses them."""
+"""Finds attributes of models, callbacks and Trainers that change, and whether code reads them.
+
+``_lost_values`` then tries out whether such a value matters from one epoch to the next.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from thrifty.store._reports import trials_text
 from ._goals import Goals
 from ._ledger import Ledger
 from ._results import lines
-from .simulation._made_up import MadeUpRun
+from .simulation._synthetic_results import MadeUpRun
 
 
 logger = plain_logger(__name__)

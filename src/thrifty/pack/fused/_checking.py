@@ -315,6 +315,20 @@ class StepCheck:
         is_current: Callable[[], bool] | None,
         operations: SharedOperations | None,
     ) -> Difference | None:
+        """Compare the trial's row of a packed step with the same step taken alone.
+
+        Where both differ by no more than rounding may, or by as much as the trial alone differs
+        from itself in double precision, they count as equal.
+
+        Args:
+            loss: The loss of the row.
+            structure: The structure that was packed.
+            is_current: Whether a comparison in double precision is still wanted; None: it is.
+            operations: Results of the pack that the step alone may take over.
+
+        Returns:
+            The worst difference; None if there is none beyond rounding.
+        """
         trial = self.trial
         packed = StepTaken(
             loss=loss.detach().clone(),

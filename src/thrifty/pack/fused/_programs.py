@@ -1,4 +1,4 @@
-"""Recorded programs, and compiled ones."""
+"""Programs of packed steps: how recorded ones are found again, run, compiled and checked."""
 
 from __future__ import annotations
 

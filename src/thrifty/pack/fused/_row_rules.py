@@ -48,11 +48,13 @@ class Rows:
 
 
 Some = Rows | None
-"""Rows of a value; None: all of them."""
+"""The rows of a value that are computed; None: not a part of them, but all."""
 
 
 class Given:
-    """A call, by the names of its arguments, and the rows that gradients among them are zero in.
+    """A recorded call for which a rule has to say which rows of its arguments it needs.
+
+    It knows the arguments by name, and in which rows gradients among them are zero.
 
     Attributes:
         wanted: For each output the rows to compute; outputs that nothing reads are not in it.

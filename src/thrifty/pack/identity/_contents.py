@@ -1,4 +1,7 @@
-"""Plain values, names and packages as text; containers, and objects without content."""
+"""Small parts of an identity: plain values, names and versions as text; elements of containers.
+
+Also, which objects have no content that could be compared, such as an open file.
+"""
 
 from __future__ import annotations
 

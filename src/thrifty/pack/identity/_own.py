@@ -1,6 +1,6 @@
-"""The owner of code, the user or an installed package; what the user wrote of a class; operators.
+"""Whether code is the user's own or a package's; which members of a class the user wrote.
 
-The user's operators are those that PyTorch calls by name, as in ``torch.ops.mine.scale(x)``.
+Also the user's operators, which PyTorch calls by name, as in ``torch.ops.mine.scale(x)``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which values a trial carries from epoch to epoch, so that a checkpoint may lack them.
 
-A comparison of one trial says nothing about another one that carries more: code that a value of a
-hyper-parameter switches on, or an epoch that comes later.
+A trial that was compared with its checkpoint says nothing about one that carries more, because a
+hyper-parameter has switched on other code, or because it has come to a later epoch.
 
 Some values change nothing yet, but code goes by them. A counter of patience ends a trial after many
 epochs; the schedule of an optimizer lowers the rate in one of them. A comparison of a few steps

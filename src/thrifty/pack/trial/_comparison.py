@@ -31,7 +31,7 @@ from thrifty.pack.verify import (
 )
 
 from ._carried_values import act_later, carriers_of, gradients_of, shared_buffers, unlike, unread
-from ._made_check import restored_trial
+from ._fresh_trial_check import restored_trial
 from ._probes import Trial, check_data, probe, probe_further
 from ._state_messages import (
     drawn_once,

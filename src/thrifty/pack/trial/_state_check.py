@@ -19,7 +19,7 @@ from thrifty.pack.verify import CheckBudget, training_places
 
 from ._carried_values import moved, options_of, unread, values_of
 from ._comparison import Case, Comparer, SharedVariables, kind_of
-from ._made_check import MAX_FREE_CHECKS, MadeCheck, new_trial
+from ._fresh_trial_check import MAX_FREE_CHECKS, MadeCheck, new_trial
 from ._probes import Trial
 from ._state_messages import WarnOnce, no_memory, no_time_to_read, no_time_to_train
 from ._trial import TaskTrial

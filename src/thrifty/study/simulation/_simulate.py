@@ -27,8 +27,8 @@ from thrifty.study._loop import RunLoop, Steering, ask_rng
 from thrifty.study._preflight import check_horizons, checked_seeds
 from thrifty.study._trial_events import FailureLog
 
-from ._made_up import made_up_scores
 from ._simulation_report import DecisionTimes, Simulation, UnsharedPlan, least_s
+from ._synthetic_results import made_up_scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
