@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -146,14 +148,28 @@ def test_a_study_in_memory_is_not_to_be_deleted(tmp_path, caplog):
     assert not said(caplog, "thrifty delete")
 
 
-def test_a_corrected_task_gets_the_name_of_a_study_without_results(tmp_path):
+def test_a_corrected_task_takes_the_place_of_a_study_whose_trials_all_failed(tmp_path, caplog):
     study_of(tmp_path, task=Broken()).run(progress=False, executor=SOLO)
-    for use in (lambda study: study.plan(), lambda study: study.run(progress=False)):
-        with pytest.raises(StudyMismatchError, match="which has no results, delete it first: "):
-            use(study_of(tmp_path))
+    assert study_of(tmp_path).plan().epochs_to_train > 0
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        assert store.studies.summary("s").num_trials["failed"] == 6, "a plan deletes nothing"
+    caplog.clear()
+    assert study_of(tmp_path).run(progress=False, executor=SOLO).best_trial.number == 0
+    assert len(said(caplog, "takes its place; to undo that: thrifty restore s --storage")) == 1
     with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
         store.trash.put(store.studies.get("s"), who="me")
-    assert study_of(tmp_path).run(progress=False, executor=SOLO).best_trial.number == 0
+        store.trash.restore(min(store.trash.list(), key=lambda each: each.id))
+    with pytest.raises(ThriftyError, match="trials 0, 1, 2 and 3 more failed"):
+        _ = study_of(tmp_path, task=Broken()).best_trial
+
+
+def test_a_study_with_a_trial_that_has_not_failed_gives_no_way(tmp_path):
+    study = study_of(tmp_path, task=Broken())
+    study.run(progress=False, executor=SOLO)
+    with closing(sqlite3.connect(tmp_path / "t.db")) as database, database:
+        database.execute("UPDATE trials SET state = 'stopped' WHERE number = 0")
+    with pytest.raises(StudyMismatchError, match="which has no results, delete it first: "):
+        study_of(tmp_path).run(progress=False)
 
 
 def test_a_study_with_results_is_not_said_to_have_none(tmp_path):

@@ -196,6 +196,8 @@ class StudyRepository:
     def find(self, store: Store) -> StudyInfo | None:
         """Return the study's record, or None if the study does not exist yet.
 
+        A different study whose trials have all failed gives way, as after a correction of the task.
+
         Raises:
             StudyMismatchError: A different study of this name exists.
         """
@@ -213,8 +215,32 @@ class StudyRepository:
                     f"study {self.name!r} in {url} cannot be extended {error}"
                 ) from None
             except StudyMismatchError as error:
+                if self._gives_way(store):
+                    return None
                 raise StudyMismatchError(f"{error}{self._how_to_replace(store, info)}") from None
         return info
+
+    def _gives_way(self, store: Store) -> bool:
+        """Return whether the stored study has nothing but failed trials, and no process runs it."""
+        summary = store.studies.summary(self.name)
+        num_trials = sum(summary.num_trials.values())
+        return (
+            summary.state not in ("running", "paused")
+            and 0 < num_trials == summary.num_trials.get("failed", 0)
+        )
+
+    def _make_room(self, store: Store) -> None:
+        """Delete a different study of this name that gives way; it can be restored."""
+        info = store.studies.find(self.name)
+        if info is None or self.find(store) is not None:
+            return
+        store.trash.put(info, who=this_user())
+        logger.warning(
+            "all trials of the stored study %r have failed, and it is a different one, so this one "
+            "takes its place; to undo that: %s",
+            self.name,
+            shell_command("restore", name=self.name, url=self.storage.url),
+        )
 
     def planned(self, *, num_workers: int = 1) -> Recipe:
         """Return the recipe with the algorithm that the study has, or that it would choose.
@@ -327,6 +353,7 @@ class StudyRepository:
         ``Auto`` chooses its algorithm for ``num_workers``. If another process has just created the
         same study, return that one, with the algorithm that was chosen there.
         """
+        self._make_room(store)
         try:
             return store.studies.create(
                 self.name,

@@ -38,7 +38,7 @@ from ._ledger import Ledger, is_done
 TrialState = Literal["done", "running", "paused", "stopped", "failed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrialResult:
     """The result of one trial.
 
@@ -91,8 +91,8 @@ class TrialResult:
     unit: TimeUnit = EPOCHS
     user_attrs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
-    history: Sequence[Mapping[str, float]] = field(default=(), repr=False)
-    _load: Callable[..., torch.nn.Module] | None = field(default=None, repr=False, compare=False)
+    history: Sequence[Mapping[str, float]] = ()
+    _load: Callable[..., torch.nn.Module] | None = field(default=None, compare=False)
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -119,6 +119,10 @@ class TrialResult:
         """
         assert self._load is not None
         return self._load(replica=replica, average=average)
+
+    def __repr__(self) -> str:
+        """Return the same line as ``str`` does, so that a list of trials is readable."""
+        return f"<{self}>"
 
     def __str__(self) -> str:
         """Return number, state, objectives and configuration in one line."""
