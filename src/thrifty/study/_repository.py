@@ -224,10 +224,10 @@ class StudyRepository:
         """Return whether the stored study has nothing but failed trials, and no process runs it."""
         summary = store.studies.summary(self.name)
         num_trials = sum(summary.num_trials.values())
-        return (
-            summary.state not in ("running", "paused")
-            and 0 < num_trials == summary.num_trials.get("failed", 0)
-        )
+        return summary.state not in (
+            "running",
+            "paused",
+        ) and 0 < num_trials == summary.num_trials.get("failed", 0)
 
     def _make_room(self, store: Store) -> None:
         """Delete a different study of this name that gives way; it can be restored."""

@@ -197,8 +197,8 @@ def say_if_all_failed(repository: StudyRepository, ledger: Ledger) -> bool:
     delete = "" if is_in_memory(repository) else f" ({repository.delete_command})"
     logger.warning(
         "study %r has no results, because all its trials failed:\n%s\n"
-        "Correct the cause and run it again. A corrected task takes the place of this study; if the "
-        "cause is outside of the task, delete the study%s first",
+        "Correct the cause and run it again. A corrected task takes the place of this study; if "
+        "the cause is outside of the task, delete the study%s first",
         repository.name,
         failure_text(failure_groups(ledger.errors)),
         delete,
