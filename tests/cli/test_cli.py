@@ -230,8 +230,7 @@ def test_a_deleted_study_frees_its_name(folder, monkeypatch, capsys):
     Path("failing.py").write_text(FAILING.replace("FIRST", "0"))
     thrifty("run", "failing.py", "--quiet", monkeypatch=monkeypatch, fails=True)
     Path("mended.py").write_text(FAILING.replace("FIRST", "9"))
-    thrifty("run", "mended.py", "--quiet", monkeypatch=monkeypatch, fails=True)
-    assert "thrifty delete line --storage sqlite:///t.db" in capsys.readouterr().err
+    capsys.readouterr()
     thrifty("delete", "line", *STORAGE, "--yes", monkeypatch=monkeypatch)
     undo = "thrifty restore --storage sqlite:///t.db -- line"
     assert f"deleted study line; undo it with: {undo}" in capsys.readouterr().out

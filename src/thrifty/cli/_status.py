@@ -60,7 +60,7 @@ def status_command(
     Of one STUDY, it also shows the workers that trained for its task, and what was measured of
     their devices.
     """
-    name = name or study
+    name = study if name is None else name
     with Store.open(storage, create=False) as store:
         if as_json:
             print_document(status_document(store, url=storage, name=name, traceback=traceback))
