@@ -243,10 +243,19 @@ def test_shared_and_packed_trials_draw_what_they_draw_alone(task, tmp_path, capl
     assert len({*together[str(RATES[0])]}) == 4
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_each_epoch_has_noise_of_its_own(num_workers):
+BEGUN = torch.zeros(3, dtype=torch.long).share_memory_()
+
+
+def note_begun(worker):
+    BEGUN[worker] += 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_each_epoch_and_each_process_has_noise_of_its_own(num_workers):
     rows = TensorDataset(X, 2 * X)
-    data = th.DatasetPair(train=Noisy(), valid=rows, num_workers=num_workers)
+    BEGUN.zero_()
+    options = {"num_workers": num_workers, "worker_init_fn": note_begun}
+    data = th.DatasetPair(train=Noisy(), valid=rows, **options)
     source = open_source(data, device=torch.device("cpu"))
     epochs = [
         torch.cat([x for x, _ in source.train_batches(seed=1, epoch=epoch, batch_size=8)])
@@ -256,6 +265,7 @@ def test_each_epoch_has_noise_of_its_own(num_workers):
     found = [each.flatten().sort().values for each in epochs]
     assert not torch.allclose(found[0], found[2])
     assert len(found[0].unique()) == len(X)
+    assert BEGUN[:num_workers].tolist() == [3] * num_workers, "the user's function is called, too"
 
 
 def test_two_trials_may_read_one_data_set_in_turns():

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from thrifty.core import TaskError, derive_seed
 
 from ._data_contents import Samples
-from ._own_generators import OwnGenerators
+from ._own_generators import OwnGenerators, SeededWorker
 
 
 Batch = Any
@@ -342,6 +342,9 @@ class DatasetSource:
         generators = OwnGenerators(self.parts)
         if not generators:
             return iter(loader)
+        if loader.num_workers:
+            functions = {name: each for name, each in self._data.loader.items() if callable(each)}
+            loader.worker_init_fn = SeededWorker(functions, seed, then=loader.worker_init_fn)
         return generators.iterated(loader, (derive_seed(seed, "own", i) for i in count()))
 
     def valid_batches(self, *, batch_size: int) -> Iterator[tuple[Batch, int]]:

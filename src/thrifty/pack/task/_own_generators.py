@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.data
 
 from thrifty.core import derive_seed
 from thrifty.pack.identity import slots_of, vars_of
@@ -97,6 +98,28 @@ class OwnGenerators:
             if batch is _END:
                 return
             yield batch
+
+
+class SeededWorker:
+    """Seeds the generators in a process of a ``DataLoader``, which would be equal in all of them.
+
+    Args:
+        functions: Functions of the loader, by name.
+        seed: The seed.
+        then: The user's ``worker_init_fn``, which is called afterwards.
+    """
+
+    def __init__(
+        self, functions: Mapping[str, Any], seed: int, *, then: Callable[[int], None] | None
+    ) -> None:
+        self._functions, self._seed, self._then = functions, seed, then
+
+    def __call__(self, worker: int) -> None:
+        info: Any = torch.utils.data.get_worker_info()
+        found = OwnGenerators({"data": info.dataset, **self._functions})
+        found.seed(derive_seed(self._seed, "worker", worker))
+        if self._then is not None:
+            self._then(worker)
 
 
 _END = object()
