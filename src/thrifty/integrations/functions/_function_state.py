@@ -32,9 +32,8 @@ class Kept:
     Objects with ``state_dict`` and ``load_state_dict`` keep their state, as do generators of torch,
     NumPy and Python, and estimators of scikit-learn. Of a network, that includes which parameters
     are trained, which parts are in training mode, and gradients that no optimizer has used yet.
-    Anything else is a plain value (number, text,
-    tensor, list or dict). Values that can change get their state in place, others are replaced in
-    the dict.
+    Anything else is a plain value (number, text, tensor, list or dict). Values that can change get
+    their state in place, others are replaced in the dict.
 
     Args:
         given: One object, or a dict of objects and plain values; None for nothing.

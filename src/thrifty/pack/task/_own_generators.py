@@ -22,6 +22,7 @@ import torch.utils.data
 
 from thrifty.core import derive_seed
 from thrifty.pack.identity import slots_of, vars_of
+from thrifty.pack.identity._contents import is_a
 
 
 _MAX_DEPTH = 8
@@ -133,10 +134,10 @@ def _generators_in(
     queue = deque((name, value, 0) for name, value in objects.items())
     while queue and len(seen) < _MAX_OBJECTS:
         name, value, depth = queue.popleft()
-        if id(value) in seen or isinstance(value, _CLOSED):
+        if id(value) in seen or is_a(value, _CLOSED):
             continue
         seen.add(id(value))
-        if isinstance(value, _KINDS):
+        if is_a(value, _KINDS):
             if _can_be_seeded(value):
                 yield name, value
         elif depth < _MAX_DEPTH:
@@ -157,24 +158,24 @@ def _global_ones() -> Iterable[Any]:
 
 def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     """Return the objects within a value, with how each is reached. Runs none of the user's code."""
-    if isinstance(value, FunctionType):
+    if is_a(value, FunctionType):
         cells = value.__closure__ or ()
         names = value.__code__.co_freevars
         held = ((f".<closure>.{n}", cell) for n, cell in zip(names, cells, strict=True))
         return (*held, *_elements(value.__defaults__ or ()), *_items(value.__kwdefaults__ or {}))
-    if isinstance(value, CellType):
+    if is_a(value, CellType):
         try:
             return (("", value.cell_contents),)
         except ValueError:  # it is empty
             return ()
-    if isinstance(value, MethodType):
+    if is_a(value, MethodType):
         return ((".__func__", value.__func__), (".__self__", value.__self__))
-    if isinstance(value, partial):
+    if is_a(value, partial):
         return ((".func", value.func), *_elements(value.args), *_items(value.keywords))
     for base in _SEQUENCES:
-        if isinstance(value, base):
+        if is_a(value, base):
             return (*_elements(base.__iter__(value)), *_attributes(value))
-    if isinstance(value, dict):
+    if is_a(value, dict):
         return (*_items(value), *_attributes(value))
     return _attributes(value)
 
