@@ -205,7 +205,7 @@ def test_no_device_holds_a_sample():
     small = [an_offer(accelerator_memory_gib=0.5), an_offer("v2", accelerator_memory_gib=1.0)]
     assert refused(small).startswith(
         "one sample needs 1.2 GiB (at most 1.2 GiB), a device of aws v2 in east has 1.0 GiB "
-        "(at least 0.9 GiB usable), and no other has more"
+        "(at least 960.0 MiB usable), and no other has more"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -96,7 +97,7 @@ def test_the_status_of_one_study_shows_workers(study):
     assert "worker" not in thrifty("status", *url)
     said = thrifty("status", "--name", "s", *url)
     assert "device cpu: busy" in said
-    assert " MiB" in said
+    assert re.search(r" [MG]iB", said)
     document = json.loads(thrifty("status", "--name", "s", *url, "--json"))
     check_document(document, "status")
     (worker,) = document["studies"][0]["workers"]
