@@ -129,6 +129,49 @@ def test_each_kind_is_seeded_and_put_back(kind):
     assert draw(rng) == draw(undisturbed), "it is put back"
 
 
+class Noises(torch.utils.data.Dataset):
+    def __init__(self, rng, fixed):
+        self.rng, self.fixed = rng, fixed
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        noise = torch.Generator().manual_seed(self.fixed.initial_seed() + index)
+        return X[index] + torch.rand((), generator=noise) + self.rng.random()
+
+
+def test_only_generators_that_reading_moves_are_seeded():
+    """One whose seed a data set takes says noise that is the same in each epoch."""
+    rng, fixed = np.random.default_rng(0), torch.Generator().manual_seed(7)
+    data = Noises(rng, fixed)
+    found = OwnGenerators({"data": data}).moved_by_reading(data)
+    with found.seeded(1):
+        assert fixed.initial_seed() == 7
+        one = rng.random()
+    assert rng.random() == np.random.default_rng(0).random(), "asking has moved nothing"
+    with found.seeded(1):
+        assert rng.random() == one
+
+
+def test_a_generator_that_only_the_collate_function_moves_is_seeded():
+    rng = np.random.default_rng(0)
+    data = TensorDataset(X)
+    found = OwnGenerators({"collate": rng})
+    assert found.moved_by_reading(data, lambda samples: rng.random())
+    assert not found.moved_by_reading(data, len)
+
+
+def test_all_generators_of_a_stream_are_seeded():
+    class Stream(torch.utils.data.IterableDataset):
+        rng = random.Random(0)
+
+        def __iter__(self):
+            return iter(X)
+
+    assert OwnGenerators({"rng": Stream.rng}).moved_by_reading(Stream())
+
+
 def test_two_generators_draw_different_numbers():
     one, two = np.random.default_rng(0), np.random.default_rng(0)
     with OwnGenerators({"a": one, "b": two}).seeded(1):

@@ -236,9 +236,11 @@ class HuggingFaceTrainable(KeptTrainable):
             args = self._training_arguments(options, folder, data_seed=seed)
             trainer = self._trainer(model, args, callback)
             run = OneRun(trainer, callback, kept=self._kept, frozen=frozen, seed=seed)
-            resume = self._write_trainer_state(trainer, Path(folder), kept=self._kept, epoch=epoch)
-            self._lost.begin(self._kept, trainer_owners(trainer))
             with _generators_of(trainer).kept():
+                resume = self._write_trainer_state(
+                    trainer, Path(folder), kept=self._kept, epoch=epoch
+                )
+                self._lost.begin(self._kept, trainer_owners(trainer))
                 kept = run.run(resume)
             owners = trainer_owners(trainer)  # a Trainer makes callbacks anew that export state
         _release(trainer)
@@ -286,10 +288,10 @@ class HuggingFaceTrainable(KeptTrainable):
                 kept["scheduler"]["last_epoch"] = epoch * _steps_of(trainer)
             step.trainer = trainer
             one_run = OneRun(trainer, callback, kept=kept, frozen=frozen, seed=seed)
-            resume = self._write_trainer_state(
-                trainer, Path(folder), kept=kept, epoch=epoch, is_short=True
-            )
             with _generators_of(trainer).kept():
+                resume = self._write_trainer_state(
+                    trainer, Path(folder), kept=kept, epoch=epoch, is_short=True
+                )
                 run.kept = one_run.run(resume)
             run.at_end = values_of(trainer_owners(trainer))
         _release(trainer)

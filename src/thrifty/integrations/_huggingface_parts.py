@@ -15,12 +15,13 @@ from transformers.trainer_utils import has_length
 
 from thrifty.core import TaskError, derive_seed
 from thrifty.pack import borrowed_streams
+from thrifty.pack.task._own_generators import is_readable_by_index
 from thrifty.pack.trial._saved_model import load_model
 
 from ._adapters import follow, from_plain, options_of, to_plain
 from ._lost_values import FirstBatches, Rehearsal, check_rates, seed_step
 from ._model_copies import Digests, fill_in, leave_out
-from ._trainer_runs import PassSampler, copied, finished, generators_within, overridden
+from ._trainer_runs import PassSampler, copied, finished, generators_within, overridden, reseed
 from ._unsaved_values import owners_of, values_of
 
 
@@ -335,6 +336,21 @@ def trainer_owners(trainer: Any) -> dict[str, Any]:
     return owners_of(callbacks, model=trainer.model, trainer=trainer)
 
 
+def _reseed(loader: Any, seed: int, *, by_pass: bool) -> None:
+    """Reseed the generators of a training loader for an epoch.
+
+    Args:
+        loader: The loader.
+        seed: The seed.
+        by_pass: Whether epochs are steps, so that the order is that of a pass. A stream is then
+            read from its beginning, so nothing in it may depend on the epoch.
+    """
+    if not by_pass:
+        reseed(loader, seed)
+    elif is_readable_by_index(getattr(loader, "dataset", None)):
+        generators_within(loader).seed(seed)
+
+
 def going_on(trainer_class: type) -> type:
     class ResumedTrainer(trainer_class):  # type: ignore[misc]
         """A Trainer that records the losses, and whose model ``OneRun`` gives the weights."""
@@ -349,7 +365,7 @@ def going_on(trainer_class: type) -> type:
                 # A run of all epochs makes it once, so what is drawn here is the same in each.
                 transformers.set_seed(self.args.seed)
                 loader = super().get_train_dataloader(*args, **kwargs)
-            generators_within(loader).seed(self.args.data_seed)
+            _reseed(loader, self.args.data_seed, by_pass=self.pass_seed is not None)
             return self._short("train", loader)
 
         def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:

@@ -8,9 +8,10 @@ before each batch, as the global streams are, and put back after it.
 from __future__ import annotations
 
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -21,6 +22,7 @@ import torch
 import torch.utils.data
 
 from thrifty.core import derive_seed
+from thrifty.pack._state import borrowed_streams
 from thrifty.pack.identity import slots_of, vars_of
 from thrifty.pack.identity._contents import is_a
 
@@ -29,6 +31,7 @@ _MAX_DEPTH = 8
 _MAX_ELEMENTS = 256
 """Elements of one container that are looked at; a list of samples may have millions."""
 _MAX_OBJECTS = 10_000
+_FEW_SAMPLES = 4
 
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
@@ -61,6 +64,34 @@ class OwnGenerators:
     def __bool__(self) -> bool:
         """Return whether there is one."""
         return bool(self._found)
+
+    def moved_by_reading(self, dataset: Any, *others: Callable[[Any], object]) -> OwnGenerators:
+        """Return those generators that move when a few samples are read.
+
+        Others are fixed on purpose: code takes their seed, or a copy of them. All are returned for
+        a data set without items, since reading may move its place.
+
+        Args:
+            dataset: The data set that is read.
+            others: Functions that are called with a list of one sample, such as a collate function.
+        """
+        if not self._found or not is_readable_by_index(dataset):
+            return self
+        found = OwnGenerators({})
+        with borrowed_streams(), self.seeded(0):
+            before = {name: _text(each) for name, each in self._found.items()}
+            for sample in _first_samples(dataset):
+                for each in others:
+                    with suppress(Exception):  # training meets the error, too, and reports it
+                        each([sample])
+            found._found = {n: g for n, g in self._found.items() if _text(g) != before[n]}
+        return found
+
+    def with_those_of(self, other: OwnGenerators) -> OwnGenerators:
+        """Return the generators of both."""
+        found = OwnGenerators({})
+        found._found = {**self._found, **other._found}
+        return found
 
     def seed(self, seed: int) -> None:
         """Seed the generators, each by its name as well."""
@@ -118,7 +149,9 @@ class SeededWorker:
     def __call__(self, worker: int) -> None:
         info: Any = torch.utils.data.get_worker_info()
         found = OwnGenerators({"data": info.dataset, **self._functions})
-        found.seed(derive_seed(self._seed, "worker", worker))
+        collate = [each for name, each in self._functions.items() if name == "collate_fn"]
+        moved = found.moved_by_reading(info.dataset, *collate)
+        moved.seed(derive_seed(self._seed, "worker", worker))
         if self._then is not None:
             self._then(worker)
 
@@ -134,7 +167,7 @@ def _generators_in(
     queue = deque((name, value, 0) for name, value in objects.items())
     while queue and len(seen) < _MAX_OBJECTS:
         name, value, depth = queue.popleft()
-        if id(value) in seen or is_a(value, _CLOSED):
+        if id(value) in seen or is_a(value, _CLOSED) or _copies_generators(value):
             continue
         seen.add(id(value))
         if is_a(value, _KINDS):
@@ -142,6 +175,11 @@ def _generators_in(
                 yield name, value
         elif depth < _MAX_DEPTH:
             queue += ((f"{name}{key}", each, depth + 1) for key, each in _parts(value))
+
+
+def _copies_generators(value: Any) -> bool:
+    """Return whether an object is of ``datasets``, which draws from copies of its generators."""
+    return type(value).__module__.partition(".")[0] == "datasets"
 
 
 _CLOSED = (
@@ -204,6 +242,32 @@ def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
             except (AttributeError, KeyError):  # an empty slot, or one of a base class
                 continue
     return out
+
+
+def is_readable_by_index(dataset: Any) -> bool:
+    """Return whether a data set has items and a length."""
+    kind = type(dataset)
+    if issubclass(kind, torch.utils.data.IterableDataset):  # its item access only raises
+        return False
+    return hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
+
+
+def _first_samples(dataset: Any) -> Iterator[Any]:
+    """Yield a few samples; none from where reading fails."""
+    with suppress(Exception):  # training meets the error, too, and reports it
+        for index in range(min(_FEW_SAMPLES, len(dataset))):
+            yield dataset[index]
+
+
+def _text(generator: Any) -> str:
+    """Return a text that differs for different states of a generator."""
+    state = _state(generator)
+    if isinstance(generator, np.random.RandomState):
+        return repr((state[1].tolist(), *state[2:]))
+    if isinstance(generator, np.random.Generator):
+        with np.printoptions(threshold=sys.maxsize):
+            return repr(state)
+    return str(state.tolist()) if isinstance(state, torch.Tensor) else repr(state)
 
 
 def _can_be_seeded(generator: Any) -> bool:

@@ -230,29 +230,15 @@ class Update:
         A method such as ``second_step`` of an optimizer calls no hook, but writes to parameters.
         """
         if self._has_stepped:
-            before = _marks(model) if self._num_watched < _MOST_WATCHED else []
-            self._num_watched += 1
-            with lent_optimizers(optimizers.torch):
-                loss = self._task.step(model, batch)
-            if before and _marks(model) == before and _has_gradients(model):
+            loss, has_updated = self._watched_step(model, batch, optimizers)
+            if not has_updated and _has_gradients(model):
                 _warn_once(
                     f"{self._name}.step has left gradients that no optimizer has used, and thrifty "
                     f"clears them before the next call; {_ACCUMULATE}"
                 )
         else:
-            taken: list[object] = []
-            before = _marks(model)
-            hooks = [
-                optimizer.register_step_post_hook(lambda each, *_: taken.append(each))
-                for optimizer in optimizers.torch.values()
-            ]
-            try:
-                with lent_optimizers(optimizers.torch):
-                    loss = self._task.step(model, batch)
-            finally:
-                for hook in hooks:
-                    hook.remove()
-            if not taken and _marks(model) == before:
+            loss, has_updated = self._watched_step(model, batch, optimizers)
+            if not has_updated:
                 raise TaskError(
                     f"{self._name}.step has not updated anything; call .step(), or what the "
                     "optimizer has instead, such as second_step(), of the optimizers in "
@@ -266,6 +252,31 @@ class Update:
                 "with one number"
             )
         return loss.detach().reshape(())
+
+    def _watched_step(
+        self, model: torch.nn.Module, batch: Batch, optimizers: FollowedOptimizers
+    ) -> tuple[Any, bool]:
+        """Let the task take the step; return its loss, and whether it has updated anything.
+
+        Only the first steps are watched; later ones count as updates.
+        """
+        self._num_watched += 1
+        if self._num_watched > _MOST_WATCHED:
+            with lent_optimizers(optimizers.torch):
+                return self._task.step(model, batch), True
+        taken: list[object] = []
+        before = _marks(model)
+        hooks = [
+            optimizer.register_step_post_hook(lambda each, *_: taken.append(each))
+            for optimizer in optimizers.torch.values()
+        ]
+        try:
+            with lent_optimizers(optimizers.torch):
+                loss = self._task.step(model, batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return loss, bool(taken) or _marks(model) != before
 
     # -- state -----------------------------------------------------------------------------
 
