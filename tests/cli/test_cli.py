@@ -336,6 +336,11 @@ def test_the_exit_code_is_the_command_s(folder, monkeypatch, capsys):
     assert leaving.value.code == 1
 
 
+def test_status_of_two_studies_at_once_is_refused(folder, monkeypatch, capsys):
+    thrifty("status", "one", "--name", "two", monkeypatch=monkeypatch, fails=True)
+    assert "status got the studies 'one' and 'two'; name one" in capsys.readouterr().err
+
+
 def test_status_of_an_empty_database(folder, monkeypatch, capsys):
     Store.open("sqlite:///t.db").close()
     thrifty("status", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)

@@ -128,6 +128,33 @@ def test_options_are_checked():
         HeteroTask(Line(), workers=2, reduction="none")
 
 
+class Noisy(torch.utils.data.Dataset):
+    def __init__(self, x, y):
+        self.x, self.y, self.rng = x, y, np.random.default_rng(0)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index] + float(self.rng.normal()), self.y[index]
+
+
+class OwnGenerator(Line):
+    def data(self, hp):
+        found = super().data(hp)
+        valid = torch.utils.data.TensorDataset(*found.valid)
+        return th.DatasetPair(train=Noisy(*found.train), valid=valid)
+
+
+def test_noise_from_a_data_sets_own_generator_is_that_of_the_epoch_and_step():
+    timeline = th.Timeline({"lr": 0.1}, epochs=3)
+    task = HeteroTask(OwnGenerator(), workers=1)
+    _, whole = train_alone(task, timeline, seed=0, epochs=3)
+    half, _ = train_alone(task, timeline, seed=0, epochs=2)
+    _, rest = train_alone(task, timeline, seed=0, epochs=3, state=(2, half.state(0)))
+    assert rest[0]["mse"] == pytest.approx(whole[2]["mse"], rel=1e-5)
+
+
 class Weighted(Line):
     """A task where some samples count more than others."""
 

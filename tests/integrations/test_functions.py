@@ -1323,9 +1323,95 @@ def test_gradients_that_an_optimizer_has_used_are_not_in_the_state():
     with gradients_noted():
         optimizer.step()
     kept.clear_gradients()
-    assert model.weight.grad is None
+    assert not model.weight.grad.any(), "with momentum, None would not move the weight"
+    again = torch.nn.Linear(1, 1)
+    Kept({"model": again, "optimizer": optimizer}).load(kept.state())
+    assert torch.equal(again.weight.grad, model.weight.grad)
     model.weight.grad = torch.zeros_like(model.weight).to_sparse()
     assert "gradients" not in kept.state()["model"]
+
+
+class OwnStep(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class OwnName(torch.optim.SGD):
+    pass
+
+
+class Heads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(4, 1) for _ in range(2))
+
+
+def in_turns(optimizer, model, epoch):
+    """Train one head in each epoch; with momentum, gradients of zero move the other."""
+    x, y = points()
+    for rows in torch.arange(60).split(20):
+        optimizer.zero_grad(set_to_none=False)
+        torch.nn.functional.mse_loss(model.heads[epoch % 2](x[rows]), y[rows]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return torch.nn.functional.mse_loss(sum(each(x) for each in model.heads), y).item()
+
+
+@pytest.mark.parametrize("made", [OwnStep, OwnName, torch.optim.SGD])
+def test_an_optimizer_of_the_users_own_moves_weights_without_gradients(made, tmp_path):
+    def begun():
+        torch.manual_seed(0)
+        model = Heads()
+        return model, made(model.parameters(), lr=0.1, momentum=0.9)
+
+    @th.trainable
+    def train(trial):
+        lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
+        model, optimizer = begun()
+        for epoch in trial.epochs({"model": model, "optimizer": optimizer}):
+            optimizer.param_groups[0]["lr"] = lr.value
+            yield {"loss": in_turns(optimizer, model, epoch)}
+
+    study = study_of(train, tmp_path).run(progress=False, executor=ONE)
+    for trial in study.trials:
+        model, optimizer = begun()
+        curve = []
+        for epoch in range(4):
+            optimizer.param_groups[0]["lr"] = Timeline(trial.config, epochs=4).at(epoch)["lr"]
+            curve.append(in_turns(optimizer, model, epoch))
+        assert trial.curve == pytest.approx(curve, rel=1e-6)
+
+
+def test_sparse_gradients_may_be_left(tmp_path):
+    def batches(optimizer, model):
+        for number, rows in enumerate(torch.arange(12).split(4)):
+            (model(rows).square().mean() / 2).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        return model.weight.detach().square().sum().item()
+
+    def begun():
+        torch.manual_seed(0)
+        model = torch.nn.Embedding(12, 3, sparse=True)
+        return model, torch.optim.SparseAdam(model.parameters(), lr=0.1)
+
+    @th.trainable
+    def train(trial):
+        lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
+        model, optimizer = begun()
+        for _epoch in trial.epochs({"model": model, "optimizer": optimizer}):
+            optimizer.param_groups[0]["lr"] = lr.value
+            yield {"loss": batches(optimizer, model)}
+
+    study = study_of(train, tmp_path).run(progress=False, executor=ONE)
+    for trial in study.trials:
+        model, optimizer = begun()
+        curve = []
+        for epoch in range(4):
+            optimizer.param_groups[0]["lr"] = Timeline(trial.config, epochs=4).at(epoch)["lr"]
+            curve.append(batches(optimizer, model))
+        assert trial.curve == pytest.approx(curve, rel=1e-6)
 
 
 def test_partial_functions(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import os
 import random
 from dataclasses import dataclass
 
@@ -129,47 +130,15 @@ def test_each_kind_is_seeded_and_put_back(kind):
     assert draw(rng) == draw(undisturbed), "it is put back"
 
 
-class Noises(torch.utils.data.Dataset):
-    def __init__(self, rng, fixed):
-        self.rng, self.fixed = rng, fixed
-
-    def __len__(self):
-        return len(X)
-
-    def __getitem__(self, index):
-        noise = torch.Generator().manual_seed(self.fixed.initial_seed() + index)
-        return X[index] + torch.rand((), generator=noise) + self.rng.random()
-
-
-def test_only_generators_that_reading_moves_are_seeded():
-    """One whose seed a data set takes says noise that is the same in each epoch."""
-    rng, fixed = np.random.default_rng(0), torch.Generator().manual_seed(7)
-    data = Noises(rng, fixed)
-    found = OwnGenerators({"data": data}).moved_by_reading(data)
-    with found.seeded(1):
-        assert fixed.initial_seed() == 7
-        one = rng.random()
-    assert rng.random() == np.random.default_rng(0).random(), "asking has moved nothing"
-    with found.seeded(1):
-        assert rng.random() == one
-
-
-def test_a_generator_that_only_the_collate_function_moves_is_seeded():
-    rng = np.random.default_rng(0)
-    data = TensorDataset(X)
-    found = OwnGenerators({"collate": rng})
-    assert found.moved_by_reading(data, lambda samples: rng.random())
-    assert not found.moved_by_reading(data, len)
-
-
-def test_all_generators_of_a_stream_are_seeded():
-    class Stream(torch.utils.data.IterableDataset):
-        rng = random.Random(0)
-
-        def __iter__(self):
-            return iter(X)
-
-    assert OwnGenerators({"rng": Stream.rng}).moved_by_reading(Stream())
+def test_what_code_makes_from_a_seed_stays_the_same():
+    """A data set may make the noise of a sample from it, the same in each epoch."""
+    torchs, numpys = torch.Generator().manual_seed(7), np.random.default_rng(7)
+    entropy = numpys.bit_generator.seed_seq.entropy
+    with OwnGenerators({"data": [torchs, numpys]}).seeded(1):
+        assert torchs.initial_seed() == 7
+        assert numpys.bit_generator.seed_seq.entropy == entropy
+        one = torch.rand(3, generator=torchs)
+    assert not torch.equal(one, torch.rand(3, generator=torchs)), "it draws other numbers"
 
 
 def test_two_generators_draw_different_numbers():
@@ -273,10 +242,38 @@ def curves(task, name, *lrs, path, **options):
     return {str(t.config["lr"]): list(t.curve) for t in study.trials}
 
 
+class LastRows(Noisy):
+    """Adds noise to the last rows alone, as to those of a rare class."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) if index >= 16 else (X[index], 2 * X[index])
+
+
+class Mixing(NoisyRows):
+    """Mixes the samples of a batch, in an order from a generator of its own."""
+
+    def __call__(self, rows):
+        others = self.rng.sample(rows, len(rows))
+        return torch.stack([(x + z) / 2 for (x, _), (z, _) in zip(rows, others, strict=True)]), (
+            torch.stack([(y + z) / 2 for (_, y), (_, z) in zip(rows, others, strict=True)])
+        )
+
+
+class Rare(Line):
+    def data(self, hp):
+        return th.DatasetPair(train=LastRows(), valid=TensorDataset(X, 2 * X))
+
+
+class Mixed(Line):
+    def data(self, hp):
+        rows = TensorDataset(X, 2 * X)
+        return th.DatasetPair(train=rows, valid=rows, collate_fn=Mixing())
+
+
 RATES = (0.1, th.Step(0.1, [2]), 0.2, 0.3)
 
 
-@pytest.mark.parametrize("task", [Line, Collating])
+@pytest.mark.parametrize("task", [Line, Collating, Rare, Mixed])
 def test_shared_and_packed_trials_draw_what_they_draw_alone(task, tmp_path, caplog):
     together = curves(task(), "together", *RATES, path=tmp_path)
     for number, rate in enumerate(RATES):
@@ -309,6 +306,25 @@ def test_each_epoch_and_each_process_has_noise_of_its_own(num_workers):
     assert not torch.allclose(found[0], found[2])
     assert len(found[0].unique()) == len(X)
     assert BEGUN[:num_workers].tolist() == [3] * num_workers, "the user's function is called, too"
+
+
+READ_BY: list[int] = []
+"""Processes that have read a sample, as far as this one knows."""
+
+
+class Noted(Noisy):
+    def __getitem__(self, index):
+        READ_BY.append(os.getpid())
+        return super().__getitem__(index)
+
+
+def test_a_data_set_is_read_in_the_processes_of_its_loader_alone():
+    """It may open its file at the first read, and processes must not share the place in it."""
+    data = th.DatasetPair(train=Noted(), valid=TensorDataset(X, X), num_workers=1)
+    source = open_source(data, device=torch.device("cpu"))
+    READ_BY.clear()
+    assert len(list(source.train_batches(seed=1, epoch=0, batch_size=8))) == 3
+    assert not READ_BY
 
 
 def test_two_trials_may_read_one_data_set_in_turns():

@@ -604,6 +604,35 @@ def test_gradients_that_a_step_leaves_are_told_once(caplog):
     assert "set accumulate" in caplog.text
 
 
+class First(EverySecond):
+    """Leaves out its first step, as for an unusual gradient."""
+
+    def step(self, model, batch):
+        if not model.num:
+            model.num += 2
+            loss = functional.mse_loss(model(batch[0])[:, 0], batch[1])
+            loss.backward()
+            return loss
+        return super().step(model, batch)
+
+
+def test_a_step_may_leave_out_an_update():
+    assert len(curve_of(trained(First())[1])) == EPOCHS
+
+
+def test_steps_without_an_update_are_an_error_before_a_long_epoch_ends(monkeypatch):
+    monkeypatch.setattr("thrifty.pack.trial._update._MOST_WATCHED", 3)
+    steps = []
+
+    def step(self, model, batch):
+        steps.append(1)
+        return torch.zeros(())
+
+    with pytest.raises(TaskError, match="has not updated anything"):
+        trained(task_of(step=step))
+    assert len(steps) == 3
+
+
 def test_optimizers_are_lent_only_while_step_runs():
     with pytest.raises(TaskError, match=r"Own.optimizers exists only while step"):
         _ = task_of().optimizers

@@ -60,6 +60,8 @@ def status_command(
     Of one STUDY, it also shows the workers that trained for its task, and what was measured of
     their devices.
     """
+    if study is not None and name is not None and study != name:
+        raise UsageError(f"status got the studies {study!r} and {name!r}; name one")
     name = study if name is None else name
     with Store.open(storage, create=False) as store:
         if as_json:

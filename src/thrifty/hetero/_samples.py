@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from thrifty.core import HeteroError, derive_seed
 from thrifty.pack import borrowed_streams, epoch_order
+from thrifty.pack.task._own_generators import OwnGenerators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +341,8 @@ class PublicAndPrivate:
         self._private = Samples(private, collate) if private is not None else None
         self._collate = collate or default_collate
         self._may_alias = collate is not None
+        self.generators = OwnGenerators({"public": public, "private": private, "collate": collate})
+        """Random generators that the data sets and the collate function keep."""
 
     @property
     def num_public(self) -> int:

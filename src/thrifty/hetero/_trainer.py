@@ -50,7 +50,8 @@ class HeteroTrainer:
 
     Dropout and other draws are a function of (seed, epoch, step, first sample of the share): the
     same distribution as in one process, but other draws. This holds for draws from torch's, NumPy's
-    and Python's global streams, in the data set, the model and the loss.
+    and Python's global streams, in the data set, the model and the loss, and for generators that a
+    data set or ``collate`` keeps.
 
     Where the exchange of gradients takes longer than some workers save, they stand by: the others
     train without them, and they report no steps until they are called back, at the latest when

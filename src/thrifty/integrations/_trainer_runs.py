@@ -230,15 +230,11 @@ def generators_within(loader: Any) -> OwnGenerators:
 
     Those of the loader and its samplers that PyTorch knows are not among them: they say the order.
     """
-    known = _generators_of(loader)
-    reading = {name: getattr(loader, name, None) for name in _READING}
-    order = {f"sampler {i}": each for i, each in enumerate(_samplers(loader))}
-    if reading["dataset"] is None:  # a loader of the user's own
-        order["loader"] = loader
-    collate = [reading["collate_fn"]] if reading["collate_fn"] is not None else []
-    moved = OwnGenerators(reading, besides=known).moved_by_reading(reading["dataset"], *collate)
-    left_out = (*known, reading["dataset"])  # samplers hold the data set
-    return moved.with_those_of(OwnGenerators(order, besides=left_out))
+    objects = {name: getattr(loader, name, None) for name in _READING}
+    objects |= {f"sampler {i}": each for i, each in enumerate(_samplers(loader))}
+    if objects["dataset"] is None:  # a loader of the user's own
+        objects["loader"] = loader
+    return OwnGenerators(objects, besides=_generators_of(loader))
 
 
 _READING = ("dataset", "collate_fn", "worker_init_fn")

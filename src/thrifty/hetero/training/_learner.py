@@ -222,14 +222,16 @@ class Learner:
             begin: Begins a sum over all workers.
             inspect: Inspects the samples before they are trained on.
         """
-        with borrowed_streams():
+        generators = self.samples.generators
+        with borrowed_streams(), generators.seeded(seed):
             seed_everything(seed)
             first, *others = share.parts(self._micro_batch)
             taken = None
             if len(share):
                 taken = self.samples.take(first.public, first.private, watched=inspect is not None)
                 if inspect is not None:
-                    inspect(taken)
+                    with generators.kept():
+                        inspect(taken)
             # Gradients left by other code would count as part of this step.
             self.optimizer.zero_grad(set_to_none=True)
             self.gradients.zero(None if others else begin)
@@ -267,7 +269,8 @@ class Learner:
         share = Share(public=tuple(public), private=tuple(private))
         self.gradients.zero()
         # Entries appended to lists do not matter. Counters and running values may.
-        with borrowed_streams(), untouched(self.model, self.objective.loss, lists=False):
+        kept = self.samples.generators.kept()
+        with borrowed_streams(), kept, untouched(self.model, self.objective.loss, lists=False):
             for part in share.parts(self._micro_batch):
                 batch = self.samples.batch(part.public, part.private)
                 self._train(batch, 1.0, together=False)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from thrifty.core import TaskError, error_text
 from thrifty.pack._frozen import checksums
+from thrifty.pack.identity._arrays import parts_of
 
 
 _WHOLE = "state"
@@ -162,11 +163,15 @@ class Kept:
             self._given[name] = found
 
     def clear_gradients(self) -> None:
-        """Clear the gradients that optimizers have used: they are not in the state."""
+        """Set the gradients that optimizers have used to zero: their values are not in the state.
+
+        They do not become None: with momentum, a gradient of zero still moves a weight.
+        """
         for module in self.modules:
             for parameter in module.parameters():
-                if parameter.grad is not None and not _is_left(parameter.grad):
-                    parameter.grad = None
+                if parameter.grad is None or _is_left(parameter.grad):
+                    continue
+                parameter.grad = torch.zeros_like(parameter) if _is_dense(parameter.grad) else None
 
     def marks(self) -> tuple[Any, ...]:
         """Return numbers and texts that change with nearly any change of the state."""
@@ -202,7 +207,11 @@ def _is_left(gradient: torch.Tensor) -> bool:
     """Return whether a gradient is not zero, and no optimizer has used it."""
     if getattr(gradient, _USED, None) == gradient._version:
         return False
-    return bool((gradient._values() if gradient.is_sparse else gradient).any())
+    return bool((gradient if _is_dense(gradient) else gradient._values()).any())
+
+
+def _is_dense(gradient: torch.Tensor) -> bool:
+    return gradient.layout is torch.strided
 
 
 def how_to_keep(name: str, value: Any) -> str:
@@ -289,7 +298,7 @@ def _state_of(value: Any) -> Any:
             "values": value.state_dict(),
             "frozen": [name for name, p in value.named_parameters() if not p.requires_grad],
             "evaluating": [name for name, part in value.named_modules() if not part.training],
-            **_gradients_left(value),
+            **_gradients_of(value),
         }
     if isinstance(value, torch.Generator):
         return value.get_state()
@@ -305,11 +314,12 @@ def _state_of(value: Any) -> Any:
     return value.state_dict() if _is_object(value) else _copied(value)
 
 
-def _gradients_left(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the gradients that no optimizer has used; no entry if there are none."""
+def _gradients_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the gradients that no optimizer has used, and the names of the others."""
     found = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
     left = {name: gradient for name, gradient in found.items() if _is_left(gradient)}
-    return {"gradients": left} if left else {}
+    used = [n for n, gradient in found.items() if n not in left and _is_dense(gradient)]
+    return {**({"gradients": left} if left else {}), **({"used": used} if used else {})}
 
 
 def _copied(value: Any) -> Any:
@@ -395,11 +405,14 @@ def _load_into(value: Any, state: Any) -> bool:
 
 def _load_module(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
     module.load_state_dict(state["values"])
-    gradients = state.get("gradients", {})  # earlier databases have none
+    # Earlier databases have neither.
+    gradients, used = state.get("gradients", {}), state.get("used", ())
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name not in state["frozen"])
         held = gradients.get(name)
         parameter.grad = None if held is None else held.to(parameter.device, copy=True)
+        if name in used:
+            parameter.grad = torch.zeros_like(parameter)
     for name, part in module.named_modules():
         part.training = name not in state["evaluating"]
 
@@ -429,7 +442,9 @@ def _filled(value: Any, state: Any) -> bool:
 
 def _marks(value: Any) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
-        yield (*value.shape, str(value.dtype), *checksums(value.detach().contiguous()).tolist())
+        yield (*value.shape, str(value.dtype))
+        for part in parts_of(value):
+            yield tuple(checksums(part.detach().contiguous()).tolist())
     elif isinstance(value, np.ndarray):
         yield value.tobytes()
     elif isinstance(value, Mapping):

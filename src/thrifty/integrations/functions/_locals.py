@@ -371,8 +371,8 @@ def _inside(one: Any, *, home: str) -> list[Any]:
         except ValueError:  # not assigned yet
             cells.append(None)
     found = [*cells, one.__defaults__, one.__kwdefaults__, vars(one)]
-    if one.__module__ == home:
-        code, space = one.__code__, one.__globals__
+    code, space = one.__code__, one.__globals__
+    if space.get("__name__") == home:  # a library's wrapper may take the user's __module__
         found += [space[name] for name in _names_of(code) if name in space]
     return found
 

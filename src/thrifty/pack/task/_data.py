@@ -339,8 +339,7 @@ class DatasetSource:
 
     def _read(self, loader: DataLoader[Any], seed: int) -> Iterator[Batch]:
         """Return the batches of a loader; generators that the user's objects keep are seeded."""
-        collate = [loader.collate_fn] if "collate_fn" in self._data.loader else []
-        generators = OwnGenerators(self.parts).moved_by_reading(loader.dataset, *collate)
+        generators = OwnGenerators(self.parts)
         if not generators:
             return iter(loader)
         if loader.num_workers:

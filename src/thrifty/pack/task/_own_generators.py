@@ -8,10 +8,9 @@ before each batch, as the global streams are, and put back after it.
 from __future__ import annotations
 
 import random
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -22,7 +21,6 @@ import torch
 import torch.utils.data
 
 from thrifty.core import derive_seed
-from thrifty.pack._state import borrowed_streams
 from thrifty.pack.identity import slots_of, vars_of
 from thrifty.pack.identity._contents import is_a
 
@@ -31,7 +29,6 @@ _MAX_DEPTH = 8
 _MAX_ELEMENTS = 256
 """Elements of one container that are looked at; a list of samples may have millions."""
 _MAX_OBJECTS = 10_000
-_FEW_SAMPLES = 4
 
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
@@ -64,34 +61,6 @@ class OwnGenerators:
     def __bool__(self) -> bool:
         """Return whether there is one."""
         return bool(self._found)
-
-    def moved_by_reading(self, dataset: Any, *others: Callable[[Any], object]) -> OwnGenerators:
-        """Return those generators that move when a few samples are read.
-
-        Others are fixed on purpose: code takes their seed, or a copy of them. All are returned for
-        a data set without items, since reading may move its place.
-
-        Args:
-            dataset: The data set that is read.
-            others: Functions that are called with a list of one sample, such as a collate function.
-        """
-        if not self._found or not is_readable_by_index(dataset):
-            return self
-        found = OwnGenerators({})
-        with borrowed_streams(), self.seeded(0):
-            before = {name: _text(each) for name, each in self._found.items()}
-            for sample in _first_samples(dataset):
-                for each in others:
-                    with suppress(Exception):  # training meets the error, too, and reports it
-                        each([sample])
-            found._found = {n: g for n, g in self._found.items() if _text(g) != before[n]}
-        return found
-
-    def with_those_of(self, other: OwnGenerators) -> OwnGenerators:
-        """Return the generators of both."""
-        found = OwnGenerators({})
-        found._found = {**self._found, **other._found}
-        return found
 
     def seed(self, seed: int) -> None:
         """Seed the generators, each by its name as well."""
@@ -149,9 +118,7 @@ class SeededWorker:
     def __call__(self, worker: int) -> None:
         info: Any = torch.utils.data.get_worker_info()
         found = OwnGenerators({"data": info.dataset, **self._functions})
-        collate = [each for name, each in self._functions.items() if name == "collate_fn"]
-        moved = found.moved_by_reading(info.dataset, *collate)
-        moved.seed(derive_seed(self._seed, "worker", worker))
+        found.seed(derive_seed(self._seed, "worker", worker))
         if self._then is not None:
             self._then(worker)
 
@@ -252,22 +219,8 @@ def is_readable_by_index(dataset: Any) -> bool:
     return hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
 
 
-def _first_samples(dataset: Any) -> Iterator[Any]:
-    """Yield a few samples; none from where reading fails."""
-    with suppress(Exception):  # training meets the error, too, and reports it
-        for index in range(min(_FEW_SAMPLES, len(dataset))):
-            yield dataset[index]
-
-
-def _text(generator: Any) -> str:
-    """Return a text that differs for different states of a generator."""
-    state = _state(generator)
-    if isinstance(generator, np.random.RandomState):
-        return repr((state[1].tolist(), *state[2:]))
-    if isinstance(generator, np.random.Generator):
-        with np.printoptions(threshold=sys.maxsize):
-            return repr(state)
-    return str(state.tolist()) if isinstance(state, torch.Tensor) else repr(state)
+_SEED_BYTES = 8
+"""The state of a generator of PyTorch begins with its seed; on a CPU nothing is drawn from it."""
 
 
 def _can_be_seeded(generator: Any) -> bool:
@@ -296,8 +249,12 @@ def _put_back(generator: Any, state: Any) -> None:
 
 
 def _seed(generator: Any, seed: int) -> None:
+    """Let a generator draw other numbers. Code that makes others from its seed still gets that."""
     if isinstance(generator, torch.Generator):
+        own = generator.get_state()
         generator.manual_seed(seed)
+        if generator.device.type == "cpu":
+            generator.set_state(torch.cat([own[:_SEED_BYTES], generator.get_state()[_SEED_BYTES:]]))
     elif isinstance(generator, np.random.Generator):
         kind: Any = type(generator.bit_generator)
         generator.bit_generator.state = kind(seed).state

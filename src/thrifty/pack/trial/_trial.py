@@ -422,7 +422,7 @@ class TaskTrial:
         self.weights.check()
         loss = mean_loss(self.losses)
         self.check_finite(loss)
-        self._update.end_epoch(self.model, self.plan.epoch + 1)
+        self._update.end_epoch(self.model, self.plan.epoch + 1, optimizers=self.optimizers)
         return {TRAIN_LOSS: loss, **self.evaluate(self.plan.epoch)}
 
     def check_finite(self, loss: float) -> None:

@@ -115,8 +115,16 @@ class Update:
             for prefix, (_, model) in self._averages.items()
         }
 
-    def end_epoch(self, model: torch.nn.Module, epochs: int) -> None:
-        """Add the weights after this number of epochs to the averages that include them."""
+    def end_epoch(
+        self, model: torch.nn.Module, epochs: int, *, optimizers: FollowedOptimizers
+    ) -> None:
+        """Add the weights after this number of epochs to the averages that include them.
+
+        Raises:
+            TaskError: No step of the task's own has updated anything.
+        """
+        if self.options.owns_step:
+            self._check_has_stepped(optimizers)
         for average, averaged in self._averages.values():
             if not isinstance(average, EMA) and average.takes(epochs):
                 averaged.update_parameters(model)
@@ -225,33 +233,41 @@ class Update:
     def _own_step(
         self, model: torch.nn.Module, batch: Batch, optimizers: FollowedOptimizers
     ) -> torch.Tensor:
-        """Let the task take the step; its first one must update parameters.
+        """Let the task take the step.
 
         A method such as ``second_step`` of an optimizer calls no hook, but writes to parameters.
         """
-        if self._has_stepped:
-            loss, has_updated = self._watched_step(model, batch, optimizers)
-            if not has_updated and _has_gradients(model):
-                _warn_once(
-                    f"{self._name}.step has left gradients that no optimizer has used, and thrifty "
-                    f"clears them before the next call; {_ACCUMULATE}"
-                )
-        else:
-            loss, has_updated = self._watched_step(model, batch, optimizers)
-            if not has_updated:
-                raise TaskError(
-                    f"{self._name}.step has not updated anything; call .step(), or what the "
-                    "optimizer has instead, such as second_step(), of the optimizers in "
-                    f"self.optimizers (it has: {', '.join(optimizers.parts)}). Gradients are "
-                    f"cleared before each call; {_ACCUMULATE}"
-                )
+        loss, has_updated = self._watched_step(model, batch, optimizers)
+        if has_updated:
             self._has_stepped = True
+        elif _has_gradients(model):
+            _warn_once(
+                f"{self._name}.step has left gradients that no optimizer has used, and thrifty "
+                "clears them before the next call. That is right where it leaves out an update; "
+                f"{_ACCUMULATE}"
+            )
+        if self._num_watched >= _MOST_WATCHED:
+            self._check_has_stepped(optimizers)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise TaskError(
                 f"{self._name}.step returned {_shown(loss)}; return the loss to report, a tensor "
                 "with one number"
             )
         return loss.detach().reshape(())
+
+    def _check_has_stepped(self, optimizers: FollowedOptimizers) -> None:
+        """Check that the task's own steps have updated parameters: some may leave it out.
+
+        Raises:
+            TaskError: None has.
+        """
+        if not self._has_stepped:
+            raise TaskError(
+                f"{self._name}.step has not updated anything; call .step(), or what the "
+                "optimizer has instead, such as second_step(), of the optimizers in "
+                f"self.optimizers (it has: {', '.join(optimizers.parts)}). Gradients are "
+                f"cleared before each call; {_ACCUMULATE}"
+            )
 
     def _watched_step(
         self, model: torch.nn.Module, batch: Batch, optimizers: FollowedOptimizers

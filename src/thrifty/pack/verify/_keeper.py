@@ -211,6 +211,7 @@ def training_places(roots: Mapping[str, Any]) -> list[Place]:
     models = {n: root for n, root in roots.items() if isinstance(root, torch.nn.Module)}
     others = {n: root for n, root in roots.items() if n not in models}
     both = (reach(others, without=_MAKERS), reach(models))
+    _wrap_steps(both)
     functions = [each.value for found in both for each in found.functions]
     places = [
         *both[0].places,
@@ -230,8 +231,20 @@ def kept_places(roots: Mapping[str, Any]) -> list[Place]:
         roots: Code and objects by name, such as a task.
     """
     found = reach(roots)
+    _wrap_steps([found])
     objects = [*roots.items(), *((place.name, place.get()) for place in found.places)]
     return [*found.places, *_empty_places([found]), *_places_of_objects(objects)]
+
+
+def _wrap_steps(found: Iterable[Reach]) -> None:
+    """Wrap ``step`` of optimizer classes as their first instance does: that is then no change."""
+    for kind in (each.value for reached in found for each in reached.classes):
+        if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+            continue
+        if not getattr(kind.step, "hooked", False):
+            step: Any = torch.optim.Optimizer.profile_hook_step(kind.step)
+            step.hooked = True
+            type.__setattr__(kind, "step", step)
 
 
 def _places_of_objects(objects: Iterable[tuple[str, Any]]) -> Iterator[Place]:
