@@ -141,6 +141,17 @@ def test_what_code_makes_from_a_seed_stays_the_same():
     assert not torch.equal(one, torch.rand(3, generator=torchs)), "it draws other numbers"
 
 
+def test_generators_that_datasets_copies_are_left_alone_and_those_of_functions_are_not():
+    """``datasets`` shuffles with a copy of a generator, so that each pass has the same order."""
+    mapped = type("MappedExamplesIterable", (), {"__module__": "datasets.iterable_dataset"})()
+    mapped.generator, users = np.random.default_rng(0), np.random.default_rng(0)
+    before = mapped.generator.bit_generator.state
+    mapped.function = enclosing(users)
+    with OwnGenerators({"data": mapped}).seeded(1):
+        assert mapped.generator.bit_generator.state == before
+        assert users.bit_generator.state != before
+
+
 def test_two_generators_draw_different_numbers():
     one, two = np.random.default_rng(0), np.random.default_rng(0)
     with OwnGenerators({"a": one, "b": two}).seeded(1):

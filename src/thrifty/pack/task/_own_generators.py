@@ -134,19 +134,18 @@ def _generators_in(
     queue = deque((name, value, 0) for name, value in objects.items())
     while queue and len(seen) < _MAX_OBJECTS:
         name, value, depth = queue.popleft()
-        if id(value) in seen or is_a(value, _CLOSED) or _copies_generators(value):
+        if id(value) in seen or is_a(value, _CLOSED):
             continue
         seen.add(id(value))
         if is_a(value, _KINDS):
             if _can_be_seeded(value):
                 yield name, value
         elif depth < _MAX_DEPTH:
-            queue += ((f"{name}{key}", each, depth + 1) for key, each in _parts(value))
-
-
-def _copies_generators(value: Any) -> bool:
-    """Return whether an object is of ``datasets``, which draws from copies of its generators."""
-    return type(value).__module__.partition(".")[0] == "datasets"
+            parts = _parts(value)
+            if type(value).__module__.partition(".")[0] == "datasets":
+                # It draws from copies of its own generators, the same in each pass.
+                parts = [(key, each) for key, each in parts if not is_a(each, _KINDS)]
+            queue += ((f"{name}{key}", each, depth + 1) for key, each in parts)
 
 
 _CLOSED = (
