@@ -38,7 +38,7 @@ from thrifty.pack.fused._fusable import signature
 from thrifty.pack.identity import content_digest
 from thrifty.pack.task._sources import _content as data_content
 from thrifty.pack.task._trial_stream import digest_of as batch_digest
-from thrifty.pack.trial._saved_model import load_model
+from thrifty.pack.trial._weights import load_model
 from thrifty.pack.verify import tensor_content
 from thrifty.run._alone import epoch_plan
 from thrifty.space import MultiStep, Step

@@ -16,7 +16,7 @@ from transformers.trainer_utils import has_length
 from thrifty.core import TaskError, derive_seed
 from thrifty.pack import borrowed_streams
 from thrifty.pack.task._own_generators import is_readable_by_index
-from thrifty.pack.trial._saved_model import load_model
+from thrifty.pack.trial._weights import load_model
 
 from ._adapters import follow, from_plain, options_of, to_plain
 from ._lost_values import FirstBatches, Rehearsal, check_rates, seed_step

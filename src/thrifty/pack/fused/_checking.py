@@ -38,7 +38,7 @@ from ._row_state import RowState
 from ._shared_operations import SharedOperations
 from ._step import Experiment, check_same, evaluate_alone, run_packed, train_alone
 from ._structure import Structure, doubled, upcast
-from .rules._quantized_products import computing_products
+from .rules._layers import computing_products
 
 
 TOLERANCE = 1e-8

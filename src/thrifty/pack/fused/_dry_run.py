@@ -37,7 +37,7 @@ from ._step import (
     train_alone,
 )
 from ._structure import Recorded, Structure, doubled
-from .rules._quantized_products import compute_products
+from .rules._layers import compute_products
 
 
 NUM_ROWS = 5

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ._record import CREATIONS, Call, Program, Ref, named_arguments, rule_for
-from .rules._quantized_products import FUNCTIONS
+from .rules._layers import QUANTIZED_OPERATORS
 
 
 aten: Any = torch.ops.aten
@@ -120,7 +120,7 @@ def kinds_of(
         return [_created(function, at.out_shape())]
     are_shared = all(isinstance(kinds[ref], Shared) for ref in call.refs)
     if function.namespace != "aten":  # anything may be in it
-        is_known = are_shared and function.overloadpacket._qualified_op_name in FUNCTIONS
+        is_known = are_shared and function.overloadpacket._qualified_op_name in QUANTIZED_OPERATORS
         return at.all_as(Shared()) if is_known else None
     if are_shared:
         return _of_shared(at)

@@ -27,7 +27,7 @@ from ._packed import EachItsOwnMask, Group, Layout, Packed
 from ._randomness import DropoutMask, Randomness, TrialValue, plain
 from ._record import VIEWS, Program, record
 from ._tape import writes_into, written_inputs
-from .rules._quantized_products import compute_products
+from .rules._layers import compute_products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

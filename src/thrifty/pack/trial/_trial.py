@@ -64,8 +64,8 @@ from thrifty.pack.trial._plain_evaluation import as_number, check_metrics
 from thrifty.pack.verify import Watch
 
 from ._plain_evaluation import EvaluationParts, evaluated, evaluating
-from ._shared_weights import SharedWeights
 from ._update import Update
+from ._weights import SharedWeights
 
 
 logger = plain_logger(__name__)

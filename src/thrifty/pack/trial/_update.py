@@ -21,8 +21,8 @@ from thrifty.pack.task._step_options import EMA, Average, StepOptions, cast_batc
 from thrifty.pack.task._task import Task, lent_optimizers
 
 from ._plain_evaluation import described
-from ._saved_model import SharingAverage
 from ._state_messages import WarnOnce
+from ._weights import SharingAverage
 
 
 _warn_once = WarnOnce(plain_logger(__name__))

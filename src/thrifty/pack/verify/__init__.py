@@ -18,8 +18,7 @@ from ._compare import (
     step_differences,
     worst,
 )
-from ._first_call import MadeOnce, cached_name, digest_or_none
-from ._held import attributes_of, position_of
+from ._held_values import MadeOnce, attributes_of, cached_name, digest_or_none, position_of
 from ._keeper import Keeper, as_it_was, cached_places, training_places
 from ._reference import (
     AloneTime,

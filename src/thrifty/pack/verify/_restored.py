@@ -22,7 +22,7 @@ from thrifty.pack._frozen import snapshot
 from thrifty.pack.identity import parts_of
 
 from ._compare import same
-from ._held import Part, holds, note_of, parts_held, path_of, position_of
+from ._held_values import Part, holds, note_of, parts_held, path_of, position_of
 from ._stand_ins import (
     ARCHIVES,
     UNREAD,

@@ -3,8 +3,8 @@
 Importing this package registers them.
 """
 
-from . import _attention_losses, _channels, _layers, _quantized_products, _tensor_operations
+from . import _attention_losses, _channels, _layers, _tensor_operations
 
 
-FAMILIES = (_attention_losses, _channels, _layers, _quantized_products, _tensor_operations)
+FAMILIES = (_attention_losses, _channels, _layers, _tensor_operations)
 """The modules whose import has registered the rules."""
