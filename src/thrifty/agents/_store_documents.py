@@ -22,13 +22,15 @@ from thrifty.store import (
 from thrifty.store._acts import Act
 from thrifty.store._epoch_times import standard_deviation, stored_unit
 from thrifty.store._reports import (
+    Comparison,
+    compare,
     failure_lines,
+    most_alike,
     no_such_trial,
     num_stopped_in_training,
     shown_state,
     trials_by_state,
 )
-from thrifty.store._spec_comparison import Comparison, compare, most_alike
 from thrifty.store._trash import Deleted, Garbage
 
 from .documents import (

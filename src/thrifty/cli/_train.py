@@ -28,8 +28,7 @@ from thrifty.core import Event, ThriftyError, UsageError, error_text, is_from_us
 from thrifty.run import ExecutorConfig, Local
 from thrifty.store import Store
 from thrifty.store._address import shell_command
-from thrifty.store._reports import trials_text
-from thrifty.store._spec_comparison import listed
+from thrifty.store._reports import listed, trials_text
 from thrifty.store._steering_requests import ask, is_run, last_queued
 from thrifty.study import StopWhen, Study, StudyEnded, TrialEvent, TrialResult
 from thrifty.study._preflight import refused_runs

@@ -18,7 +18,7 @@ from thrifty.search._algorithm import why_not_longer
 from thrifty.space import Choice, Coordinate, Coordinates, Space, TimeUnit
 from thrifty.space._domain import domain_text
 from thrifty.space._units import EPOCHS
-from thrifty.store._spec_comparison import changes, is_legacy, listed
+from thrifty.store._reports import changes, is_legacy, listed
 
 from ._goals import Bound, Goals
 from ._results import TrialResult

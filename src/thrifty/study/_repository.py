@@ -41,8 +41,7 @@ from thrifty.store import (
 from thrifty.store._address import redact_root, shell_command
 from thrifty.store._plan_files import MAX_BASE_BYTES, ArtifactFiles
 from thrifty.store._records import ActApplied
-from thrifty.store._reports import no_such_trial
-from thrifty.store._spec_comparison import is_legacy
+from thrifty.store._reports import is_legacy, no_such_trial
 from thrifty.store._steering_requests import this_user
 from thrifty.store._trial_lines import LOG_BYTES, TrialLine
 
