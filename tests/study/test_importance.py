@@ -12,9 +12,16 @@ from tests.study.synthetic import NESTED, nested_value, trials_of
 from thrifty.core import MissingExtraError, UsageError
 from thrifty.space import Choice, Constant, Coordinates, Float, Int, Space, Step
 from thrifty.study._identity import comparable
-from thrifty.study._importance import Importance, distribution, empty_study, fanova, importance
-from thrifty.study._option_names import option_names, short_names
+from thrifty.study._importance import (
+    Importance,
+    distribution,
+    empty_study,
+    fanova,
+    importance,
+    option_names,
+)
 from thrifty.study._results import TrialResult
+from thrifty.study.plots._hyperparameter_plots import short_names
 
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The matplotlib figure of all plots, and what several plots share: colours, ticks, limits.
+"""The matplotlib figure of all plots, and what several plots share: colours, names, ticks, limits.
 
 Import it only where matplotlib is installed.
 """
@@ -12,6 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from ._errors import plain_text
 
 
 COLOURS = "viridis"
@@ -28,6 +30,15 @@ class NotebookFigure(Figure):
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", bbox_inches="tight")
         return buffer.getvalue()
+
+
+def escaped(name: str) -> str:
+    """Escape a name for matplotlib, which would set text between dollar signs as mathematics.
+
+    >>> print(escaped("cost_$"))
+    cost_\\$
+    """
+    return plain_text(name).replace("$", r"\$")
 
 
 def tidy(axes: Axes) -> None:

@@ -1,6 +1,5 @@
 """Studies: the loop that combines space, plan, search, executors and store."""
 
-from ._enqueue_mixin import Branch
 from ._extension import Extension
 from ._forecast import Forecast
 from ._goals import Bound, at_least, at_most
@@ -10,6 +9,7 @@ from ._reader import KnownEpoch
 from ._repository import Storage
 from ._results import Savings, TrialResult
 from ._scaling_law import Prediction, ScalingLaw
+from ._steering_mixin import Branch
 from ._study import Study
 from ._trial_events import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 from .simulation._simulate import simulate

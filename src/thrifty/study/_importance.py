@@ -8,18 +8,18 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from thrifty.core import UsageError, require
-from thrifty.space import Choice, Coordinate, Int, Space, TimeUnit
+from thrifty.space import Choice, Coordinate, Domain, Int, Schedule, Space, TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.store._reports import trials_text
 
 from ._identity import Comparable, comparable, enough, is_part
-from ._option_names import option_names
 from ._results import MAX_ROWS, TrialResult, table
 
 
@@ -466,3 +466,53 @@ def hyperparameter_of(coordinate: str, names: Sequence[str]) -> str:
     """
     parts = [name for name in names if is_part(coordinate, name)]
     return max(parts, key=len)
+
+
+# -- names of options ------------------------------------------------------------------
+
+
+def option_names(choice: Choice) -> tuple[str, ...]:
+    """Return the options as a user would write them, each different from the others.
+
+    >>> from thrifty.space import Constant, Cosine, Float
+    >>> option_names(Choice(["sgd", 1, Constant(0.1), Cosine(Float(0.1, 0.3))]))
+    ('sgd', '1', 'Constant(0.1)', 'Cosine(*)')
+    """
+    return distinct_names([_name(option) for option in choice.options])
+
+
+def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names of which each is different: equal ones get their index."""
+    return tuple(
+        f"{name} [{index}]" if names.count(name) > 1 else name for index, name in enumerate(names)
+    )
+
+
+def _name(option: Any) -> str:
+    if isinstance(option, str):
+        return option or "''"
+    if isinstance(option, Domain) and not isinstance(option, Choice):
+        ends = option.levels(2)
+        return f"{ends[0]:.6g} to {ends[-1]:.6g}"
+    return _describe(option)
+
+
+def _describe(value: Any) -> str:
+    """Return a value as a user would write it, with ``*`` for each domain.
+
+    What is picked from a domain is a separate coordinate.
+    """
+    if isinstance(value, Domain):
+        return "*"
+    if isinstance(value, tuple):
+        inside = ", ".join(_describe(item) for item in value)
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    if not isinstance(value, Schedule):
+        return f"{value:.6g}" if isinstance(value, float) else repr(value)
+    shown = []
+    for each in fields(value):  # type: ignore[arg-type]  # every schedule is a dataclass
+        item = getattr(value, each.name)
+        if each.default is not MISSING and repr(item) == repr(each.default):
+            continue
+        shown.append(f"{each.name}={_describe(item)}" if each.kw_only else _describe(item))
+    return f"{type(value).__name__}({', '.join(shown)})"

@@ -28,7 +28,6 @@ from thrifty.space import Amount, Space, TimeUnit
 from thrifty.store import FrameBackend, Store, StudyInfo, TrialLine, frame, nondominated, redact_url
 
 from ._asking import AskingMixin
-from ._enqueue_mixin import EnqueueMixin
 from ._extension import ExtensionMixin, extension_of, requests_for_longer
 from ._forecast import (
     Forecast,
@@ -125,7 +124,7 @@ _RUN_ARGUMENTS = {
 """What other libraries call an argument of ``Study.run``, and what to write."""
 
 
-class Study(PlotMixin, EnqueueMixin, SteeringMixin, ExtensionMixin, AskingMixin):
+class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
     """A study that tunes a task over a space, training every shared step once.
 
     Nothing is opened or trained before ``run``.

@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from thrifty.core import UsageError
-from thrifty.core._figure import COLOURS, NotebookFigure, limits, tidy
+from thrifty.core._figure import COLOURS, NotebookFigure, escaped, limits, tidy
 from thrifty.space import Choice, Coordinate, Float, Space
 from thrifty.store._reports import trials_text
 from thrifty.study._identity import Comparable, comparable, is_log
-from thrifty.study._option_names import escaped, option_names, short_names, shorten
+from thrifty.study._importance import distinct_names, option_names
 from thrifty.study._results import TrialResult
 
 
@@ -485,3 +485,26 @@ def best_of(seen: Comparable, among: Sequence[int], *, mode: str) -> int:
     """Return the index of the best of these trials; infeasible ones count only if all are."""
     feasible = [index for index in among if seen.feasible[index]] or among
     return (max if mode == "max" else min)(feasible, key=seen.values.__getitem__)
+
+
+def short_names(names: Sequence[str], *, limit: int = 22) -> tuple[str, ...]:
+    """Shorten each name to about ``limit`` characters, each still different from the others.
+
+    >>> short_names(
+    ...     ["Step(0.1, (30, 60, 90), gamma=0.1)", "Step(0.1, (30, 60, 90), gamma=0.3)"], limit=16
+    ... )
+    ('Step(0.1…ma=0.1)', 'Step(0.1…ma=0.3)')
+    """
+    return distinct_names([shorten(name, limit=limit) for name in names])
+
+
+def shorten(name: str, *, limit: int) -> str:
+    """Return the beginning and the end of a name.
+
+    >>> shorten("Exponential(0.125)", limit=12)
+    'Expone….125)'
+    """
+    if len(name) <= limit:
+        return name
+    head = limit // 2
+    return f"{name[:head]}…{name[head + 1 - limit :]}"

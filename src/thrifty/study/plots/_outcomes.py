@@ -13,12 +13,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from thrifty.core import UsageError
-from thrifty.core._figure import COLOURS, NotebookFigure, count_in_whole_ticks, limits, tidy
+from thrifty.core._figure import (
+    COLOURS,
+    NotebookFigure,
+    count_in_whole_ticks,
+    escaped,
+    limits,
+    tidy,
+)
 from thrifty.plan import ForestStage
 from thrifty.space import TimeUnit
 from thrifty.space._units import EPOCHS
 from thrifty.study._identity import objective_values
-from thrifty.study._option_names import escaped
 from thrifty.study._results import TrialResult
 from thrifty.study._scaling_law import ScalingLaw
 
