@@ -30,7 +30,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from thrifty.pack.identity._place import all_precisions, set_matmul_precision
+from thrifty.pack.identity._settings import all_precisions, set_matmul_precision
 from thrifty.perf import PackCurve
 
 from .depth import IS_THOROUGH, drawn, draws

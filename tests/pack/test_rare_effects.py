@@ -20,7 +20,7 @@ import thrifty as th
 from thrifty.core._determinism import STREAMS, Streams
 from thrifty.pack import UnfusableError
 from thrifty.pack.fused._step import train_alone
-from thrifty.pack.identity._place import (
+from thrifty.pack.identity._settings import (
     allows_tf32,
     matmul_precision,
     set_matmul_precision,

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thrifty.pack._frozen import CAN_SHARE, bits, has_views, is_shared, storage_address
-from thrifty.pack.identity._place import allows_tf32, matmul_precision, unusual_precisions
+from thrifty.pack.identity._settings import allows_tf32, matmul_precision, unusual_precisions
 
 from ._activations import free_memory
 from ._record import CREATIONS, draws

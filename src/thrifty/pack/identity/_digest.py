@@ -34,21 +34,9 @@ from ._own import (
     module_name,
     positional_of,
 )
-from ._place import (
-    MISSING,
-    MOVES,
-    Code,
-    Key,
-    Place,
-    PlaceText,
-    Texts,
-    matmul_precision,
-    referred,
-    slots_of,
-    unusual_precisions,
-    vars_of,
-)
+from ._place import MISSING, MOVES, Code, Key, Place, PlaceText, Texts, referred, slots_of, vars_of
 from ._reach import Reach, reach
+from ._settings import matmul_precision, unusual_precisions
 from ._syntax import code_digest, extension_digest, mentions
 from ._unnamed import planted_in, registered
 from ._values import HOOK, Values

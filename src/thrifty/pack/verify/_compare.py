@@ -12,7 +12,7 @@ import torch
 
 from thrifty.pack._frozen import is_same_memory
 from thrifty.pack.identity import parts_of
-from thrifty.pack.identity._place import allows_tf32
+from thrifty.pack.identity._settings import allows_tf32
 
 
 def same(one: Any, other: Any) -> bool:

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from thrifty.pack.identity import MISSING, Place, Reach, held_by, is_own, reach, vars_of
-from thrifty.pack.identity._place import SETTINGS, PlaceKind
+from thrifty.pack.identity._place import PlaceKind
+from thrifty.pack.identity._settings import SETTINGS
 
 from ._compare import same
 
