@@ -1123,6 +1123,7 @@ def names_parts(trial, state):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parameters, last, mean = list(model.parameters()), model[1], model[1].running_mean
     for _epoch in trial.epochs({**state, "model": model, "optimizer": optimizer}):
+        optimizer.zero_grad()
         model(torch.randn(4, 2)).sum().backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
@@ -1323,10 +1324,14 @@ def test_gradients_that_an_optimizer_has_used_are_not_in_the_state():
     with gradients_noted():
         optimizer.step()
     kept.clear_gradients()
-    assert not model.weight.grad.any(), "with momentum, None would not move the weight"
     again = torch.nn.Linear(1, 1)
     Kept({"model": again, "optimizer": optimizer}).load(kept.state())
-    assert torch.equal(again.weight.grad, model.weight.grad)
+    for each in (model, again):
+        with pytest.raises(TaskError, match=r"reads the gradient of 'model.weight'"):
+            each.weight.grad.any()
+        each.zero_grad(set_to_none=False)
+        assert type(each.weight.grad) is torch.Tensor
+        assert not each.weight.grad.any(), "with momentum, None would not move the weight"
     model.weight.grad = torch.zeros_like(model.weight).to_sparse()
     assert "gradients" not in kept.state()["model"]
 

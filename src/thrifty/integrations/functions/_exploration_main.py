@@ -132,7 +132,7 @@ class _NoEpochs:
     def __init__(self) -> None:
         self.is_reached = False
 
-    def begin(self, state: Any, ignore: Collection[str]) -> None:
+    def begin(self, state: Any, ignore: Collection[str], *, keep_gradients: bool) -> None:
         """End it, if its state can be kept."""
         Kept(state)
         self.is_reached = True

@@ -6,7 +6,7 @@ import copy
 import random
 import sys
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -16,11 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader, Sampler
 
 from thrifty.core import TaskError, error_text
 from thrifty.pack._frozen import checksums
 from thrifty.pack.identity._arrays import parts_of
+
+from ._used_gradients import UsedGradient
 
 
 _WHOLE = "state"
@@ -38,12 +41,16 @@ class Kept:
 
     Args:
         given: One object, or a dict of objects and plain values; None for nothing.
+        keep_gradients: Whether gradients that an optimizer has used are part of the state, too.
 
     Raises:
         TaskError: It is neither, or one in it cannot be kept.
     """
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, given: Any, *, keep_gradients: bool = False) -> None:
+        self._keep_gradients = keep_gradients
+        self._reads: list[str] = []
+        """Messages about used gradients that the loop has read."""
         if given is None:
             given = {}
         if not isinstance(given, Mapping):
@@ -91,11 +98,14 @@ class Kept:
         return self.modules[0] if len(self.modules) == 1 else None
 
     def check(self) -> None:
-        """Make certain that the dict still holds what it held at first.
+        """Make certain that the dict still holds what it held at first, and no more is needed.
 
         Raises:
-            TaskError: It has other keys, or another object under a key.
+            TaskError: It has other keys, or another object under a key, or the loop has read
+                gradients that are not in the state.
         """
+        if self._reads:
+            raise TaskError(self._reads[0])
         if set(self._given) != self._names:
             raise TaskError(
                 f"the dict that trial.epochs() got had {_listed(self._names)}, and has "
@@ -133,10 +143,51 @@ class Kept:
 
     def state(self) -> dict[str, Any]:
         """Return the state of all objects, of tensors and plain values; values are copied."""
-        return {name: _storable(_state_of(value)) for name, value in self._given.items()}
+        return {name: self._state_of(value) for name, value in self._given.items()}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def _state_of(self, value: Any) -> Any:
+        found = _state_of(value)
+        if isinstance(value, torch.nn.Module):
+            found |= self._gradients_of(value.named_parameters())
+        return _storable(found)
+
+    def gradients(self) -> dict[str, Any]:
+        """Return the gradients of tensors that are plain values, by the names of the tensors."""
+        return self._gradients_of(self._tensors())
+
+    def _gradients_of(self, named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Any]:
+        """Return the gradients that no optimizer has used, and the names of the others."""
+        left, zero, used = {}, [], {}
+        for name, parameter in named:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if isinstance(gradient, UsedGradient):
+                used[name] = gradient.was_sparse
+            elif _is_used(gradient) and not self._keep_gradients:
+                used[name] = not _is_dense(gradient)
+            elif _is_zero(gradient):
+                if _is_dense(gradient):
+                    zero.append(name)
+            else:
+                left[name] = gradient
+        # Earlier databases call zeros "used".
+        found = {"gradients": left, "used": zero, "used_values": used}
+        return {key: each for key, each in found.items() if each}
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors among plain values that may have gradients, by name."""
+        plain = {n: v for n, v in self._given.items() if n not in self._objects}
+        for name, tensor in _named_tensors_in(plain):
+            if tensor.is_leaf:
+                yield name, tensor
+
+    def load(self, state: Mapping[str, Any], gradients: Mapping[str, Any] | None = None) -> None:
         """Give all objects the state that ``state`` has returned, also in another process.
+
+        Args:
+            state: The state.
+            gradients: What ``gradients`` has returned.
 
         Raises:
             TaskError: There are other objects now, or one does not take its state.
@@ -157,25 +208,63 @@ class Kept:
                     "time"
                 ) from error
             if is_loaded:
+                if isinstance(value, torch.nn.Module):
+                    self._load_gradients(value.named_parameters(), found, of=name)
                 continue
             if not isinstance(self._given, MutableMapping):
                 raise TaskError(f"trial.epochs(): {name!r} is in a mapping that cannot change")
             self._given[name] = found
+        self._load_gradients(self._tensors(), gradients or {})
+
+    def _load_gradients(
+        self, named: Iterable[tuple[str, torch.Tensor]], state: Mapping[str, Any], *, of: str = ""
+    ) -> None:
+        """Give parameters the gradients that ``_gradients_of`` has returned."""
+        left, used = state.get("gradients", {}), state.get("used_values", {})
+        for name, parameter in named:
+            held = left.get(name)
+            parameter.grad = None if held is None else held.to(parameter.device, copy=True)
+            if name in state.get("used", ()):
+                parameter.grad = torch.zeros_like(parameter)
+            elif name in used:
+                whole = f"{of}.{name}" if of else name
+                parameter.grad = self._unread(parameter, whole, is_sparse=used[name])
 
     def clear_gradients(self) -> None:
-        """Set the gradients that optimizers have used to zero: their values are not in the state.
+        """Forget the values of the gradients that optimizers have used: they are not in the state.
 
-        They do not become None: with momentum, a gradient of zero still moves a weight.
+        A loop that reads them is refused. They do not become None: a loop may set them to zero,
+        and with momentum, a gradient of zero still moves a weight.
         """
-        for module in self.modules:
-            for parameter in module.parameters():
-                if parameter.grad is None or _is_left(parameter.grad):
-                    continue
-                parameter.grad = torch.zeros_like(parameter) if _is_dense(parameter.grad) else None
+        for name, parameter in self._parameters():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if _is_used(gradient) and not self._keep_gradients:
+                is_sparse = not _is_dense(gradient)
+                parameter.grad = self._unread(parameter, name, is_sparse=is_sparse)
+            elif not _is_dense(gradient) and _is_zero(gradient):
+                parameter.grad = None  # it is not in the state
+
+    def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield all tensors that may have gradients, by name."""
+        for name, value in self._objects.items():
+            if isinstance(value, torch.nn.Module):
+                for path, parameter in value.named_parameters():
+                    yield f"{name}.{path}", parameter
+        yield from self._tensors()
+
+    def _unread(
+        self, parameter: torch.Tensor, name: str, *, is_sparse: bool
+    ) -> torch.Tensor | None:
+        """Return what stands in for a gradient that an optimizer has used."""
+        if is_traceable_wrapper_subclass(parameter):  # such as a part of a sharded parameter
+            return None if is_sparse else torch.zeros_like(parameter)
+        return UsedGradient(parameter, name=name, is_sparse=is_sparse, reads=self._reads)
 
     def marks(self) -> tuple[Any, ...]:
         """Return numbers and texts that change with nearly any change of the state."""
-        return tuple(_marks(self.state()))
+        return tuple(_marks([self.state(), self.gradients()]))
 
 
 _USED = "_thrifty_used"
@@ -203,11 +292,15 @@ def gradients_noted() -> Iterator[None]:
         handle.remove()
 
 
-def _is_left(gradient: torch.Tensor) -> bool:
-    """Return whether a gradient is not zero, and no optimizer has used it."""
-    if getattr(gradient, _USED, None) == gradient._version:
+def _is_used(gradient: torch.Tensor) -> bool:
+    """Return whether an optimizer has used a gradient, in this epoch, and it is as it was then."""
+    if isinstance(gradient, UsedGradient):
         return False
-    return bool((gradient if _is_dense(gradient) else gradient._values()).any())
+    return getattr(gradient, _USED, None) == gradient._version
+
+
+def _is_zero(gradient: torch.Tensor) -> bool:
+    return not (gradient if _is_dense(gradient) else gradient._values()).any()
 
 
 def _is_dense(gradient: torch.Tensor) -> bool:
@@ -298,7 +391,6 @@ def _state_of(value: Any) -> Any:
             "values": value.state_dict(),
             "frozen": [name for name, p in value.named_parameters() if not p.requires_grad],
             "evaluating": [name for name, part in value.named_modules() if not part.training],
-            **_gradients_of(value),
         }
     if isinstance(value, torch.Generator):
         return value.get_state()
@@ -314,18 +406,12 @@ def _state_of(value: Any) -> Any:
     return value.state_dict() if _is_object(value) else _copied(value)
 
 
-def _gradients_of(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the gradients that no optimizer has used, and the names of the others."""
-    found = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
-    left = {name: gradient for name, gradient in found.items() if _is_left(gradient)}
-    used = [n for n, gradient in found.items() if n not in left and _is_dense(gradient)]
-    return {**({"gradients": left} if left else {}), **({"used": used} if used else {})}
-
-
 def _copied(value: Any) -> Any:
     """Return a deep copy, in which tensors that training has computed have no graph."""
     if isinstance(value, torch.Tensor) and not value.is_leaf:
         return value.detach().clone()
+    if isinstance(value, torch.Tensor) and value.grad is not None:  # kept apart
+        return value.detach().clone().requires_grad_(value.requires_grad)
     if type(value) in (list, tuple):
         return type(value)(_copied(each) for each in value)
     if type(value) is dict:
@@ -343,6 +429,18 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _tensors_in(each)
+
+
+def _named_tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in a plain value, each with a name such as ``w['a'][0]``."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _named_tensors_in(each, f"{name}[{key!r}]" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from _named_tensors_in(each, f"{name}[{number}]")
 
 
 _ARRAY, _NUMBER, _TUPLE = "an array of NumPy", "a number of NumPy", "a tuple"
@@ -405,14 +503,8 @@ def _load_into(value: Any, state: Any) -> bool:
 
 def _load_module(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
     module.load_state_dict(state["values"])
-    # Earlier databases have neither.
-    gradients, used = state.get("gradients", {}), state.get("used", ())
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name not in state["frozen"])
-        held = gradients.get(name)
-        parameter.grad = None if held is None else held.to(parameter.device, copy=True)
-        if name in used:
-            parameter.grad = torch.zeros_like(parameter)
     for name, part in module.named_modules():
         part.training = name not in state["evaluating"]
 

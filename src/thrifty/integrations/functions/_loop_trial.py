@@ -53,7 +53,7 @@ class Answers(Protocol):
 class Epochs(Protocol):
     """What happens between the epochs of a trial."""
 
-    def begin(self, state: Any, ignore: Collection[str]) -> None:
+    def begin(self, state: Any, ignore: Collection[str], *, keep_gradients: bool) -> None:
         """Take the objects whose state is kept, and give them the state of earlier epochs."""
         ...
 
@@ -180,12 +180,14 @@ class LoopTrial:
         self._ask(name, options[0] if len(options) == 1 else Choice(list(options)))
         return Scheduled(name, self._answers)
 
-    def epochs(self, state: Any = None, *, ignore: Collection[str] = ()) -> Iterator[int]:
+    def epochs(
+        self, state: Any = None, *, ignore: Collection[str] = (), keep_gradients: bool = False
+    ) -> Iterator[int]:
         """Yield the numbers of the epochs to train: 0, 1, ..., or later ones if earlier are known.
 
         ``yield`` the metrics at the end of each. To stop early, end the function at the top of a
-        round; its last metrics then hold for all later epochs. Gradients of networks in ``state``
-        are cleared at the beginning of each epoch.
+        round; its last metrics then hold for all later epochs. Gradients that no optimizer has used
+        yet go into the next epoch. Used ones do so only with ``keep_gradients``.
 
         Args:
             state: All that training changes: an object with ``state_dict`` and ``load_state_dict``,
@@ -193,6 +195,9 @@ class LoopTrial:
                 of plain values. They get the state of earlier epochs here.
             ignore: Variables that the loop changes and that are meant not to be in ``state``, such
                 as a clock or a progress bar: nothing that is trained depends on them.
+            keep_gradients: Whether ``state`` includes gradients that an optimizer has used. Only a
+                loop that does not clear them before its first ``backward`` needs that; without it,
+                such a loop is refused.
 
         Raises:
             TaskError: It is called twice, or something in ``state`` cannot be kept.
@@ -202,7 +207,7 @@ class LoopTrial:
         if self._has_begun:
             raise TaskError("trial.epochs() is called twice; a trial has one loop over its epochs")
         self._has_begun = True
-        self._epochs.begin(state, tuple(ignore))
+        self._epochs.begin(state, tuple(ignore), keep_gradients=keep_gradients)
         return iter(self._epochs.next, None)
 
     def set_user_attr(self, key: str, value: Any) -> None:

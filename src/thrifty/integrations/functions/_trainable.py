@@ -205,6 +205,8 @@ class _Run:
         self._kept: Kept | None = None
         """What the function has given to ``trial.epochs``; None before."""
         self._restored: Mapping[str, Any] | None = None
+        self._gradients: Mapping[str, Any] = {}
+        """The gradients of plain tensors, as restored."""
         self._only_prologue = False
         self._num_checked = 0
         self._epoch, self._hp = 0, hp
@@ -223,7 +225,7 @@ class _Run:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
-        self._restored = state["kept"]
+        self._restored, self._gradients = state["kept"], state.get("gradients", {})
         self._last, self._has_ended = dict(state["last"]), bool(state["ended"])
 
     def state(self) -> dict[str, Any]:
@@ -233,8 +235,11 @@ class _Run:
             TaskError: A variable that is not in it has changed and is read again.
         """
         self._check_locals()
-        kept = self._restored if self._kept is None else self._kept.state()
-        return {"kept": kept, "last": self._last, "ended": self._has_ended}
+        state = {"kept": self._restored, "last": self._last, "ended": self._has_ended}
+        gradients = self._gradients
+        if self._kept is not None:
+            state["kept"], gradients = self._kept.state(), self._kept.gradients()
+        return {**state, "gradients": gradients} if gradients else state
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -437,11 +442,11 @@ class _Run:
 
     # -- what `trial.epochs` does ----------------------------------------------------------
 
-    def begin(self, state: Any, ignore: Collection[str]) -> None:
+    def begin(self, state: Any, ignore: Collection[str], *, keep_gradients: bool) -> None:
         """Take the objects whose state is kept, and give them the state of earlier epochs."""
-        kept = Kept(state)
+        kept = Kept(state, keep_gradients=keep_gradients)
         if self._restored is not None:
-            kept.load(self._restored)
+            kept.load(self._restored, self._gradients)
         self._kept, self._ignored = kept, ignore
         self.drawn = stream_positions(self._device)
         if self._only_prologue:
