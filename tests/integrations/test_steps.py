@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import lightning.pytorch as pl
 import pytest
@@ -458,6 +459,101 @@ def test_hugging_face_goes_on_in_the_data_where_the_last_epoch_ended():
     whole = sorted(tuple(row["input_ids"].tolist()) for row in TRAIN)
     assert [sorted(each) for each in passes] == [whole] * 4
     assert len({str(each) for each in passes}) == 4
+
+
+class OwnOrder(torch.utils.data.Sampler):
+    """A sampler that draws from a generator of its own."""
+
+    def __init__(self, kind):
+        self.rng = kind
+
+    def __len__(self):
+        return len(TRAIN)
+
+    def __iter__(self):
+        return iter(self.rng.sample(range(len(TRAIN)), len(TRAIN)))
+
+
+class OwnBatches:
+    """A batch sampler that shuffles batches by the global stream."""
+
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        order = torch.randperm(len(TRAIN)).tolist()
+        return iter([order[i : i + 4] for i in range(0, len(TRAIN), 4)])
+
+
+SHARED = DataLoader(TRAIN, 4, shuffle=True, generator=torch.Generator())
+"""A loader that all trials share."""
+
+
+def of_accelerate(trainer):
+    loader = DataLoader(TRAIN, 4, shuffle=True, generator=torch.Generator().manual_seed(3))
+    return trainer.accelerator.prepare(loader)
+
+
+OWN_LOADERS = {
+    "generator": lambda trainer: DataLoader(
+        TRAIN, 4, shuffle=True, generator=torch.Generator().manual_seed(3)
+    ),
+    "no generator": lambda trainer: DataLoader(TRAIN, 4, shuffle=True),
+    "sampler": lambda trainer: DataLoader(TRAIN, 4, sampler=OwnOrder(random.Random(0))),
+    "batch sampler": lambda trainer: DataLoader(TRAIN, batch_sampler=OwnBatches()),
+    "prepared": of_accelerate,
+    "shared": lambda trainer: SHARED,
+    "processes": lambda trainer: DataLoader(
+        TRAIN, 4, shuffle=True, generator=torch.Generator().manual_seed(3), num_workers=1
+    ),
+}
+
+
+def with_own_loader(kind):
+    class Own(Seen):
+        def get_train_dataloader(self):
+            return OWN_LOADERS[kind](self)
+
+    Own.notes = []
+    return Own
+
+
+@pytest.mark.parametrize("kind", OWN_LOADERS)
+def test_a_loader_of_a_trainers_own_has_all_rows_once_in_each_pass(kind):
+    found = with_own_loader(kind)
+    train(text(trainer_class=found), fixed, epochs=6)
+    passes = [[row for _, b in found.notes[i : i + 6] for row in b] for i in range(0, 24, 6)]
+    whole = sorted(tuple(row["input_ids"].tolist()) for row in TRAIN)
+    assert [sorted(each) for each in passes] == [whole] * 4
+    assert len({str(each) for each in passes}) == 4
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kind", OWN_LOADERS)
+def test_a_loader_of_a_trainers_own_goes_on_where_a_trial_is_resumed(kind):
+    assert_a_resumed_trial_is_the_same(lambda: text(trainer_class=with_own_loader(kind)), fixed)
+
+
+def test_an_own_sampler_without_an_end_goes_on_where_the_last_epoch_ended():
+    class Own(Seen):
+        def get_train_dataloader(self):
+            return DataLoader(TRAIN, batch_sampler=EndlessRows())
+
+    class EndlessRows:
+        def __init__(self):
+            self.rng = random.Random(0)
+
+        def __iter__(self):
+            while True:
+                yield self.rng.sample(range(len(TRAIN)), 4)
+
+    found = []
+    for steps in (4, 12):
+        Own.notes = []
+        args = {"max_steps": 12}
+        train(text(args, trainer_class=Own, steps=steps), fixed, epochs=12 // steps)
+        found.append(Own.notes)
+    assert found[0] == found[1]
 
 
 def test_hugging_face_says_what_is_wrong_with_steps():

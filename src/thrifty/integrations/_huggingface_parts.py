@@ -21,7 +21,15 @@ from thrifty.pack.trial._weights import load_model
 from ._adapters import follow, from_plain, options_of, to_plain
 from ._lost_values import FirstBatches, Rehearsal, check_rates, seed_step
 from ._model_copies import Digests, fill_in, leave_out
-from ._trainer_runs import PassSampler, copied, finished, generators_within, overridden, reseed
+from ._trainer_runs import (
+    PassSampler,
+    by_passes,
+    copied,
+    finished,
+    generators_within,
+    overridden,
+    reseed,
+)
 from ._unsaved_values import owners_of, values_of
 
 
@@ -336,19 +344,23 @@ def trainer_owners(trainer: Any) -> dict[str, Any]:
     return owners_of(callbacks, model=trainer.model, trainer=trainer)
 
 
-def _reseed(loader: Any, seed: int, *, by_pass: bool) -> None:
-    """Reseed the generators of a training loader for an epoch.
+def _seeded(loader: Any, *, seed: int, pass_seed: int | None, first_pass: int) -> Any:
+    """Return a training loader whose generators are seeded for an epoch.
 
     Args:
         loader: The loader.
-        seed: The seed.
-        by_pass: Whether epochs are steps, so that the order is that of a pass. A stream is then
-            read from its beginning, so nothing in it may depend on the epoch.
+        seed: The seed of the epoch.
+        pass_seed: The seed of the order of all passes; None if an epoch is a pass. Where epochs are
+            steps, a stream is read from its beginning, so nothing in it may depend on the epoch.
+        first_pass: The number of the pass in which the epoch begins.
     """
-    if not by_pass:
-        reseed(loader, seed)
-    elif is_readable_by_index(getattr(loader, "dataset", None)):
-        generators_within(loader).seed(seed)
+    if pass_seed is not None:
+        if not is_readable_by_index(getattr(loader, "dataset", None)):
+            return loader
+        if isinstance(loader, torch.utils.data.DataLoader):
+            loader = by_passes(loader, seed=pass_seed, first=first_pass)
+    reseed(loader, seed)
+    return loader
 
 
 def going_on(trainer_class: type) -> type:
@@ -365,8 +377,8 @@ def going_on(trainer_class: type) -> type:
                 # A run of all epochs makes it once, so what is drawn here is the same in each.
                 transformers.set_seed(self.args.seed)
                 loader = super().get_train_dataloader(*args, **kwargs)
-            _reseed(loader, self.args.data_seed, by_pass=self.pass_seed is not None)
-            return self._short("train", loader)
+            seeds = {"seed": self.args.data_seed, "pass_seed": self.pass_seed}
+            return self._short("train", _seeded(loader, **seeds, first_pass=self.first_pass))
 
         def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
             given = [each if isinstance(each, str) else id(each) for each in args]

@@ -178,6 +178,76 @@ class PassSampler(Sampler[Any]):
         yield from order
 
 
+class PassBatches(PassSampler):
+    """The same for a sampler of a loader that the user's code has made.
+
+    It has all attributes of the sampler, which libraries read. The order of a sampler without a
+    length may have no end, so it is drawn place by place.
+
+    >>> sampler = torch.utils.data.RandomSampler(range(100), generator=torch.Generator())
+    >>> batches = PassBatches(torch.utils.data.BatchSampler(sampler, 4, False), seed=0)
+    >>> batches.batch_size, len(batches), list(batches) == list(batches)
+    (4, 25, False)
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_sampler":  # while it is copied
+            raise AttributeError(name)
+        return getattr(self._sampler, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the order of a pass."""
+        if _has_length(self._sampler):
+            yield from super().__iter__()
+            return
+        seed = derive_seed(self._seed, "pass", self._number)
+        with borrowed_streams():
+            seed_everything(seed)
+            begin_pass(self._sampler, self._number, seed)
+            places = iter(self._sampler)
+        self._number += 1
+        for number in count():
+            with borrowed_streams():
+                seed_everything(derive_seed(seed, "place", number))
+                place = next(places, _END)
+            if place is _END:
+                return
+            yield place
+
+
+def by_passes(loader: Any, *, seed: int, first: int) -> Any:
+    """Return a loader whose order in a pass depends only on the seed and on the number of the pass.
+
+    Args:
+        loader: A ``DataLoader`` over a data set with a length, which stays as it is.
+        seed: Seed of the order of all passes.
+        first: Number of the pass that is read first.
+    """
+    if any(isinstance(each, PassSampler) for each in _samplers(loader)):
+        return loader
+    for each in _samplers(loader):
+        if isinstance(getattr(each, "initial_seed", None), int):
+            # accelerate's sampler adds the number of the pass to a seed, here that of the epoch.
+            each.initial_seed = seed % 2**32
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    order = PassBatches(getattr(loader, name), seed=seed, first=first)
+    loader = copy.copy(loader)
+    if "base_dataloader" in vars(loader):  # of accelerate
+        vars(loader)["base_dataloader"] = copy.copy(loader.base_dataloader)
+    for each in (loader, vars(loader).get("base_dataloader")):
+        if each is not None:
+            vars(each)[name] = order  # a DataLoader refuses to exchange its sampler
+            vars(each)["_iterator"] = None
+    return loader
+
+
+def _has_length(sampler: Any) -> bool:
+    try:
+        return len(sampler) >= 0
+    except (TypeError, NotImplementedError):
+        return False
+
+
 def begin_pass(loader: Any, number: int, seed: int) -> None:
     """Reseed what a loader or a sampler brings along, and tell it which pass begins."""
     reseed(loader, seed)
