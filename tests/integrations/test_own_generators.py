@@ -6,7 +6,9 @@ which has to draw other numbers than the one before, and the same ones when a tr
 
 from __future__ import annotations
 
+import copy
 import random
+from functools import partial
 
 import lightning.pytorch as pl
 import numpy as np
@@ -279,6 +281,45 @@ class DrawingTrainer(transformers.Trainer):
             return super().get_train_dataloader()
         finally:
             self.train_dataset = whole
+
+
+class SameNoise(Noisy):
+    """Has noise for each row that is the same at each read."""
+
+    def __getitem__(self, index):
+        x, y = self.rows[index]
+        noise = float(copy.deepcopy(self.rng).normal(size=len(self))[index])
+        DRAWN.append(noise)
+        return x + noise, y
+
+
+class SameNoisyRows(NoisyRows):
+    def __getitem__(self, index):
+        DRAWN.append(copy.deepcopy(self.rng).random() + index)
+        return TRAIN[index]
+
+
+def same_noise():
+    return DataLoader(SameNoise(rows()[0]), 8, shuffle=True), DataLoader(rows()[1], 8)
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+@pytest.mark.parametrize("kind", ["lightning", "transformers"])
+def test_noise_of_a_copy_is_the_same_in_each_epoch(kind, steps):
+    if kind == "lightning":
+        data, make, rates = SameNoise(rows()[0]), partial(lightning, same_noise), fixed
+    else:
+        data, rates = SameNoisyRows(), fixed_rate
+        args = {"num_train_epochs": EPOCHS} if steps is None else {}
+        make = partial(of_bert, args, train_dataset=SameNoisyRows())
+    options = {} if steps is None else {"steps_per_epoch": steps}
+    for index in range(len(data)):
+        data[index]
+    expected = set(DRAWN)
+    DRAWN.clear()
+    train(make(**options), rates, epochs=EPOCHS)
+    assert len(DRAWN) >= EPOCHS * 16
+    assert set(DRAWN) == expected
 
 
 def test_a_trainer_draws_once_what_a_run_draws_once():

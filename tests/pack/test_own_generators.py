@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import os
+import pickle
 import random
 from dataclasses import dataclass
 
@@ -141,6 +143,71 @@ def test_what_code_makes_from_a_seed_stays_the_same():
     assert not torch.equal(one, torch.rand(3, generator=torchs)), "it draws other numbers"
 
 
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "copy": lambda g: copy.copy(g) if not isinstance(g, np.random.Generator) else copy.deepcopy(g),
+    "pickle": lambda g: pickle.loads(pickle.dumps(g)),
+    "of its owner": lambda g: copy.deepcopy(Called([g])).rng[0],
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_of_a_seeded_generator_is_as_if_nothing_was_seeded(kind, how):
+    make, draw = KINDS[kind]
+    rng, alone = make(), make()
+    draw(rng), draw(alone)
+    expected = draw(alone)
+    found = OwnGenerators({"data": [rng]})
+    for seed in (1, 2):
+        with found.seeded(seed):
+            assert [draw(COPIES[how](rng)) for _ in range(2)] == [expected] * 2
+            with found.seeded(3):
+                assert draw(COPIES[how](rng)) == expected
+            assert draw(COPIES[how](rng)) == expected
+    found.seed(4)
+    found.seed(5)
+    assert draw(COPIES[how](rng)) == expected
+    found.seed(6)
+    assert draw(rng) != expected
+    assert draw(COPIES[how](rng)) != expected, "what is drawn from has a place of its own"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_generator_that_is_copied_and_drawn_from_is_refused(kind):
+    make, draw = KINDS[kind]
+    rng = make()
+    found = OwnGenerators({"data": Called(rng)})
+
+    def read():
+        with found.seeded(1):
+            return draw(copy.deepcopy(rng)), draw(rng)
+
+    with pytest.raises(th.TaskError, match=r"copy the generator data\.rng"):
+        read()
+    assert draw(rng) == draw(make()), "it is put back"
+    with found.seeded(1):
+        one = draw(rng), draw(copy.deepcopy(rng))
+    with found.seeded(1):
+        assert one == (draw(rng), draw(copy.deepcopy(rng)))
+    with found.seeded(2):
+        assert one != (draw(rng), draw(copy.deepcopy(rng)))
+
+
+def test_what_a_generator_of_numpy_spawns_is_seeded_too():
+    rng, undisturbed = np.random.default_rng(0), np.random.default_rng(0)
+    found = OwnGenerators({"data": rng})
+
+    def drawn(seed):
+        with found.seeded(seed):
+            return [each.random() for each in (*rng.spawn(2), *rng.spawn(1))]
+
+    assert len({*drawn(1)}) == 3
+    assert drawn(1) == drawn(1)
+    assert not {*drawn(1)} & {*drawn(2)}
+    assert rng.spawn(1)[0].random() == undisturbed.spawn(1)[0].random(), "it is put back"
+
+
 def test_generators_that_datasets_copies_are_left_alone_and_those_of_functions_are_not():
     """``datasets`` shuffles with a copy of a generator, so that each pass has the same order."""
     mapped = type("MappedExamplesIterable", (), {"__module__": "datasets.iterable_dataset"})()
@@ -270,6 +337,22 @@ class Mixing(NoisyRows):
         )
 
 
+class SameNoise(Noisy):
+    """Adds noise to each sample that is the same at each read."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(3)
+
+    def __getitem__(self, index):
+        noise = copy.deepcopy(self.rng).normal(size=len(X))
+        return X[index] + float(noise[index]), 2 * X[index]
+
+
+class Same(Line):
+    def data(self, hp):
+        return th.DatasetPair(train=SameNoise(), valid=TensorDataset(X, 2 * X))
+
+
 class Rare(Line):
     def data(self, hp):
         return th.DatasetPair(train=LastRows(), valid=TensorDataset(X, 2 * X))
@@ -284,7 +367,7 @@ class Mixed(Line):
 RATES = (0.1, th.Step(0.1, [2]), 0.2, 0.3)
 
 
-@pytest.mark.parametrize("task", [Line, Collating, Rare, Mixed])
+@pytest.mark.parametrize("task", [Line, Collating, Rare, Mixed, Same])
 def test_shared_and_packed_trials_draw_what_they_draw_alone(task, tmp_path, caplog):
     together = curves(task(), "together", *RATES, path=tmp_path)
     for number, rate in enumerate(RATES):
@@ -292,6 +375,20 @@ def test_shared_and_packed_trials_draw_what_they_draw_alone(task, tmp_path, capl
         assert together[str(rate)] == pytest.approx(alone[str(rate)], rel=1e-5)
     assert not [each for each in caplog.messages if "rng" in each]
     assert len({*together[str(RATES[0])]}) == 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 2}, {"num_workers": 1, "multiprocessing_context": "forkserver"}],
+    ids=["here", "forked", "fork server"],
+)
+def test_noise_of_a_copy_is_the_same_at_each_read(options):
+    data = th.DatasetPair(train=SameNoise(), valid=TensorDataset(X, 2 * X), **options)
+    source = open_source(data, device=torch.device("cpu"))
+    expected = sorted(float(x) for x, _ in SameNoise())
+    for epoch in range(2):
+        read = [x for x, _ in source.train_batches(seed=1, epoch=epoch, batch_size=8)]
+        assert sorted(torch.cat(read).flatten().tolist()) == expected
 
 
 BEGUN = torch.zeros(3, dtype=torch.long).share_memory_()

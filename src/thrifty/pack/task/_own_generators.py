@@ -3,14 +3,22 @@
 A data set that draws from a generator of its own remembers how often it was read. A trial that is
 resumed, or that reads it beside others, would get other samples. So the generators are seeded
 before each batch, as the global streams are, and put back after it.
+
+A data set may also draw from a copy of a generator that it keeps, so that the noise of a sample is
+the same at each read. Seeding must not change that: while a generator is as it was seeded, copies
+of it are as it was before (``_Original``).
 """
 
 from __future__ import annotations
 
+import copy
+import copyreg
 import random
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -20,7 +28,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from thrifty.core import derive_seed
+from thrifty.core import TaskError, derive_seed
 from thrifty.pack.identity import slots_of, vars_of
 from thrifty.pack.identity._contents import is_a
 
@@ -65,17 +73,33 @@ class OwnGenerators:
     def seed(self, seed: int) -> None:
         """Seed the generators, each by its name as well."""
         for name, each in self._found.items():
-            _seed(each, derive_seed(seed, name))
+            own = derive_seed(seed, name)
+            _remember(each, seed=own)
+            _seed(each, own)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Put the generators back at the end."""
-        states = [(each, _state(each)) for each in self._found.values()]
+        """Put the generators back at the end.
+
+        Raises:
+            TaskError: Code has copied a seeded generator, and then drawn from the generator itself.
+        """
+        states = [(each, _state(each), _original_of(each)) for each in self._found.values()]
+        before = [None if original is None else replace(original) for *_, original in states]
+        mixed = None
         try:
             yield
+            mixed = next((n for n, each in self._found.items() if _is_copied_and_drawn(each)), None)
         finally:
-            for each, state in states:
+            for (each, state, _), original in zip(states, before, strict=True):
                 _put_back(each, state)
+                _forget(each, original)
+        if mixed is not None:
+            raise TaskError(
+                f"the data copy the generator {mixed} when they are read, and draw from it as "
+                "well, so what a copy draws depends on how often the data were read before; make "
+                "the copy once, where the generator is made, or draw from one of them only"
+            )
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
@@ -218,6 +242,122 @@ def is_readable_by_index(dataset: Any) -> bool:
     return hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
 
 
+# -- copies of seeded generators -----------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Original:
+    """A generator that was seeded, and its state before that.
+
+    Attributes:
+        generator: The generator, so that no other object gets its place in memory.
+        state: Its state before it was seeded first.
+        seed: What it was seeded with.
+        thread: The thread that seeded it, which reads data now.
+        is_copied: Whether it was copied since.
+    """
+
+    generator: Any
+    state: Any
+    seed: int
+    thread: int
+    is_copied: bool = False
+
+
+_originals: OrderedDict[int, _Original] = OrderedDict()
+"""By the places of generators in memory; those of the last data sets that were read."""
+
+
+def _remember(generator: Any, *, seed: int) -> None:
+    """Note the state of a generator that is going to be seeded."""
+    found, core = _original_of(generator), _core(generator)
+    state = _state(generator) if found is None else found.state
+    _originals[id(core)] = _Original(generator, state, seed, threading.get_ident())
+    _originals.move_to_end(id(core))
+    while len(_originals) > _MAX_OBJECTS:
+        _originals.popitem(last=False)
+    if type(core) not in copyreg.dispatch_table:
+        copyreg.pickle(type(core), _reduced)
+
+
+def _forget(generator: Any, original: _Original | None) -> None:
+    """Forget that a generator was seeded; if it was so before, note that again."""
+    if original is None:
+        _originals.pop(id(_core(generator)), None)
+    else:
+        _originals[id(_core(generator))] = original
+
+
+def _original_of(generator: Any) -> _Original | None:
+    """Return what is noted of a generator, or of the bit generator of one."""
+    core = _core(generator)
+    found = _originals.get(id(core))
+    return found if found is not None and _core(found.generator) is core else None
+
+
+def _core(generator: Any) -> Any:
+    """Return what holds the state of a generator."""
+    return generator.bit_generator if isinstance(generator, np.random.Generator) else generator
+
+
+def _is_copied_and_drawn(generator: Any) -> bool:
+    original = _original_of(generator)
+    return original is not None and original.is_copied and not _is_as_seeded(original)
+
+
+def _is_as_seeded(original: _Original) -> bool:
+    """Return whether nothing was drawn from a generator since it was seeded."""
+    generator = original.generator
+    now = _state(generator)
+    _seed(generator, original.seed)
+    seeded = _state(generator)
+    _put_back(generator, now)
+    return _same(now, seeded)
+
+
+def _reduced(core: Any) -> Any:
+    """Return what makes a copy of a generator, as ``copy`` and ``pickle`` ask for it."""
+    original = _original_of(core)
+    if original is None or original.thread != threading.get_ident() or not _is_as_seeded(original):
+        return core.__reduce_ex__(_PROTOCOL)
+    original.is_copied = True
+    now = _state(original.generator)
+    del _originals[id(core)]
+    _put_back(original.generator, original.state)
+    try:
+        made = copy.deepcopy(core)
+    finally:
+        _put_back(original.generator, now)
+        _originals[id(core)] = original
+    return _itself, (made,)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+_PROTOCOL = 4
+"""That of ``copy``."""
+
+
+# -- states of generators ------------------------------------------------------------------
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two states are equal."""
+    if isinstance(one, dict):
+        return all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, tuple):
+        return all(map(_same, one, other))
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return bool(np.array_equal(one, other))
+    if isinstance(one, np.random.SeedSequence):
+        return bool(one.state == other.state)
+    return bool(one == other)
+
+
 _SEED_BYTES = 8
 """The state of a generator of PyTorch begins with its seed; on a CPU nothing is drawn from it."""
 
@@ -232,7 +372,7 @@ def _state(generator: Any) -> Any:
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
+        return generator.bit_generator.__getstate__()
     if isinstance(generator, np.random.RandomState):
         return generator.get_state()
     return random.Random.getstate(generator)
@@ -240,7 +380,8 @@ def _state(generator: Any) -> Any:
 
 def _put_back(generator: Any, state: Any) -> None:
     if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
+        bits: Any = generator.bit_generator
+        bits.__setstate__(state)
     elif isinstance(generator, torch.Generator | np.random.RandomState):
         generator.set_state(state)
     else:
@@ -248,16 +389,34 @@ def _put_back(generator: Any, state: Any) -> None:
 
 
 def _seed(generator: Any, seed: int) -> None:
-    """Let a generator draw other numbers. Code that makes others from its seed still gets that."""
+    """Let a generator draw other numbers. Code that makes others from its seed still gets that.
+
+    What a generator of NumPy spawns differs, too.
+    """
     if isinstance(generator, torch.Generator):
         own = generator.get_state()
         generator.manual_seed(seed)
         if generator.device.type == "cpu":
             generator.set_state(torch.cat([own[:_SEED_BYTES], generator.get_state()[_SEED_BYTES:]]))
     elif isinstance(generator, np.random.Generator):
-        kind: Any = type(generator.bit_generator)
-        generator.bit_generator.state = kind(seed).state
+        bits: Any = generator.bit_generator
+        state: Any = type(bits)(seed).state
+        if isinstance(bits.__getstate__(), tuple):  # since NumPy 2
+            state = (state, _spawning(bits.seed_seq, seed))
+        bits.__setstate__(state)
     elif isinstance(generator, np.random.RandomState):
         generator.seed(seed % 2**32)
     else:
         random.Random.seed(generator, seed)
+
+
+def _spawning(sequence: Any, seed: int) -> Any:
+    """Return a seed sequence of the same seed that spawns other ones."""
+    if not isinstance(sequence, np.random.SeedSequence):  # the user's own
+        return sequence
+    return np.random.SeedSequence(
+        sequence.entropy,
+        spawn_key=sequence.spawn_key,
+        pool_size=sequence.pool_size,
+        n_children_spawned=seed % 2**31,
+    )
