@@ -1345,6 +1345,80 @@ class OwnName(torch.optim.SGD):
     pass
 
 
+class Shrinking(OwnStep):
+    """Both classes have a ``step``, and only this one has instances."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.mul_(0.99)
+        return super().step(closure)
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, which leaves out ``super().__init__()``."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    param_groups = property(lambda self: self.inner.param_groups)
+    state = property(lambda self: self.inner.state)
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state)
+
+
+@pytest.mark.parametrize("make", [Shrinking, lambda *a, **k: Around(torch.optim.SGD(*a, **k))])
+def test_steps_of_own_optimizers_call_hooks_as_often_as_in_plain_pytorch(make, tmp_path):
+    def loop(optimizer, model, steps):
+        x, y = points()
+        for rows in torch.arange(60).split(20):
+            model.zero_grad()
+            torch.nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+        return {"steps": steps.value, "loss": torch.nn.functional.mse_loss(model(x), y).item()}
+
+    def begun():
+        torch.manual_seed(0)
+        model, steps = torch.nn.Linear(4, 1), Counted()
+        optimizer = make(model.parameters(), lr=0.1)
+        hooked = getattr(optimizer, "inner", optimizer)
+        hooked.register_step_post_hook(lambda *_: setattr(steps, "value", steps.value + 1))
+        return model, optimizer, steps
+
+    @th.trainable
+    def train(trial):
+        trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
+        model, optimizer, steps = begun()
+        for _ in trial.epochs({"model": model, "optimizer": optimizer, "steps": steps}):
+            yield loop(optimizer, model, steps)
+
+    study = study_of(train, tmp_path).run(progress=False, executor=ONE)
+    model, optimizer, steps = begun()
+    wanted = [loop(optimizer, model, steps) for _ in range(4)]
+    assert [each["steps"] for each in wanted] == [3, 6, 9, 12]
+    for trial in study.trials:
+        assert [each["steps"] for each in trial.history] == [3, 6, 9, 12]
+        assert trial.value == wanted[-1]["loss"]
+
+
+class Counted:
+    def __init__(self):
+        self.value = 0
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
 class Heads(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -135,8 +135,7 @@ class Keeper:
             for place, value, contents in zip(
                 self._places, self._values, self._contents, strict=True
             )
-            if (_is_other(place.get(), value) and not is_cache(place, value))
-            or any(not held.is_as_before() for held in contents)
+            if self._has_moved(place, value) or any(not held.is_as_before() for held in contents)
         ]
         return [*out, *(place for space in self._spaces for place in space.places_added())]
 
@@ -147,10 +146,20 @@ class Keeper:
                 if not held.is_as_before():
                     held.put_back()
         for place, value in zip(self._places, self._values, strict=True):
-            if place.get() is not value:
+            now = place.get()
+            if now is not value and not _is_wrapped_step(place.holder, place.key, now):
                 place.set(value)
         for space in self._spaces:
             space.put_back()
+
+    @staticmethod
+    def _has_moved(place: Place, before: Any) -> bool:
+        now = place.get()
+        return (
+            _is_other(now, before)
+            and not is_cache(place, before)
+            and not _is_wrapped_step(place.holder, place.key, now)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +180,20 @@ class _Space:
         kind: PlaceKind = "class attribute" if isinstance(self.holder, type) else "attribute"
         return [
             Place(name=f"{self.owner}.{name}", kind=kind, holder=self.holder, key=name)
-            for name in _names_of(self.holder).keys() - self.before.keys()
+            for name in self._added()
+        ]
+
+    def _added(self) -> list[str]:
+        names = _names_of(self.holder)
+        return [
+            name
+            for name in names.keys() - self.before.keys()
+            if not _is_wrapped_step(self.holder, name, names[name])
         ]
 
     def put_back(self) -> None:
         names = _names_of(self.holder)
-        for name in names.keys() - self.before.keys():
+        for name in self._added():
             if isinstance(self.holder, type):
                 type.__delattr__(self.holder, name)
             else:
@@ -211,7 +228,6 @@ def training_places(roots: Mapping[str, Any]) -> list[Place]:
     models = {n: root for n, root in roots.items() if isinstance(root, torch.nn.Module)}
     others = {n: root for n, root in roots.items() if n not in models}
     both = (reach(others, without=_MAKERS), reach(models))
-    _wrap_steps(both)
     functions = [each.value for found in both for each in found.functions]
     places = [
         *both[0].places,
@@ -231,20 +247,20 @@ def kept_places(roots: Mapping[str, Any]) -> list[Place]:
         roots: Code and objects by name, such as a task.
     """
     found = reach(roots)
-    _wrap_steps([found])
     objects = [*roots.items(), *((place.name, place.get()) for place in found.places)]
     return [*found.places, *_empty_places([found]), *_places_of_objects(objects)]
 
 
-def _wrap_steps(found: Iterable[Reach]) -> None:
-    """Wrap ``step`` of optimizer classes as their first instance does: that is then no change."""
-    for kind in (each.value for reached in found for each in reached.classes):
-        if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
-            continue
-        if not getattr(kind.step, "hooked", False):
-            step: Any = torch.optim.Optimizer.profile_hook_step(kind.step)
-            step.hooked = True
-            type.__setattr__(kind, "step", step)
+def _is_wrapped_step(holder: Any, key: Any, now: Any) -> bool:
+    """Return whether PyTorch has wrapped ``step``, as it does at a class's first instance.
+
+    That is no change of the user's, and is not put back: instances would lose their hooks.
+    """
+    if key != "step" or not (
+        isinstance(holder, type) and issubclass(holder, torch.optim.Optimizer)
+    ):
+        return False
+    return getattr(now, "hooked", False) is True
 
 
 def _places_of_objects(objects: Iterable[tuple[str, Any]]) -> Iterator[Place]:
