@@ -21,6 +21,7 @@ import thrifty as th
 from tests.integrations._drive import assert_a_resumed_trial_is_the_same, train
 from tests.integrations.test_huggingface import TRAIN, bert, fixed as fixed_rate, task as of_bert
 from tests.integrations.test_lightning import Net, fixed, points
+from thrifty.core import StateError
 from thrifty.integrations import LightningTrainable
 
 
@@ -354,6 +355,57 @@ def test_steps_still_draw_anew_in_each_epoch():
     )
     train(one, fixed_rate, epochs=EPOCHS)
     assert len(set(masks)) == len(masks)
+
+
+class DrawnOnce(Dataset):
+    """Draws the noise of all rows at the first read, or before it."""
+
+    def __init__(self, rows, *, is_early):
+        self.rows, self.noise = rows, torch.randint(0, 20, (len(rows),)) if is_early else None
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        if self.noise is None:
+            self.noise = torch.randint(0, 20, (len(self.rows),))
+        noise, row = self.noise[index], self.rows[index]
+        if isinstance(row, tuple):
+            return row[0] + noise, row[1]
+        return {**row, "input_ids": torch.cat([noise[None], row["input_ids"][1:]])}
+
+
+def drawn_once(kind, *, is_early):
+    if kind == "lightning":
+        early = {"is_early": is_early}
+        return lightning(
+            lambda: (DataLoader(DrawnOnce(rows()[0], **early), 8), DataLoader(rows()[1], 8))
+        )
+    return of_hugging_face(noisy=lambda hp: DrawnOnce(TRAIN, is_early=is_early))
+
+
+@pytest.mark.parametrize("kind", ["lightning", "transformers"])
+def test_noise_that_is_drawn_at_the_first_read_is_refused_with_advice_that_helps(kind, tmp_path):
+    def trained(name, *, is_early):
+        study = th.Study(
+            drawn_once(kind, is_early=is_early),
+            th.Space(lr=th.Choice([0.1, th.Step(0.1, [2])])),
+            name=name,
+            algorithm=th.GridSearch(max_epochs=EPOCHS),
+            metric="val_loss" if kind == "lightning" else "eval_loss",
+            mode="min",
+            storage=f"sqlite:///{tmp_path}/t.db",
+        )
+        return study.run(progress=False)
+
+    with pytest.raises(StateError) as caught:
+        trained("late", is_early=False)
+    message = str(caught.value)
+    assert "make it where the data set is made, in __init__" in message
+    assert ".noise'" in message
+    assert "_kept" not in message
+    assert "load_state()" not in message
+    assert all(len(each.curve) == EPOCHS for each in trained("early", is_early=True).trials)
 
 
 def test_a_study_over_such_data_neither_warns_nor_stops(tmp_path, caplog):

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -64,6 +64,11 @@ class KeptTrainable(Trainable):
     stopped training, and ``finished`` if hooks at the end of a run leave other weights than those
     that the next epoch begins with.
     """
+
+    _thrifty_internals: ClassVar[frozenset[str]] = frozenset(("_kept",))
+    """Its own attributes that are no state of the user's code."""
+    _thrifty_of_data: ClassVar[tuple[str, ...]] = ("self._data.", "self._made[", "task._datasets[")
+    """How the names of values begin that data keep, for messages."""
 
     def __init__(self, *, version: str) -> None:
         if version:  # else that of a subclass counts

@@ -337,7 +337,10 @@ def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[st
         mine |= {"model": live.model, **live.optimizers.torch, **datasets_of(live.source)}
         theirs |= {"model": restored.model, **restored.optimizers.torch}
         theirs |= datasets_of(restored.source)
-    own = live.task.internals if isinstance(live.task, SelfDescribing) else ()
+    if isinstance(live.task, SelfDescribing):
+        own = live.task.internals
+    else:
+        own = getattr(live.task, "_thrifty_internals", ())  # of an adapter
     return outside_of_state(mine, theirs, meant={*meant, *own})
 
 

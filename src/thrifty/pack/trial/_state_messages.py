@@ -139,7 +139,7 @@ def _mend_plain(task: Task | Trainable, outside: Sequence[str]) -> str:
     if isinstance(task, SelfDescribing):
         return task.mend
     if isinstance(task, Trainable):
-        return "keep it in state() and load_state()"
+        return _mend_trainable(task, outside)
     if outside and all(name.startswith("optimizer.") for name in outside):
         return (
             "keep it in the optimizer's state of a parameter (self.state[p]), or in its "
@@ -149,6 +149,23 @@ def _mend_plain(task: Task | Trainable, outside: Sequence[str]) -> str:
         "keep it in a buffer of the model (register_buffer), or make it follow from the "
         "hyper-parameters and the epoch in adapt"
     )
+
+
+def _mend_trainable(task: Trainable, outside: Sequence[str]) -> str:
+    """Return what to do with attributes of a ``Trainable``, and of the data of an adapter."""
+    beginnings: tuple[str, ...] = getattr(task, "_thrifty_of_data", ())
+    data = [name for name in outside if beginnings and name.startswith(beginnings)]
+    in_state = "keep it in state() and load_state()"
+    if not data:
+        return in_state
+    is_all = len(data) == len(outside)
+    of_data = (
+        f"the data keep {'it' if is_all else _listed(data)} since their first read, and are made "
+        "anew where a trial is resumed: make it where the data set is made, in __init__ and in the "
+        f"function that {task_name(task)} gets for the data, since what is drawn there has the "
+        "seed of the trial; or draw it from a generator that is seeded with the index of the sample"
+    )
+    return of_data if is_all else f"{in_state}; {of_data}"
 
 
 _CARRIERS = (
