@@ -435,6 +435,45 @@ def test_a_batch_that_is_mixed_is_not_refused():
     assert len(list(trainer.run(epochs=1))) == 4
 
 
+class Drawing:
+    """A collate function that draws from a generator of its own."""
+
+    def __init__(self, draw, *, kind):
+        self.rng, self.draw = kind(0), draw
+
+    def __call__(self, samples):
+        x, y = default_collate(samples)
+        return self.draw(x, self.rng), y
+
+
+DRAWING = {
+    "a number": lambda x, rng: x * rng.random(),
+    "numbers": lambda x, rng: x + torch.tensor([[rng.random()] for _ in x], dtype=x.dtype),
+}
+
+
+@pytest.mark.parametrize("kind", [np.random.default_rng, random.Random])
+@pytest.mark.parametrize("draw", DRAWING)
+def test_draws_of_a_collate_function_from_its_own_generator_are_no_difference(draw, kind):
+    collate = Drawing(DRAWING[draw], kind=kind)
+    assert len(list(alone(model(), cross_entropy, collate=collate).run(epochs=1))) == 4
+    trainer = alone(model(), contrastive, collate=Drawing(DRAWING[draw], kind=kind))
+    with pytest.raises(HeteroError, match="cannot be split"):
+        next(trainer.run(epochs=1))
+
+
+def test_batches_that_draw_and_cannot_be_cut_are_not_checked_with_a_warning(caplog):
+    def collate(samples, rng=np.random.default_rng(0)):  # noqa: B008 (one generator is meant)
+        x, y = default_collate(samples)
+        return x + torch.from_numpy(rng.random((len(x), 1))), y, torch.ones(3)
+
+    def loss(net, batch):
+        return cross_entropy(net, batch[:2])
+
+    assert len(list(alone(model(), loss, collate=collate).run(epochs=1))) == 4
+    assert any("`collate` draws from a generator of its own" in each for each in caplog.messages)
+
+
 def test_the_functions_that_draw_are_those_of_before():
     before = np.random.rand, random.random
     next(alone(with_layer(NoisyByNumPy), cross_entropy).run(epochs=1))

@@ -10,13 +10,13 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from thrifty.core import Clock, HeteroError, derive_seed, plain_logger
 from thrifty.hetero._samples import ReadSamples
@@ -25,6 +25,7 @@ from thrifty.hetero.training._model_state import StateSnapshot, untouched
 from thrifty.hetero.workers._measure import to_device
 from thrifty.pack import borrowed_streams
 from thrifty.pack._state import seed_everything
+from thrifty.pack.task._own_generators import OwnGenerators
 
 from ._gradient_comparison import Comparison, Pass, close, equal_draws, largest_difference
 
@@ -68,6 +69,9 @@ class LossCheck:
         self._objective = objective
         self._device = device
         self._functions = (objective.loss, objective.weight, collate)
+        self._generators = OwnGenerators({"collate": collate})
+        self._collate_draws = False
+        """Whether the collate function has drawn from a generator of its own."""
         self._said = False
 
     def find(self, taken: ReadSamples, *, seed: int) -> str:
@@ -113,12 +117,39 @@ class LossCheck:
                     "its loss was checked in evaluation mode only"
                 )
                 return ""
+        if self._collate_draws and not probe.is_cut:
+            return self._find_in_cut(probe, double=double)
         return self._message(found)
+
+    def _find_in_cut(self, probe: _Probe, *, double: bool) -> str:
+        """Look for a problem with parts that are cut out of the batch.
+
+        A collate function that draws for each sample from a generator of its own draws other
+        numbers for a part of the samples.
+        """
+        with self._generators.seeded(probe.seed):
+            whole = probe.taken.batch(0, probe.num, pristine=True)
+        leaves = tree_leaves(whole)
+        if all(isinstance(each, Tensor) and each.shape[:1] == (probe.num,) for each in leaves):
+            return self._find(replace(probe, whole=whole), double=double)
+        self._say(
+            "`collate` draws from a generator of its own, and its batches cannot be cut: it was "
+            "not checked that the loss may be split over workers"
+        )
+        return ""
 
     def _compared(self, probe: _Probe, *, double: bool, evaluating: bool = False) -> Comparison:
         with self._prepared(double=double, evaluating=evaluating):
             passes = [self._pass(probe, span, double=double) for span in probe.spans]
         return Comparison(passes, probe.sizes, reduction=self._objective.reduction)
+
+    def _batch(self, probe: _Probe, span: tuple[int, int]) -> Any:
+        if probe.whole is not None:
+            return tree_map(lambda each: each[slice(*span)].clone(), probe.whole)
+        with self._generators.seeded(probe.seed):
+            batch = probe.taken.batch(*span, pristine=True)
+            self._collate_draws |= bool(self._generators.drawn_from())
+        return batch
 
     def _repeats(self, probe: _Probe, *, double: bool) -> bool:
         with self._prepared(double=double):
@@ -205,7 +236,7 @@ class LossCheck:
             kept.assign(values or {})
             seed_everything(probe.seed)
             with equal_draws(probe.seed) as draws, torch.enable_grad():
-                batch = to_device(probe.taken.batch(*span, pristine=True), self._device)
+                batch = to_device(self._batch(probe, span), self._device)
                 batch = _doubled(batch) if double else batch
                 weight = self._objective.weigh(batch, span[1] - span[0])
                 draws.eps = 0.0  # the precision of stored data says nothing about the model
@@ -311,6 +342,13 @@ class _Probe:
     taken: ReadSamples
     num: int
     seed: int
+    whole: Any = None
+    """The batch of all samples, out of which parts are cut; None if parts are collated."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether parts are cut out of the whole batch."""
+        return self.whole is not None
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:

@@ -70,6 +70,11 @@ class OwnGenerators:
         """Return whether there is one."""
         return bool(self._found)
 
+    def drawn_from(self) -> list[str]:
+        """Return the names of those that were drawn from since they were seeded."""
+        found = {name: _original_of(each) for name, each in self._found.items()}
+        return [n for n, each in found.items() if each is not None and not _is_as_seeded(each)]
+
     def seed(self, seed: int) -> None:
         """Seed the generators, each by its name as well."""
         for name, each in self._found.items():
