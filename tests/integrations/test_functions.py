@@ -1419,6 +1419,63 @@ class Counted:
         self.value = state["value"]
 
 
+class Wrapping(torch.optim.Optimizer):
+    """A wrapper like that of SAM: it has the groups of a base optimizer, which takes the step."""
+
+    def __init__(self, parameters, base, **options):
+        super().__init__(parameters, options)
+        self.base = base(self.param_groups, **options)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.base.step()
+
+
+class SharingWrapping(Wrapping):
+    def __init__(self, parameters, base, **options):
+        super().__init__(parameters, base, **options)
+        self.base.state = self.state
+
+
+@pytest.mark.parametrize("kind", [Wrapping, SharingWrapping])
+@pytest.mark.parametrize("names_base", [False, True])
+def test_an_optimizer_that_wraps_another_one_goes_on_as_it_was(kind, names_base, tmp_path):
+    def begun():
+        model, _ = linear(torch.optim.SGD)
+        return model, kind(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+
+    @th.trainable
+    def train(trial):
+        lr = trial.suggest_schedule("lr", 0.1, th.Step(0.1, [2]))
+        model, optimizer = begun()
+        more = {"base": optimizer.base} if names_base else {}
+        for _epoch in trial.epochs({"model": model, "o": optimizer, **more}):
+            optimizer.param_groups[0]["lr"] = lr.value
+            yield {"loss": accumulated(optimizer, model, every=1, to_none=True)}
+
+    study = study_of(train, tmp_path).run(progress=False, executor=ONE)
+    for trial in study.trials:
+        model, optimizer = begun()
+        curve = []
+        for epoch in range(4):
+            optimizer.param_groups[0]["lr"] = Timeline(trial.config, epochs=4).at(epoch)["lr"]
+            curve.append(accumulated(optimizer, model, every=1, to_none=True))
+        assert trial.curve == pytest.approx(curve, rel=1e-6)
+
+
+def test_what_is_added_to_a_wrapped_optimizer_is_named():
+    def function(trial, state):
+        model = torch.nn.Linear(1, 1)
+        optimizer = Wrapping(model.parameters(), torch.optim.SGD, lr=0.1)
+        for epoch in trial.epochs({"o": optimizer, "model": model}):
+            optimizer.base.count = epoch
+            yield {"loss": epoch}
+
+    with pytest.raises(TaskError, match=r"attribute or a hook of 'o\.base'"):
+        lost_by(function)
+
+
 class Heads(torch.nn.Module):
     def __init__(self):
         super().__init__()

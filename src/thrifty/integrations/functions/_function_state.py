@@ -197,6 +197,11 @@ class Kept:
                 f"trial.epochs() got {_listed(self._given)}, and the kept state has "
                 f"{_listed(state)}; give the same each time"
             )
+        with _shared_as_before(self._objects.values()):
+            self._load_values(state)
+        self._load_gradients(self._tensors(), gradients or {})
+
+    def _load_values(self, state: Mapping[str, Any]) -> None:
         for name, value in self._given.items():
             try:
                 found = _as_it_was(state[name])
@@ -214,7 +219,6 @@ class Kept:
             if not isinstance(self._given, MutableMapping):
                 raise TaskError(f"trial.epochs(): {name!r} is in a mapping that cannot change")
             self._given[name] = found
-        self._load_gradients(self._tensors(), gradients or {})
 
     def _load_gradients(
         self, named: Iterable[tuple[str, torch.Tensor]], state: Mapping[str, Any], *, of: str = ""
@@ -403,7 +407,52 @@ def _state_of(value: Any) -> Any:
         return [version, list(numbers), gauss]
     if _is_estimator(value):
         return _codec(value).write([value])
+    if inner_optimizers(value):
+        return _of_wrapper(value)
     return value.state_dict() if _is_object(value) else _copied(value)
+
+
+def inner_optimizers(value: Any) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers that an optimizer wraps, by attribute, as those of SAM do."""
+    if not isinstance(value, torch.optim.Optimizer):
+        return {}
+    return {n: v for n, v in vars(value).items() if isinstance(v, torch.optim.Optimizer)}
+
+
+def _of_wrapper(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the state of an optimizer, and of those that it wraps unless they share it."""
+    inner = {
+        name: None if each.state is optimizer.state else each.state_dict()
+        for name, each in inner_optimizers(optimizer).items()
+    }
+    return {_OUTER: optimizer.state_dict(), _INNER: inner}
+
+
+def _load_wrapper(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load what ``_of_wrapper`` has returned."""
+    optimizer.load_state_dict(state[_OUTER])
+    for name, each in inner_optimizers(optimizer).items():
+        held = state[_INNER].get(name)
+        if held is not None:
+            each.load_state_dict(held)
+
+
+@contextmanager
+def _shared_as_before(values: Iterable[Any]) -> Iterator[None]:
+    """Let optimizers share with those that they wrap what they share now; loading gives copies."""
+    shared = [
+        (outer, inner, key)
+        for outer in values
+        for inner in inner_optimizers(outer).values()
+        for key in ("state", "param_groups")
+        if getattr(inner, key) is getattr(outer, key)
+    ]
+    yield
+    for outer, inner, key in shared:
+        setattr(inner, key, getattr(outer, key))
+
+
+_OUTER, _INNER = "an optimizer", "wrapped optimizers"
 
 
 def _copied(value: Any) -> Any:
@@ -494,6 +543,8 @@ def _load_into(value: Any, state: Any) -> bool:
         (found,) = _codec(value).read(state)
         vars(value).clear()
         vars(value).update(vars(found))
+    elif isinstance(value, torch.optim.Optimizer) and _INNER in state:
+        _load_wrapper(value, state)
     elif _is_object(value):
         value.load_state_dict(state)
     else:

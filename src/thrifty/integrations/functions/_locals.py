@@ -44,6 +44,7 @@ from thrifty.pack.verify import (
     tensor_content,
 )
 
+from ._function_state import inner_optimizers
 from ._loop_trial import LoopTrial, Scheduled
 
 
@@ -72,6 +73,11 @@ class Locals:
         self._read = {name: frame.f_globals[name] for name in _globals_of(frame.f_code, frame)}
         self._read_marks = {name: self._mark(value) for name, value in self._read.items()}
         self._named = {name: each for name, each in kept.items() if name is not None}
+        self._named |= {
+            f"{name}.{attribute}": inner
+            for name, each in self._named.items()
+            for attribute, inner in inner_optimizers(each).items()
+        }
         self._added = {name: self._mark_added(each) for name, each in self._named.items()}
         self._unread: set[str] = set()
 
@@ -145,6 +151,7 @@ def _restored(kept: Iterable[Any]) -> Iterator[Any]:
         if isinstance(each, torch.nn.Module):
             yield from each.modules()
             yield from each.state_dict(keep_vars=True).values()
+        yield from inner_optimizers(each).values()
 
 
 def _is_iterator(value: Any) -> bool:
