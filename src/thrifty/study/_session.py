@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -32,17 +33,8 @@ from thrifty.core import (
     plain_text,
 )
 from thrifty.pack import SelfDescribing
-from thrifty.run import ExecutorConfig
-from thrifty.store import (
-    Driver,
-    Heartbeat,
-    Lease,
-    PlanInfo,
-    Store,
-    StudyInfo,
-    StudyMoved,
-    failure_groups,
-)
+from thrifty.run import Executor, ExecutorConfig
+from thrifty.store import Heartbeat, Lease, PlanInfo, Store, StudyInfo, StudyMoved, failure_groups
 from thrifty.store._address import shell_command
 from thrifty.store._reports import error_key, trials_text
 
@@ -64,114 +56,219 @@ from ._trial_events import (
 logger = plain_logger(__name__)
 
 
-def train(  # noqa: PLR0913 (one argument for each part of a run)
-    repository: StudyRepository,
-    ledger: Ledger,
-    *,
-    store: Store,
-    lease: Lease,
-    executor: ExecutorConfig,
-    stop: StopWhen | None,
-    progress: bool,
-    observers: Sequence[Observer],
-    began: float,
-) -> bool:
-    """Train until the algorithm is done or a stop is requested; record which of the two it was.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What a call of ``Study.run`` asks for.
 
-    ``began`` is when the run began, by the monotonic clock. Return whether the algorithm is done.
+    Attributes:
+        executor: Where to train.
+        stop: The conditions that stop the run early; None if there are none.
+        progress: Whether to show the progress on the terminal.
+        observers: Observers of all events.
+        began: When the run began, by the monotonic clock.
     """
-    recipe, clock = repository.recipe, repository.clock
-    failed_before = frozenset(ledger.errors)
-    plan = store.plans.get(ledger.plan_id)
-    executor = with_threads_of(ledger.plan_id, executor, store=store, name=repository.name)
-    ledger.threads = executor.threads
-    driver = store.drive(lease, revision=ledger.revision)
-    driver.record([StudyMoved(study=ledger.study_id, state="running")])
-    watching = [*observers]
-    with contextlib.ExitStack() as stack:
+
+    executor: ExecutorConfig
+    stop: StopWhen | None
+    progress: bool
+    observers: Sequence[Observer]
+    began: float
+
+
+class Session:
+    """One run of a study: its workers, its loop, and what people see and ask of it meanwhile.
+
+    Args:
+        repository: The study's records.
+        ledger: What the study knows.
+        store: The open database.
+        lease: The lease on the study.
+        options: What the run is asked for.
+    """
+
+    def __init__(
+        self,
+        repository: StudyRepository,
+        ledger: Ledger,
+        *,
+        store: Store,
+        lease: Lease,
+        options: RunOptions,
+    ) -> None:
+        self._repository = repository
+        self._ledger = ledger
+        self._store = store
+        self._lease = lease
+        self._options = options
+        self._failed_before = frozenset(ledger.errors)
+        self._plan = store.plans.get(ledger.plan_id)
+        self._executor = with_threads_of(
+            ledger.plan_id, options.executor, store=store, name=repository.name
+        )
+        ledger.threads = self._executor.threads
+        self._driver = store.drive(lease, revision=ledger.revision)
+        self._steering = Steering()
+
+    def train(self) -> bool:
+        """Train until the algorithm is done or a stop is requested; record which it was.
+
+        Returns:
+            Whether the algorithm is done.
+        """
+        ledger, repository = self._ledger, self._repository
+        self._driver.record([StudyMoved(study=ledger.study_id, state="running")])
+        with contextlib.ExitStack() as stack:
+            observers = self._enter_surroundings(stack)
+            signals = stack.enter_context(StopOnSignal())
+            self._begin_steering()
+            reason = self._stop_reason()
+            loop = self._open_loop(stack, observers=observers, signals=signals, reason=reason)
+            ending = stack.enter_context(_Ending(observers, ledger))
+            _begin(repository, ledger, observers, info=self._lease.study, plan=self._plan)
+            done = self._run(loop)
+            ending.state = "done" if done else "stopped"
+            ending.signal = None if done else signals.number
+        self._steering.end(ledger, self._driver, state=ending.state)
+        say_where_from(
+            repository,
+            ledger,
+            store=self._store,
+            progress=self._options.progress,
+            is_stopped=not done,
+        )
+        _say_how_it_ended(
+            repository, ledger, done=done, why=reason(), failed_before=self._failed_before
+        )
+        return done
+
+    def _enter_surroundings(self, stack: contextlib.ExitStack) -> list[Observer]:
+        """Enter what is around all training: the heartbeat and the progress bar.
+
+        Returns:
+            All observers.
+        """
+        repository, observers = self._repository, [*self._options.observers]
         stack.enter_context(gc_frozen())
         if not is_in_memory(repository):
             # The loop of a study that trains in this process looks up only between epochs.
-            stack.enter_context(Heartbeat(lease))
-        if progress:
-            bar = Progress(repository.name, ledger, clock=clock)
-            watching.append(stack.enter_context(bar))
-        asked = stack.enter_context(StopOnSignal())
-        steering = _steering_of(repository, ledger, driver)
-        reason = steering.or_asked(
-            _never if stop is None else stop.watch(ledger, clock, began=began)
+            stack.enter_context(Heartbeat(self._lease))
+        if self._options.progress:
+            bar = Progress(repository.name, self._ledger, clock=repository.clock)
+            observers.append(stack.enter_context(bar))
+        return observers
+
+    def _begin_steering(self) -> None:
+        """Apply what was requested before the run; if that lets it wait, log how it can go on."""
+        steering, repository = self._steering, self._repository
+        steering.begin(self._ledger, self._driver)
+        if steering.is_paused:
+            command = shell_command("resume", name=repository.name, url=repository.storage.url)
+            logger.warning(
+                "study %r waits: %s paused it before this run. To let it go on: %s",
+                repository.name,
+                steering.paused_by,
+                command,
+            )
+
+    def _stop_reason(self) -> Callable[[], str]:
+        """Return a function that gives the reason to stop, or an empty string."""
+        stop, clock = self._options.stop, self._repository.clock
+        return self._steering.or_asked(
+            _never if stop is None else stop.watch(self._ledger, clock, began=self._options.began)
         )
-        leftovers = store.remove_leftovers(lease, folder=plan.identity)
+
+    def _open_loop(
+        self,
+        stack: contextlib.ExitStack,
+        *,
+        observers: Sequence[Observer],
+        signals: StopOnSignal,
+        reason: Callable[[], str],
+    ) -> RunLoop:
+        """Open the workers, which the stack closes, and return the loop that keeps them busy.
+
+        Args:
+            stack: The contexts of the run.
+            observers: All observers.
+            signals: The signals that have been received.
+            reason: A function that gives the reason to stop, or an empty string.
+        """
+        recipe, clock, ledger = self._repository.recipe, self._repository.clock, self._ledger
+        store, lease, stop = self._store, self._lease, self._options.stop
+        leftovers = store.remove_leftovers(lease, folder=self._plan.identity)
         curves = store.curves.all()
-        ledger.refused = store.plans.refusals(ledger.plan_id)
-        workers = executor.open(
-            recipe.task,
-            checkpoints=store.checkpoints.root,
-            folder=plan.identity,
-            curves=curves,
-            refused=ledger.refused,
-            max_base_bytes=repository.storage.max_base_bytes,
-        )
+        workers = self._open_workers(curves)
         stack.callback(workers.close)
-        loop = RunLoop(
+        return RunLoop(
             ledger=ledger,
             algorithm=recipe.algorithm,
             space=recipe.space,
             executor=workers,
             store=store,
             lease=lease,
-            driver=driver,
+            driver=self._driver,
             clock=clock,
             seed=recipe.seed,
             plan_id=ledger.plan_id,
-            budget=DiskBudget(
-                repository.storage.disk_budget_bytes,
-                folder=plan.identity,
-                other_bytes=leftovers.left_bytes,
-            ),
-            observers=watching,
-            packing=Packing(
-                num_workers=executor.num_workers,
-                fixed_size=executor.pack_size,
-                memory_margin=executor.memory_margin,
-                known=curves.keys(),
-            ),
+            budget=self._disk_budget(other_bytes=leftovers.left_bytes),
+            observers=observers,
+            packing=self._packing(known=curves.keys()),
             passed=PassedStates(store, clock=clock, shared=lease.shared),
-            steering=steering,
-            stop_requested=lambda: asked.requested() or workers.was_stopped or bool(reason()),
+            steering=self._steering,
+            stop_requested=lambda: signals.requested() or workers.was_stopped or bool(reason()),
             epochs_left=lambda: math.inf if stop is None else stop.epochs_left(ledger),
         )
-        ending = stack.enter_context(_Ending(watching, ledger))
-        _begin(repository, ledger, watching, info=lease.study, plan=plan)
+
+    def _open_workers(self, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Executor:
+        """Open the workers.
+
+        Args:
+            curves: The known pack curves.
+        """
+        store, ledger = self._store, self._ledger
+        ledger.refused = store.plans.refusals(ledger.plan_id)
+        return self._executor.open(
+            self._repository.recipe.task,
+            checkpoints=store.checkpoints.root,
+            folder=self._plan.identity,
+            curves=curves,
+            refused=ledger.refused,
+            max_base_bytes=self._repository.storage.max_base_bytes,
+        )
+
+    def _disk_budget(self, *, other_bytes: int) -> DiskBudget:
+        """Return the budget of the plan's folder, in which other files take some bytes."""
+        limit = self._repository.storage.disk_budget_bytes
+        return DiskBudget(limit, folder=self._plan.identity, other_bytes=other_bytes)
+
+    def _packing(self, *, known: Collection[str]) -> Packing:
+        """Return how trials are packed.
+
+        Args:
+            known: Keys of the known pack curves.
+        """
+        return Packing(
+            num_workers=self._executor.num_workers,
+            fixed_size=self._executor.pack_size,
+            memory_margin=self._executor.memory_margin,
+            known=known,
+        )
+
+    def _run(self, loop: RunLoop) -> bool:
+        """Run the loop, and hold the disk budget once the algorithm is done.
+
+        Raises:
+            StateError: The task cannot be trained as it is.
+        """
         try:
             done = loop.run()
         except StateError:
             # Nothing runs the study any more, and running it again would raise the same error.
-            steering.end(ledger, driver, state="stopped")
+            self._steering.end(self._ledger, self._driver, state="stopped")
             raise
         if done:
             loop.hold_budget_at_the_end()
-        ending.state = "done" if done else "stopped"
-        ending.signal = None if done else asked.number
-    steering.end(ledger, driver, state=ending.state)
-    say_where_from(repository, ledger, store=store, progress=progress, is_stopped=not done)
-    _say_how_it_ended(repository, ledger, done=done, why=reason(), failed_before=failed_before)
-    return done
-
-
-def _steering_of(repository: StudyRepository, ledger: Ledger, driver: Driver) -> Steering:
-    """Apply what was requested before a run; if that lets it wait, log how it can go on."""
-    steering = Steering()
-    steering.begin(ledger, driver)
-    if steering.is_paused:
-        command = shell_command("resume", name=repository.name, url=repository.storage.url)
-        logger.warning(
-            "study %r waits: %s paused it before this run. To let it go on: %s",
-            repository.name,
-            steering.paused_by,
-            command,
-        )
-    return steering
+        return done
 
 
 def _say_how_it_ended(

@@ -25,7 +25,16 @@ from thrifty.run._ask_tell import AskTell, check_trains
 from thrifty.run._simulated import EpochSeconds
 from thrifty.search import Algorithm, Enqueued
 from thrifty.space import Amount, Space, TimeUnit
-from thrifty.store import FrameBackend, Store, StudyInfo, TrialLine, frame, nondominated, redact_url
+from thrifty.store import (
+    FrameBackend,
+    Lease,
+    Store,
+    StudyInfo,
+    TrialLine,
+    frame,
+    nondominated,
+    redact_url,
+)
 
 from ._asking import AskingMixin
 from ._extension import ExtensionMixin, extension_of, requests_for_longer
@@ -58,13 +67,14 @@ from ._reader import Reader, Trials, is_in_memory, overview
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, certainty_of, rows, savings, trial_result
 from ._session import (
+    RunOptions,
+    Session,
     defining_file,
     file_of,
     say,
     say_if_all_failed,
     say_what_was_not_checked,
     say_where_from,
-    train,
 )
 from ._steering_mixin import SteeringMixin
 from .simulation._simulate import simulate
@@ -538,10 +548,13 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
                         store,
                         info,
                         lease=lease,
-                        executor=executor or Local(),
-                        stop=stop,
-                        progress=progress,
-                        observers=observers,
+                        options=RunOptions(
+                            executor=executor or Local(),
+                            stop=stop,
+                            progress=progress,
+                            observers=observers,
+                            began=self._clock.monotonic(),
+                        ),
                         dry_run_error=dry_run_error,
                     )
         return self
@@ -563,9 +576,9 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
         store: Store,
         info: StudyInfo,
         *,
-        executor: ExecutorConfig,
+        lease: Lease,
+        options: RunOptions,
         dry_run_error: str,
-        **options: Any,
     ) -> None:
         """Train what is left, and continue while a longer ``max_epochs`` is requested.
 
@@ -573,11 +586,11 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
             repository: The study's records.
             store: The open database.
             info: The stored study.
-            executor: Where to train.
+            lease: The lease on the study.
+            options: What the run is asked for.
             dry_run_error: Why the task's dry run has failed; "" if it has not.
-            options: Further options of ``train``.
         """
-        before, began = info.spec["max_epochs"], self._clock.monotonic()
+        before = info.spec["max_epochs"]
         info = repository.extend(store, info)
         repository, info = self._lengthened(repository, store, info)
         is_done = False
@@ -587,13 +600,12 @@ class Study(PlotMixin, SteeringMixin, ExtensionMixin, AskingMixin):
                     found = extension_of(ledger, before=before, after=after)
                     text = str(found).replace("\n", "; ")
                     logger.info("study %r: %s", self.name, text)
-                is_trained = train(
-                    repository, ledger, store=store, executor=executor, began=began, **options
-                )
+                session = Session(repository, ledger, store=store, lease=lease, options=options)
+                is_trained = session.train()
                 say_what_was_not_checked(repository, ledger, error=dry_run_error)
             before = info.spec["max_epochs"]
             # A loop that asks has been told already that the study is done.
-            if is_trained and not isinstance(executor, AskTell):
+            if is_trained and not isinstance(options.executor, AskTell):
                 repository, info = self._lengthened(repository, store, info)
             is_done = info.spec["max_epochs"] == before
 
