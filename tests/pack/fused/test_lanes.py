@@ -18,7 +18,7 @@ from tests.pack._toys import TOYS, Dropping, Toy
 from tests.pack.test_frozen import Headed
 from thrifty.core import DivergedError
 from thrifty.pack import BlockOptions, FusedBackend, UnverifiedError
-from thrifty.pack.fused import _lanes, _programs
+from thrifty.pack.fused import _binding, _lanes
 from thrifty.pack.fused._activations import ActivationStore
 from thrifty.pack.fused._lanes import UNDIVIDED, Division, Lanes, division
 from thrifty.pack.fused._record import record
@@ -53,7 +53,7 @@ def made(monkeypatch):
             made.append([len(each) for each in tapes])
             super().__init__(tapes, **options)
 
-    monkeypatch.setattr(_programs, "Lanes", Noting)
+    monkeypatch.setattr(_binding, "Lanes", Noting)
     return made
 
 
@@ -361,7 +361,7 @@ def test_lanes_over_a_kept_trunk(num, made, monkeypatch):
 @pytest.mark.parametrize("spoilt", [0, 1])
 @pytest.mark.usefixtures("two_cores")
 def test_one_trial_of_each_lane_is_compared_with_itself_alone(spoilt, made, monkeypatch):
-    bind = _programs.bind
+    bind = _binding.bind
 
     def binds(program, inputs, *, destinations, lane=0, **options):
         tape = bind(program, inputs, destinations=destinations, lane=lane, **options)
@@ -374,7 +374,7 @@ def test_one_trial_of_each_lane_is_compared_with_itself_alone(spoilt, made, monk
 
         return Tape(run, tape.outputs)
 
-    monkeypatch.setattr(_programs, "bind", binds)
+    monkeypatch.setattr(_binding, "bind", binds)
     monkeypatch.setattr(_lanes, "CACHED_BYTES", 2**20)  # two lanes of two trials
     trials = [Trial(config={"lr": 0.05}, seed=k, epochs=1) for k in range(4)]
     found = together(fused(in_double(Toy)), trials)

@@ -11,7 +11,7 @@ import torch
 
 from thrifty.pack._state import cuda_generator, seed_step, torch_streams
 from thrifty.pack.backends._fused import _sent
-from thrifty.pack.fused._programs import Programs
+from thrifty.pack.fused._binding import RowBinder
 from thrifty.pack.fused._randomness import DropoutMask, _go_to, _place, fill
 from thrifty.pack.fused._tape import Tape, captured
 from thrifty.pack.fused.optimizers import Rows
@@ -219,14 +219,14 @@ def test_a_captured_program_leaves_running_statistics_as_they_were(graphs, monke
     mean = torch.zeros(3)
     if not can:
         monkeypatch.setattr(
-            "thrifty.pack.fused._programs.captured", lambda tape, device, shared: None
+            "thrifty.pack.fused._binding.captured", lambda tape, device, shared: None
         )
-    programs = SimpleNamespace(_device=CPU, num_uncaptured=0)
+    binder = SimpleNamespace(_device=CPU, num_uncaptured=0)
     tape = Tape(lambda: mean.add_(1), ())
-    found = Programs._captured(programs, tape, [mean])
+    found = RowBinder._captured(binder, tape, [mean])
     assert mean.tolist() == [0, 0, 0]
     assert (found is tape) is not can
-    assert programs.num_uncaptured == (not can)
+    assert binder.num_uncaptured == (not can)
 
 
 class OnGpu(torch.Tensor):

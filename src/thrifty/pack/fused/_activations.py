@@ -73,7 +73,7 @@ class Activations:
         self.failure = ""
         self.is_proven = False
         self.is_dropped = False
-        self.users: WeakSet[User] = WeakSet()
+        self.users: WeakSet[ActivationUser] = WeakSet()
 
     @property
     def num_bytes(self) -> int:
@@ -152,7 +152,7 @@ def _agree(kept: torch.Tensor, fresh: torch.Tensor) -> bool:
     return torch.allclose(kept, fresh, rtol=0.0, atol=tolerance * scale, equal_nan=True)
 
 
-class User:
+class ActivationUser:
     """An object that uses kept activations.
 
     Attributes:
@@ -222,7 +222,14 @@ class ActivationStore:
         return sum(each.num_bytes for each in self._kept.values())
 
     def open(
-        self, key: Key, cut: Cut, *, variant: Variant, num: int, device: torch.device, user: User
+        self,
+        key: Key,
+        cut: Cut,
+        *,
+        variant: Variant,
+        num: int,
+        device: torch.device,
+        user: ActivationUser,
     ) -> Activations | None:
         """Return the activations of a key, new ones if there are none.
 

@@ -17,10 +17,11 @@ from thrifty.pack.trial._trial import TRAIN_LOSS
 from thrifty.pack.verify import CheckBudget, Difference, OwnState, SoloTimes
 
 from ._activations import ActivationStore
+from ._binding import Bound
 from ._checking import StepCheck
 from ._evaluation import Evaluation, whole_step
 from ._member import ArrayFeed, FusedTrial
-from ._programs import Bound, Programs
+from ._programs import Programs
 from ._randomness import draw_masks
 from ._row_state import RowState
 from ._shared_operations import SharedOperations

@@ -330,24 +330,11 @@ class StepCheck:
             The worst difference; None if there is none beyond rounding.
         """
         trial = self.trial
-        packed = StepTaken(
-            loss=loss.detach().clone(),
-            gradients=self._gradients,
-            tensors=own_tensors(trial.model),
-            moments=moment_tensors(self._rows.moments(trial, self._row)),
+        packed = self._step_packed(loss)
+        alone = self._alone = self._step_alone(structure, operations)
+        left = step_differences(
+            packed, alone, before=self.before.tensors, num_terms=self._num_numbers
         )
-        trial.apply_options()
-        alone = self._alone = step_alone(
-            trial.model,
-            trial.optimizer,
-            self.before.copied(),
-            compute_loss=partial(self._loss_alone, structure, operations),
-            gradients=self._gradients,
-            clip=trial.options()[1].apply,
-        )
-        self.solo_s = None if alone.is_first or operations is not None else alone.seconds
-        num_terms = self._num_numbers
-        left = step_differences(packed, alone, before=self.before.tensors, num_terms=num_terms)
         is_tf32 = rounds_to_tf32(alone.tensors.values())
         if is_tf32 and trial.is_step_verified:
             left = [each for each in left if not structure.rounding.covers(each)]
@@ -369,19 +356,56 @@ class StepCheck:
             if trial.is_step_verified or not is_tf32 or in_double():
                 return None
             return Difference(what="the step in double precision", found=math.inf, allowed=0.0)
-        agrees = in_double() and is_rounding(
+        if not (in_double() and self._is_rounding(packed, alone, structure)):
+            return found
+        if is_tf32:
+            structure.rounding.note(left)
+        return None
+
+    def _step_packed(self, loss: torch.Tensor) -> StepTaken:
+        """Return what the trial's row of the packed step has left.
+
+        Args:
+            loss: The loss of the row.
+        """
+        return StepTaken(
+            loss=loss.detach().clone(),
+            gradients=self._gradients,
+            tensors=own_tensors(self.trial.model),
+            moments=moment_tensors(self._rows.moments(self.trial, self._row)),
+        )
+
+    def _step_alone(self, structure: Structure, operations: SharedOperations | None) -> StepTaken:
+        """Take the step alone, from the state before it.
+
+        Args:
+            structure: The structure that was packed.
+            operations: Results of the pack that the step may take over.
+        """
+        trial = self.trial
+        trial.apply_options()
+        alone = step_alone(
+            trial.model,
+            trial.optimizer,
+            self.before.copied(),
+            compute_loss=partial(self._loss_alone, structure, operations),
+            gradients=self._gradients,
+            clip=trial.options()[1].apply,
+        )
+        self.solo_s = None if alone.is_first or operations is not None else alone.seconds
+        return alone
+
+    def _is_rounding(self, packed: StepTaken, alone: StepTaken, structure: Structure) -> bool:
+        """Return whether rounding explains all differences of the two steps."""
+        model, before = self.trial.model, self.before.tensors
+        return is_rounding(
             packed,
             alone,
-            tensors=self.before.tensors,
-            step=partial(
-                gradients_alone, trial.model, compute_loss=partial(self._loss_alone, structure)
-            ),
-            in_double=partial(_in_double_alone, trial, self.before.tensors, structure=structure),
-            num_terms=num_terms,
+            tensors=before,
+            step=partial(gradients_alone, model, compute_loss=partial(self._loss_alone, structure)),
+            in_double=partial(_in_double_alone, self.trial, before, structure=structure),
+            num_terms=self._num_numbers,
         )
-        if agrees and is_tf32:
-            structure.rounding.note(left)
-        return None if agrees else found
 
 
 def _in_double_alone(

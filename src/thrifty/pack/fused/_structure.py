@@ -261,16 +261,7 @@ class Structure:
             UnfusableError: The model does something that cannot be done for all trials at once, or
                 writes into a tensor that is one for all trials; metrics that change any.
         """
-        generators = [
-            torch.Generator(device=state[0].device).manual_seed(seed + k)
-            for k in range(variant.size)
-        ]
-        group = Group(
-            variant.size,
-            randomness=Randomness(generators),
-            rows=rows,
-            channels_last=self.channels_last,
-        )
+        group = self._new_group(variant.size, rows=rows, device=state[0].device, seed=seed)
         num_trained = len(self.layout.segments)
         trained = [t.detach().requires_grad_(variant.training) for t in state[:num_trained]]
         state = [*trained, *[t.detach() for t in state[num_trained:]]]
@@ -304,14 +295,32 @@ class Structure:
             draws = group.randomness.draws
             program = record(compute, inputs, draws=lambda: [draw.noise for draw in draws])[0]
         written = self._written(program, num_before=len(inputs) - len(self.state_names))
-        if written and not variant.training:
+        self._check_written(written, training=variant.training)
+        if variant.padded and variant.training:
+            self._check_padded(program, place=len(batch))
+        return Recorded(program=program, draws=tuple(draws), names=tuple(names))
+
+    def _new_group(
+        self, size: int, *, rows: torch.Tensor | None, device: torch.device, seed: int
+    ) -> Group:
+        """Return a group of trials, each with random numbers of its own, for a recording."""
+        generators = [torch.Generator(device=device).manual_seed(seed + k) for k in range(size)]
+        return Group(
+            size, randomness=Randomness(generators), rows=rows, channels_last=self.channels_last
+        )
+
+    def _check_written(self, written: set[str], *, training: bool) -> None:
+        """Refuse metrics that change the state, and steps that change what is one for all trials.
+
+        Args:
+            written: Names of the tensors of the state that the program writes into.
+            training: Whether it trains; else it computes metrics.
+        """
+        if written and not training:
             # a check evaluates a trial once more, which must not count
             raise UnfusableError(f"computing its metrics changes {min(written)}")
         if self.held & written:
             raise UnfusableError(f"it writes into {min(self.held & written)}, which is frozen")
-        if variant.padded and variant.training:
-            self._check_padded(program, place=len(batch))
-        return Recorded(program=program, draws=tuple(draws), names=tuple(names))
 
     def _check_padded(self, program: Program, *, place: int) -> None:
         """Refuse a step that weighs other tensors by rows than the dry run's did.
