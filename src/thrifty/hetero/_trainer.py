@@ -126,13 +126,7 @@ class HeteroTrainer:
         self._options = options or HeteroOptions()
         self.clip_norm = self._options.clip_norm
         samples = PublicAndPrivate(dataset, private, collate)
-        if not samples.num_public + samples.num_private:
-            raise HeteroError("there are no samples to train on")
-        if drop_last and private is None and samples.num_public < global_batch:
-            raise HeteroError(
-                f"with drop_last=True, {samples.num_public} samples are not one step of "
-                f"{global_batch}; lower the batch size, or leave drop_last out"
-            )
+        _check_fill_a_step(samples, global_batch, drop_last=drop_last and private is None)
         self._members = members or FixedMembership(device=device_of(model))
         self._learner = Learner(
             model,
@@ -503,3 +497,20 @@ def balance(
         yield from trainer.run(epochs=epochs)
     finally:
         trainer.close()
+
+
+def _check_fill_a_step(samples: PublicAndPrivate, global_batch: int, *, drop_last: bool) -> None:
+    """Raise an error if there are no samples to train on.
+
+    Args:
+        samples: The samples.
+        global_batch: Samples of one step.
+        drop_last: Whether steps of fewer samples are left out.
+    """
+    if not samples.num_public + samples.num_private:
+        raise HeteroError("there are no samples to train on")
+    if drop_last and samples.num_public < global_batch:
+        raise HeteroError(
+            f"with drop_last=True, {samples.num_public} samples are not one step of "
+            f"{global_batch}; lower the batch size, or leave drop_last out"
+        )

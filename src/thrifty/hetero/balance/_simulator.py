@@ -161,61 +161,124 @@ def simulate_job(  # noqa: PLR0913 -- all but `workers` are keyword-only
     ((30, 10), 133)
     """
     _check(workers, loads)
-    make = policy or (lambda curves, batch: Balancer(curves, batch=batch))
-    stretches = {worker.name: _stretch(worker.name, loads) for worker in workers}
-    coming = [(worker.joins_s, at) for at, worker in enumerate(workers)]
-    heapq.heapify(coming)
-    present: list[SimulatedWorker] = []
-    rule: Policy | None = None
-    now, joules, lost = 0.0, 0.0, 0
-    steps: list[SimulatedStep] = []
-    while len(steps) < num_steps:
-        if not present and coming:
-            now = max(now, coming[0][0])
-        while coming and coming[0][0] <= now:
-            present.append(workers[heapq.heappop(coming)[1]])
-            if rule is not None and state_bytes:
-                now += link.latency_s + state_bytes / link.bytes_per_s
-            rule = None
-        if not present:
-            raise TooFewWorkersError(f"after {len(steps)} steps all simulated workers are dead")
-        if rule is None:
-            rule = make([worker.curve for worker in present], batch)
-        sizes = rule.split
-        busy = [
-            _pass(
-                stretches[worker.name],
-                now,
-                worker.curve.seconds(size) * _at(worker.slowness, len(steps)),
-            )
-            for worker, size in zip(present, sizes, strict=True)
-        ]
-        end = now + max(busy) + link.all_reduce_s(num_bytes=gradient_bytes, nodes=len(present))
+    job = _RunningJob(
+        workers,
+        batch=batch,
+        link=link,
+        gradient_bytes=gradient_bytes,
+        state_bytes=state_bytes,
+        loads=loads,
+        detect_s=detect_s,
+        make_policy=policy or (lambda curves, batch: Balancer(curves, batch=batch)),
+    )
+    while len(job.steps) < num_steps:
+        job.admit()
+        job.step()
+    return JobSimulation(
+        seconds=job.now,
+        samples=sum(sum(step.sizes) for step in job.steps),
+        joules=job.joules,
+        steps=tuple(job.steps),
+        lost_steps=job.num_lost,
+    )
+
+
+class _RunningJob:
+    """A simulated job while it runs; the options are those of ``simulate_job``.
+
+    Attributes:
+        now: Seconds since the start.
+        joules: Energy so far.
+        steps: Completed steps.
+        num_lost: Steps in which a worker died.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[SimulatedWorker],
+        *,
+        batch: int,
+        link: Link,
+        gradient_bytes: float,
+        state_bytes: float,
+        loads: Sequence[Load],
+        detect_s: float,
+        make_policy: MakePolicy,
+    ) -> None:
+        self.now, self.joules, self.num_lost = 0.0, 0.0, 0
+        self.steps: list[SimulatedStep] = []
+        self._workers = workers
+        self._batch = batch
+        self._link = link
+        self._gradient_bytes, self._state_bytes = gradient_bytes, state_bytes
+        self._stretches = {worker.name: _stretch(worker.name, loads) for worker in workers}
+        self._detect_s = detect_s
+        self._make_policy = make_policy
+        self._coming = [(worker.joins_s, at) for at, worker in enumerate(workers)]
+        heapq.heapify(self._coming)
+        self._present: list[SimulatedWorker] = []
+        self._policy: Policy | None = None
+
+    def admit(self) -> None:
+        """Let workers join whose time has come; if none is present, wait for the next one.
+
+        Raises:
+            TooFewWorkersError: All workers have died.
+        """
+        if not self._present and self._coming:
+            self.now = max(self.now, self._coming[0][0])
+        while self._coming and self._coming[0][0] <= self.now:
+            self._present.append(self._workers[heapq.heappop(self._coming)[1]])
+            if self._policy is not None and self._state_bytes:
+                self.now += self._link.latency_s + self._state_bytes / self._link.bytes_per_s
+            self._policy = None
+        if not self._present:
+            num = len(self.steps)
+            raise TooFewWorkersError(f"after {num} steps all simulated workers are dead")
+
+    def step(self) -> None:
+        """Train a step on the present workers; it is lost if one of them dies."""
+        present = self._present
+        if self._policy is None:
+            self._policy = self._make_policy([worker.curve for worker in present], self._batch)
+        sizes = self._policy.split
+        busy = [self._busy_s(worker, size) for worker, size in zip(present, sizes, strict=True)]
+        exchange_s = self._link.all_reduce_s(num_bytes=self._gradient_bytes, nodes=len(present))
+        end = self.now + max(busy) + exchange_s
         dead = [worker for worker in present if worker.dies_s <= end]
         if dead:
-            noticed = max(end, min(worker.dies_s for worker in dead) + detect_s)
-            joules += _joules(present, busy, noticed - now)
-            present = [worker for worker in present if worker not in dead]
-            now, lost, rule = noticed, lost + 1, None
-            continue
-        joules += _joules(present, busy, end - now)
-        now = end
-        steps.append(
+            self._lose(dead, busy, end=end)
+            return
+        self.joules += _joules(present, busy, end - self.now)
+        self.now = end
+        self.steps.append(
             SimulatedStep(
-                end_s=now,
+                end_s=end,
                 names=tuple(worker.name for worker in present),
                 sizes=tuple(sizes),
                 busy_s=tuple(busy),
-                change=rule.observe(busy),
+                change=self._policy.observe(busy),
             )
         )
-    return JobSimulation(
-        seconds=now,
-        samples=sum(sum(step.sizes) for step in steps),
-        joules=joules,
-        steps=tuple(steps),
-        lost_steps=lost,
-    )
+
+    def _busy_s(self, worker: SimulatedWorker, num_samples: int) -> float:
+        """Return how long a worker's share of the next step takes, loads included."""
+        work_s = worker.curve.seconds(num_samples) * _at(worker.slowness, len(self.steps))
+        return _pass(self._stretches[worker.name], self.now, work_s)
+
+    def _lose(self, dead: Sequence[SimulatedWorker], busy: Sequence[float], *, end: float) -> None:
+        """Lose a step in which workers died, and go on without them.
+
+        Args:
+            dead: These workers.
+            busy: Seconds that each present worker was busy.
+            end: When the step would have ended.
+        """
+        noticed = max(end, min(worker.dies_s for worker in dead) + self._detect_s)
+        self.joules += _joules(self._present, busy, noticed - self.now)
+        self._present = [worker for worker in self._present if worker not in dead]
+        self.now, self._policy = noticed, None
+        self.num_lost += 1
 
 
 def _check(workers: Sequence[SimulatedWorker], loads: Sequence[Load]) -> None:

@@ -64,39 +64,12 @@ class FlatGradients:
         members = [parameter for parameter in parameters if parameter.requires_grad][::-1]
         if not members:
             raise HeteroError("no parameter of the model needs a gradient")
-        groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-        for at, member in enumerate(members):
-            groups.setdefault((member.dtype, member.device), []).append(at)
-        # Times and counts need at least the precision of float32.
-        wide = next((key for key in groups if key[0].itemsize >= 4), None)
-        told = num_control + len(members)
         self._members = members
         self._views: dict[int, Tensor] = {}
         self._buffers: list[Tensor] = []
         self._gradients: list[Tensor] = []
-        tail = torch.zeros(told if wide is None else 0, device=members[0].device)
-        early: list[_Bucket] = []
-        late: list[_Bucket] = []
-        for key, indices in groups.items():
-            size = sum(members[at].numel() for at in indices)
-            buffer = torch.zeros(size + (told if key == wide else 0), dtype=key[0], device=key[1])
-            self._buffers.append(buffer)
-            self._gradients.append(buffer[:size])
-            if key == wide:
-                tail = buffer[size:]
-            begin = 0
-            for at in indices:
-                end = begin + members[at].numel()
-                self._views[at] = buffer[begin:end].view_as(members[at])
-                begin = end
-            *full, rest = self._cut(buffer, indices, bucket_cap_mb)
-            early += full
-            # The control numbers are only known at the end, so their bucket is the last one.
-            late.insert(len(late) if key == wide else 0, rest)
-        if wide is None:
-            self._buffers.append(tail)
-            late.append(_Bucket(values=tail, members=()))
-        self.control, self._used = tail[:num_control], tail[num_control:]
+        numbers, early, late = self._lay_out(num_control + len(members), cap_mb=bucket_cap_mb)
+        self.control, self._used = numbers[:num_control], numbers[num_control:]
         self._buckets = [*sorted(early, key=lambda bucket: bucket.members[-1]), *late]
         self._bucket_of = {
             at: index for index, bucket in enumerate(self._buckets) for at in bucket.members
@@ -190,6 +163,49 @@ class FlatGradients:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for each in self._gradients:
             each.mul_(factor)
+
+    def _lay_out(
+        self, num_numbers: int, *, cap_mb: float | None
+    ) -> tuple[Tensor, list[_Bucket], list[_Bucket]]:
+        """Make a buffer for each type of gradient, with a view of it for each parameter.
+
+        Args:
+            num_numbers: Count of the numbers that travel with the gradients.
+            cap_mb: MiB of a bucket; None: each buffer is one bucket.
+
+        Returns:
+            Memory for these numbers, the full buckets, and those of the rests in order.
+        """
+        members = self._members
+        groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for at, member in enumerate(members):
+            groups.setdefault((member.dtype, member.device), []).append(at)
+        # Times and counts need at least the precision of float32.
+        wide = next((key for key in groups if key[0].itemsize >= 4), None)
+        numbers = torch.zeros(num_numbers if wide is None else 0, device=members[0].device)
+        early: list[_Bucket] = []
+        late: list[_Bucket] = []
+        for key, indices in groups.items():
+            size = sum(members[at].numel() for at in indices)
+            num = size + (num_numbers if key == wide else 0)
+            buffer = torch.zeros(num, dtype=key[0], device=key[1])
+            self._buffers.append(buffer)
+            self._gradients.append(buffer[:size])
+            if key == wide:
+                numbers = buffer[size:]
+            begin = 0
+            for at in indices:
+                end = begin + members[at].numel()
+                self._views[at] = buffer[begin:end].view_as(members[at])
+                begin = end
+            *full, rest = self._cut(buffer, indices, cap_mb)
+            early += full
+            # The control numbers are only known at the end, so their bucket is the last one.
+            late.insert(len(late) if key == wide else 0, rest)
+        if wide is None:
+            self._buffers.append(numbers)
+            late.append(_Bucket(values=numbers, members=()))
+        return numbers, early, late
 
     def _cut(self, buffer: Tensor, indices: Sequence[int], cap_mb: float | None) -> list[_Bucket]:
         """Cut a buffer into full buckets and one for the rest, which may contain no gradients."""
