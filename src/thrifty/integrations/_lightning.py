@@ -225,18 +225,7 @@ class LightningTrainable(KeptTrainable):
         if self._has_ended(hp):
             self._forget_data()
             return
-        if self._max_epochs is not None and epoch >= self._max_epochs:
-            raise TaskError(
-                f"LightningTrainable(max_epochs={self._max_epochs}) is asked for epoch "
-                f"{epoch + 1}; give it the "
-                "max_epochs of the algorithm"
-            )
-        check_max_steps(
-            "LightningTrainable(trainer={'max_steps': ...})",
-            self._options.get("max_steps"),
-            steps_per_epoch=self._num_steps,
-            epoch=epoch,
-        )
+        self._check_epoch(epoch)
         self._lost.examine(epoch, self._rehearse)
         self._hp = hp
         module = self._modules.get(hp, seed=derive_seed(self._seed, "model"))
@@ -275,6 +264,25 @@ class LightningTrainable(KeptTrainable):
             seed=self._seed,
             excused=self.not_state,
             rehearse=self._rehearse,
+        )
+
+    def _check_epoch(self, epoch: int) -> None:
+        """Check that an epoch is within ``max_epochs``, and its steps within ``max_steps``.
+
+        Raises:
+            TaskError: They are not.
+        """
+        if self._max_epochs is not None and epoch >= self._max_epochs:
+            raise TaskError(
+                f"LightningTrainable(max_epochs={self._max_epochs}) is asked for epoch "
+                f"{epoch + 1}; give it the "
+                "max_epochs of the algorithm"
+            )
+        check_max_steps(
+            "LightningTrainable(trainer={'max_steps': ...})",
+            self._options.get("max_steps"),
+            steps_per_epoch=self._num_steps,
+            epoch=epoch,
         )
 
     def _rehearse(

@@ -15,7 +15,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, bindparam, delete, insert, select, update
@@ -31,7 +31,13 @@ from thrifty.core import (
 )
 
 from . import _schema as schema
-from ._checkpoints import ARTIFACT_NAME, CheckpointFolder, is_own_folder, remove_leftovers
+from ._checkpoints import (
+    ARTIFACT_NAME,
+    CheckpointFolder,
+    FoundFile,
+    is_own_folder,
+    remove_leftovers,
+)
 from ._coordination import check_exists, held_studies, is_held, lock_plan, next_revision
 from ._engine import consistent_read, fetch, user_errors
 from ._records import StudyInfo, artifacts_of, nodes_of_replicas, records_of
@@ -288,6 +294,16 @@ class Garbage:
     num_elsewhere: int = 0
     num_busy: int = 0
 
+    def plus(self, more: Garbage) -> Garbage:
+        """Return this together with what was removed of another plan."""
+        return Garbage(
+            studies=self.studies + more.studies,
+            num_states=self.num_states + more.num_states,
+            num_bytes=self.num_bytes + more.num_bytes,
+            num_elsewhere=self.num_elsewhere + more.num_elsewhere,
+            num_busy=self.num_busy + more.num_busy,
+        )
+
 
 _State = tuple[int, int, str, int]
 """Node, epoch, path and bytes of a state."""
@@ -318,38 +334,84 @@ def collect(
     plans = fetch(engine, select(schema.plans.c.id, schema.plans.c.identity))
     for plan, folder in plans:
         files = checkpoints.files(folder)
-        here = {file.name for file in files}
-        unnamed = 0
         if dry_run:
-            but = [study.id for study in old]
-            with consistent_read(engine) as connection:
-                found = _unneeded(connection, plan, but=but)
-                busy = is_held(connection, plan, clock=clock)
-                if not busy and is_own_folder(engine, plan, files):
-                    names = _needed_artifacts(connection, plan, but=but)
-                    unnamed = sum(
-                        file.num_bytes
-                        for file in files
-                        if ARTIFACT_NAME.fullmatch(file.name) and file.name not in names
-                    )
+            of_plan = _unneeded_of(engine, plan, clock, files=files, but=[s.id for s in old])
         else:
-            found, busy = _forgotten(engine, plan, clock, here=here)
-        mine = [state for state in found if state[2].rpartition("/")[2] in here]
-        gone = replace(
-            gone,
-            num_states=gone.num_states + len(mine),
-            num_elsewhere=gone.num_elsewhere + len(found) - len(mine),
-            num_busy=gone.num_busy + busy,
-            num_bytes=gone.num_bytes
-            + (sum(state[3] for state in mine) + unnamed if dry_run else 0),
-        )
-        if not dry_run and not busy and here:
-            gone = replace(
-                gone,
-                num_bytes=gone.num_bytes
-                + _swept(engine, checkpoints, clock, plan=plan, folder=folder),
+            of_plan = _remove_unneeded(
+                engine, checkpoints, clock, plan=plan, folder=folder, files=files
             )
+        gone = gone.plus(of_plan)
     return gone
+
+
+def _unneeded_of(
+    engine: Engine, plan: int, clock: Clock, *, files: Sequence[FoundFile], but: Sequence[int]
+) -> Garbage:
+    """Return what would be removed of a plan.
+
+    Args:
+        engine: The database.
+        plan: The plan.
+        clock: Tells whether a process trains the plan.
+        files: The files in its folder.
+        but: Studies that count as removed.
+    """
+    unnamed = 0
+    with consistent_read(engine) as connection:
+        found = _unneeded(connection, plan, but=but)
+        busy = is_held(connection, plan, clock=clock)
+        if not busy and is_own_folder(engine, plan, files):
+            names = _needed_artifacts(connection, plan, but=but)
+            unnamed = sum(
+                file.num_bytes
+                for file in files
+                if ARTIFACT_NAME.fullmatch(file.name) and file.name not in names
+            )
+    mine = _states_here(found, files)
+    return Garbage(
+        num_states=len(mine),
+        num_elsewhere=len(found) - len(mine),
+        num_busy=int(busy),
+        num_bytes=sum(state[3] for state in mine) + unnamed,
+    )
+
+
+def _remove_unneeded(
+    engine: Engine,
+    checkpoints: CheckpointFolder,
+    clock: Clock,
+    *,
+    plan: int,
+    folder: str,
+    files: Sequence[FoundFile],
+) -> Garbage:
+    """Remove what no study needs of a plan, unless a process trains it; return what it was.
+
+    Args:
+        engine: The database.
+        checkpoints: Its checkpoint folder.
+        clock: Tells whether a process trains the plan.
+        plan: The plan.
+        folder: Its folder.
+        files: The files in its folder.
+    """
+    found, busy = _forgotten(engine, plan, clock, here={file.name for file in files})
+    num_bytes = 0
+    if files and not busy:
+        num_bytes = _swept(engine, checkpoints, clock, plan=plan, folder=folder)
+    mine = _states_here(found, files)
+    return Garbage(
+        num_states=len(mine),
+        num_elsewhere=len(found) - len(mine),
+        num_busy=int(busy),
+        num_bytes=num_bytes,
+    )
+
+
+def _states_here(states: Sequence[_State], files: Sequence[FoundFile]) -> list[_State]:
+    """Return the states whose files are in the plan's folder."""
+    here = {file.name for file in files}
+    return [state for state in states if state[2].rpartition("/")[2] in here]
 
 
 def _forgotten(

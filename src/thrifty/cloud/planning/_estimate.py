@@ -168,6 +168,39 @@ def fleet_of(
     Raises:
         CloudError: An offer is not available on demand or as spot, as wanted.
     """
+    rented, evictions = _rented(
+        machines, batches=batches, precisions=precisions, spot_market=spot_market
+    )
+    time_s, every_s = work_s, None
+    if any(each.spot for each in rented):
+        slow, every = slowdowns(workload, np.array([evictions]))
+        time_s, every_s = slow[0] * work_s, float(every[0])
+    time_s = workload.setup_s + time_s
+    usd_h = sum(each.usd_h for each in rented)
+    return Fleet(
+        machines=tuple(rented),
+        step_s=_interval(step_s),
+        time_s=_interval(time_s),
+        cost_usd=_interval(time_s / 3600 * usd_h),
+        checkpoint_s=every_s,
+        why=why,
+    )
+
+
+def _rented(
+    machines: Machines,
+    *,
+    batches: Sequence[tuple[int, int]],
+    precisions: Sequence[Precision],
+    spot_market: SpotHistory | None,
+) -> tuple[list[MachineGroup], float]:
+    """Return the machines of a fleet with their prices, and how often they are evicted in an hour.
+
+    The arguments are those of ``fleet_of``.
+
+    Raises:
+        CloudError: An offer is not available on demand or as spot, as wanted.
+    """
     rented: list[MachineGroup] = []
     evictions = 0.0
     for (offer, num, spot), (batch, num_micro), precision in zip(
@@ -196,20 +229,7 @@ def fleet_of(
                 precision=precision,
             )
         )
-    time_s, every_s = work_s, None
-    if any(each.spot for each in rented):
-        slow, every = slowdowns(workload, np.array([evictions]))
-        time_s, every_s = slow[0] * work_s, float(every[0])
-    time_s = workload.setup_s + time_s
-    usd_h = sum(each.usd_h for each in rented)
-    return Fleet(
-        machines=tuple(rented),
-        step_s=_interval(step_s),
-        time_s=_interval(time_s),
-        cost_usd=_interval(time_s / 3600 * usd_h),
-        checkpoint_s=every_s,
-        why=why,
-    )
+    return rented, evictions
 
 
 def all_steps_s(workload: Workload, devices: Devices, step_s: np.ndarray) -> np.ndarray:

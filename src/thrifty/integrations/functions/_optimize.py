@@ -110,13 +110,7 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
     >>> study.best_trial.value < 0.1
     True
     """
-    if not callable(objective):
-        raise UsageError(f"optimize({objective!r}): give a function of a trial")
-    if direction not in _MODES:
-        raise UsageError(f'optimize(direction={direction!r}): it is "minimize" or "maximize"')
-    kinds = catch if isinstance(catch, tuple) else (catch,)
-    if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
-        raise UsageError(f"optimize(catch={catch!r}): give an exception class, or several")
+    kinds = _checked(objective, direction=direction, catch=catch)
     n_trials = _whole_number(
         "n_trials", n_trials, why="to search for some time, give a large number, and timeout="
     )
@@ -156,12 +150,28 @@ def optimize(  # noqa: PLR0913 (Optuna's options, and those of a study)
         ) from None
     finally:
         WAITING.end_all()
-    text = what_would_be_shared(study.trials, max_epochs=max_epochs)
+    _say(what_would_be_shared(study.trials, max_epochs=max_epochs), progress=progress)
+    return study
+
+
+def _say(text: str, *, progress: bool) -> None:
+    """Print a line on the terminal, or log it."""
     if progress:
         Console(stderr=True).print(Text(text), soft_wrap=True)
     else:
         logger.info("%s", text)
-    return study
+
+
+def _checked(objective: object, *, direction: object, catch: Any) -> tuple[type[Exception], ...]:
+    """Check arguments of ``optimize``, and return the errors to catch as a tuple."""
+    if not callable(objective):
+        raise UsageError(f"optimize({objective!r}): give a function of a trial")
+    if direction not in _MODES:
+        raise UsageError(f'optimize(direction={direction!r}): it is "minimize" or "maximize"')
+    kinds = catch if isinstance(catch, tuple) else (catch,)
+    if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+        raise UsageError(f"optimize(catch={catch!r}): give an exception class, or several")
+    return kinds
 
 
 def _whole_number(name: str, value: object, *, why: str) -> int:
