@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 def threads_of(iterator):
-    return iterator._line.threads
+    return iterator._pool.threads
 
 
 def ended(threads):
@@ -83,11 +83,11 @@ def test_no_more_than_depth_are_begun_and_not_taken():
     gate.let.release(10)
     gate.wait(3)
     # The fourth item cannot start because its number is not in the queue.
-    assert made._line.wanted.empty()
+    assert made._pool.wanted.empty()
     assert sorted(gate.numbers) == [0, 1, 2]
     assert next(made) == 0
     gate.wait(1)
-    assert made._line.wanted.empty()
+    assert made._pool.wanted.empty()
     assert sorted(gate.numbers) == [0, 1, 2, 3]
 
 
@@ -316,13 +316,13 @@ def test_waiting_can_be_interrupted():
 
 
 def test_the_exit_waits_for_threads_that_have_no_work_any_more(monkeypatch):
-    """A thread that has let go of its line still has some steps to go, and no one else knows it."""
+    """A thread that has let go of its pool still has some steps to go, and no one else knows it."""
     joined = []
     made = OrderedPrefetcher(lambda number: number, 4, num_threads=2, depth=2)
-    threads, line = threads_of(made), weakref.ref(made._line)
+    threads, pool = threads_of(made), weakref.ref(made._pool)
     assert list(made) == [0, 1, 2, 3]
     del made
-    while line() is not None:
+    while pool() is not None:
         gc.collect()
     for thread in threads:
         monkeypatch.setattr(thread, "join", lambda thread=thread: joined.append(thread))

@@ -38,7 +38,7 @@ from thrifty.study.simulation._simulate import (
     JointAlgorithm,
     JointHistory,
     MadeUpCurve,
-    Member,
+    SimulatedStudy,
     simulate,
 )
 from thrifty.study.simulation._simulation_report import DecisionTimes, Simulation, least_s
@@ -365,11 +365,12 @@ def test_free_workers_are_shared_out():
             asked.append(num)
             return ()
 
-    members = [
-        Member(algorithm=Asked(max_epochs=9, num_trials=1), space=SPACE, seed=0) for _ in range(2)
+    studies = [
+        SimulatedStudy(algorithm=Asked(max_epochs=9, num_trials=1), space=SPACE, seed=0)
+        for _ in range(2)
     ]
     rng = np.random.default_rng(0)
-    assert JointAlgorithm(members).ask(JointHistory(2, max_epochs=9), SPACE, num=5, rng=rng) == []
+    assert JointAlgorithm(studies).ask(JointHistory(2, max_epochs=9), SPACE, num=5, rng=rng) == []
     assert asked == [3, 3]
 
 

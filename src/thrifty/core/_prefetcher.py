@@ -35,19 +35,19 @@ class OrderedPrefetcher(Iterator[T], Generic[T]):
     """
 
     def __init__(self, make: Callable[[int], T], num: int, *, num_threads: int, depth: int) -> None:
-        self._line: _Line[T] = _Line(make, num, num_threads=num_threads)
+        self._pool: _ThreadPool[T] = _ThreadPool(make, num, num_threads=num_threads)
         self._num = num
         self._taken = 0
         self._early: dict[int, _PreparedBatch[T]] = {}
         self._turn = Lock()
         self._process = os.getpid()
-        # Runs at garbage collection, because the threads hold the line and never this iterator.
-        self._end = weakref.finalize(self, self._line.close)
+        # Runs at garbage collection, because the threads hold the pool and never this iterator.
+        self._end = weakref.finalize(self, self._pool.close)
         self._end.atexit = False
         for number in range(min(depth, num)):
-            self._line.wanted.put(number)
+            self._pool.wanted.put(number)
         self._next_wanted = min(depth, num)
-        self._line.start()
+        self._pool.start()
         if not num:
             self.close()
 
@@ -68,7 +68,7 @@ class OrderedPrefetcher(Iterator[T], Generic[T]):
         if not self._end.alive:
             raise StopIteration
         while self._taken not in self._early:
-            made = self._line.made.get()
+            made = self._pool.made.get()
             self._early[made.number] = made
         made = self._early.pop(self._taken)
         if made.error is not None:
@@ -81,7 +81,7 @@ class OrderedPrefetcher(Iterator[T], Generic[T]):
                 del made
         self._taken += 1
         if self._next_wanted < self._num:
-            self._line.wanted.put(self._next_wanted)
+            self._pool.wanted.put(self._next_wanted)
             self._next_wanted += 1
         if self._taken == self._num:
             self.close()
@@ -99,7 +99,7 @@ class _PreparedBatch(NamedTuple, Generic[T]):
     error: BaseException | None
 
 
-class _Line(Generic[T]):
+class _ThreadPool(Generic[T]):
     """State that the threads share with the iterator.
 
     Unlike taking a lock, putting to a ``SimpleQueue`` is safe at any moment, also during garbage
@@ -119,7 +119,7 @@ class _Line(Generic[T]):
         ]
 
     def start(self) -> None:
-        _lines.add(self)
+        _pools.add(self)
         _threads.difference_update([thread for thread in list(_threads) if not thread.is_alive()])
         for thread in self.threads:
             thread.start()
@@ -131,9 +131,9 @@ class _Line(Generic[T]):
             self.wanted.put(None)
 
 
-def _work(line: _Line[T]) -> None:
-    while (number := line.wanted.get()) is not None and not line.closed:
-        line.made.put(_made(line.make, number))
+def _work(pool: _ThreadPool[T]) -> None:
+    while (number := pool.wanted.get()) is not None and not pool.closed:
+        pool.made.put(_made(pool.make, number))
 
 
 def _made(make: Callable[[int], T], number: int) -> _PreparedBatch[T]:
@@ -143,9 +143,9 @@ def _made(make: Callable[[int], T], number: int) -> _PreparedBatch[T]:
         return _PreparedBatch(number, None, error)
 
 
-_lines: weakref.WeakSet[_Line[Any]] = weakref.WeakSet()
+_pools: weakref.WeakSet[_ThreadPool[Any]] = weakref.WeakSet()
 _threads: set[Thread] = set()
-"""Started threads. One that has let go of its line still has some steps to go, which must not be
+"""Started threads. One that has let go of its pool still has some steps to go, which must not be
 left to the shutdown."""
 
 
@@ -155,8 +155,8 @@ def _end_all() -> None:
 
     A thread that returned from C++ during the shutdown would end the process with an error.
     """
-    for line in list(_lines):
-        line.close()
+    for pool in list(_pools):
+        pool.close()
     for thread in list(_threads):
         if thread is not current_thread():
             thread.join()

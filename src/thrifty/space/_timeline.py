@@ -77,7 +77,7 @@ class Timeline:
         return frozenset(
             name
             for name, value in self.config.items()
-            if isinstance(value, Schedule) and _moves(_lane(value, self.epochs), end)
+            if isinstance(value, Schedule) and _moves(_spans(value, self.epochs), end)
         )
 
     def at(self, epoch: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Timeline:
         value = self.config[name]
         if not isinstance(value, Schedule):
             return value
-        symbol = _symbol_at(_lane(value, self.epochs), epoch)
+        symbol = _symbol_at(_spans(value, self.epochs), epoch)
         if isinstance(symbol, Hold):
             return symbol.value
         times = epoch_times(epoch, epoch + 1, num_steps)
@@ -113,7 +113,7 @@ class Timeline:
         value = self.config.get(name)
         if not isinstance(value, Schedule):
             return hold(value)
-        return _symbol_at(_lane(value, self.epochs), epoch)
+        return _symbol_at(_spans(value, self.epochs), epoch)
 
 
 def common_prefix(a: Timeline, b: Timeline) -> int:
@@ -145,41 +145,44 @@ def starts_alike(config: Mapping[str, Any], *, before: int, after: int) -> bool:
     return common_prefix(*runs) == before
 
 
-Lane = tuple[tuple[int, int, Hashable], ...]
+Spans = tuple[tuple[int, int, Hashable], ...]
+"""What a hyper-parameter does, as ascending ``(start, stop, symbol)`` of whole epochs."""
 
 
 def _runs(config: Mapping[str, Any], epochs: int) -> tuple[Run, ...]:
     names = tuple(sorted(config))
-    lanes: list[Lane] = []
+    all_spans: list[Spans] = []
     moving: list[int] = []
     for index, name in enumerate(names):
         value = config[name]
-        lane = _lane(value, epochs) if isinstance(value, Schedule) else ((0, epochs, hold(value)),)
-        lanes.append(lane)
-        if len(lane) > 1:
+        spans = (
+            _spans(value, epochs) if isinstance(value, Schedule) else ((0, epochs, hold(value)),)
+        )
+        all_spans.append(spans)
+        if len(spans) > 1:
             moving.append(index)
-    key: list[Hashable] = [names, *(lane[0][2] for lane in lanes)]
+    key: list[Hashable] = [names, *(spans[0][2] for spans in all_spans)]
     if len(moving) > 1:
-        return _merged(key, [(index, lanes[index]) for index in moving], epochs)
+        return _merged(key, [(index, all_spans[index]) for index in moving], epochs)
     # By far the most frequent case: at most one hyper-parameter has a schedule.
     place = moving[0] if moving else 0
     out = []
-    for start, stop, symbol in lanes[place]:
+    for start, stop, symbol in all_spans[place]:
         key[place + 1] = symbol
         out.append(Run(start, stop, _one_object(tuple(key))))
     return tuple(out)
 
 
-def _merged(key: list[Hashable], moving: list[tuple[int, Lane]], epochs: int) -> tuple[Run, ...]:
+def _merged(key: list[Hashable], moving: list[tuple[int, Spans]], epochs: int) -> tuple[Run, ...]:
     """Cut wherever any of several hyper-parameters changes."""
-    cuts = sorted({start for _, lane in moving for start, _, _ in lane} | {epochs})
+    cuts = sorted({start for _, spans in moving for start, _, _ in spans} | {epochs})
     at = [0] * len(moving)
     out = []
     for start, stop in itertools.pairwise(cuts):
-        for which, (index, lane) in enumerate(moving):
-            if lane[at[which]][1] <= start:
+        for which, (index, spans) in enumerate(moving):
+            if spans[at[which]][1] <= start:
                 at[which] += 1
-            key[index + 1] = lane[at[which]][2]
+            key[index + 1] = spans[at[which]][2]
         out.append(Run(start, stop, _one_object(tuple(key))))
     return tuple(out)
 
@@ -200,7 +203,7 @@ def _one_object(key: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _lane(schedule: Schedule, epochs: int) -> Lane:
+def _spans(schedule: Schedule, epochs: int) -> Spans:
     """Return one hyper-parameter as ascending ``(start, stop, symbol)`` of whole epochs.
 
     An epoch in which a piece ends gets its own symbol: all the parts within it.
@@ -221,8 +224,8 @@ def _lane(schedule: Schedule, epochs: int) -> Lane:
     return tuple(out)
 
 
-def _moves(lane: Lane, stop: int) -> bool:
-    return not isinstance(lane[0][2], Hold) or any(start < stop for start, _, _ in lane[1:])
+def _moves(spans: Spans, stop: int) -> bool:
+    return not isinstance(spans[0][2], Hold) or any(start < stop for start, _, _ in spans[1:])
 
 
 def _symbol(inside: list[Segment], epoch: int) -> tuple[int, Any]:
@@ -232,8 +235,8 @@ def _symbol(inside: list[Segment], epoch: int) -> tuple[int, Any]:
     return epoch + 1, parts
 
 
-def _symbol_at(lane: Lane, epoch: int) -> Hashable:
-    for _, stop, symbol in lane:
+def _symbol_at(spans: Spans, epoch: int) -> Hashable:
+    for _, stop, symbol in spans:
         if epoch < stop:
             return symbol
     raise IndexError(f"epoch {epoch} is beyond the run")

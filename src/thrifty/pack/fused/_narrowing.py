@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ._record import Call, Program, Ref, named_arguments
-from ._row_rules import SELECTIONS, Given, Rows, Rule, Some, moved, rule_of
+from ._row_rules import SELECTIONS, Given, Rows, RowsOrAll, Rule, moved, rule_of
 from ._samplewise import num_operations
 from ._tape import alive, changed_values, roots, writes
 
@@ -95,7 +95,7 @@ class _Plan:
         self.zeros: dict[int, Rows] = {}
         self._find_zeros()
         self.stored: dict[int, Rows] = {}
-        self.reads: dict[int, dict[int, Some]] = {}
+        self.reads: dict[int, dict[int, RowsOrAll]] = {}
         self._find_reads()
 
     @property
@@ -121,7 +121,7 @@ class _Plan:
                     self.zeros[number] = rows
 
     def _find_reads(self) -> None:
-        read: dict[int, Some] = {n: None for n in self.program.outputs if n is not None}
+        read: dict[int, RowsOrAll] = {n: None for n in self.program.outputs if n is not None}
         for index in reversed(range(len(self.program.calls))):
             call = self.program.calls[index]
             rule = self._rule(index)
@@ -141,14 +141,14 @@ class _Plan:
             for number, rows in found.items():
                 read[number] = rows if read.get(number, rows) == rows else None
 
-    def _store(self, call: Call, wanted: Mapping[int, Some]) -> None:
+    def _store(self, call: Call, wanted: Mapping[int, RowsOrAll]) -> None:
         some = next((rows for rows in wanted.values() if rows is not None), None)
         for place, number in enumerate(call.outputs):
             rows = wanted.get(place, some)
             if rows is not None:
                 self.stored[number] = rows
 
-    def _pays(self, number: int, rows: Some) -> bool:
+    def _pays(self, number: int, rows: RowsOrAll) -> bool:
         return rows is None or rows.num <= MAX_SHARE * self.program.meta[number][0][rows.dim]
 
 
@@ -163,7 +163,7 @@ class _Writer:
         self._calls: list[Call] = []
         self._stored: dict[int, Rows] = {}
         """The rows that values have so far; others have all."""
-        self._parts: dict[tuple[int, Some], int] = {}
+        self._parts: dict[tuple[int, RowsOrAll], int] = {}
         """Values that hold other rows of a value."""
         self._copies: dict[int, int] = {}
         """Copies of values in dense memory."""
@@ -216,7 +216,7 @@ class _Writer:
         self._emit(call, {number: number}, rule.changes(given, rows))
         self._stored[call.outputs[0]] = rows
 
-    def _get(self, number: int, rows: Some) -> int:
+    def _get(self, number: int, rows: RowsOrAll) -> int:
         """Return the value that holds some rows of a value; write a call for it if there is none.
 
         Raises:
@@ -263,7 +263,7 @@ class _Writer:
             self._copies[number] = self._new(aten.clone.default, (Ref(number),), **form)
         return self._copies[number]
 
-    def _part(self, function: Any, args: tuple[Any, ...], number: int, rows: Some) -> int:
+    def _part(self, function: Any, args: tuple[Any, ...], number: int, rows: RowsOrAll) -> int:
         self._parts[number, rows] = self._new(function, args)
         return self._parts[number, rows]
 

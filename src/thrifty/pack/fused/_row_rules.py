@@ -47,7 +47,7 @@ class Rows:
         return self.dim, self.start, self.start + (self.num - 1) * self.step + 1, self.step
 
 
-Some = Rows | None
+RowsOrAll = Rows | None
 """The rows of a value that are computed; None: not a part of them, but all."""
 
 
@@ -66,7 +66,7 @@ class Given:
         self._zeros = zeros
         self._values = named_arguments(call)
         self.packet = call.function.overloadpacket
-        self.wanted: dict[int, Some] = {}
+        self.wanted: dict[int, RowsOrAll] = {}
 
     def __getitem__(self, name: str) -> Any:
         return self._values.get(name)
@@ -80,22 +80,22 @@ class Given:
     def out_shape(self, place: int = 0) -> torch.Size:
         return self._meta[self.call.outputs[place]][0]
 
-    def nonzero(self, name: str) -> Some:
+    def nonzero(self, name: str) -> RowsOrAll:
         """Return the rows outside of which an argument is zero."""
         ref = self[name]
         return self._zeros.get(ref.value) if isinstance(ref, Ref) else None
 
-    def only_wanted(self) -> Some:
+    def only_wanted(self) -> RowsOrAll:
         """Return the rows that are wanted of all outputs alike; None if they differ."""
         found = set(self.wanted.values())
         return found.pop() if len(found) == 1 else None
 
-    def reads(self, /, **rows: Some) -> dict[int, Some] | None:
+    def reads(self, /, **rows: RowsOrAll) -> dict[int, RowsOrAll] | None:
         """Return what is read of each argument: the given rows, and all of others.
 
         The result is None if a value is two arguments of which different rows are read.
         """
-        out: dict[int, Some] = {}
+        out: dict[int, RowsOrAll] = {}
         named = {value.value for name in rows if isinstance(value := self[name], Ref)}
         for name, value in self._values.items():
             if isinstance(value, Ref):
@@ -108,9 +108,9 @@ class Given:
         return {ref: out.get(ref) for ref in self.call.refs}
 
 
-Zeros = Callable[[Given], Sequence[Some]]
+Zeros = Callable[[Given], Sequence[RowsOrAll]]
 """A rule that returns for each output the rows outside of which it is zero."""
-Reads = Callable[[Given], "dict[int, Some] | None"]
+Reads = Callable[[Given], "dict[int, RowsOrAll] | None"]
 """A rule that returns what is read of each argument, by its number; None: do not narrow."""
 
 
@@ -129,7 +129,7 @@ class Rule:
 
     reads: Reads
     zeros: Zeros | None = None
-    changes: Callable[[Given, Some], Mapping[str, Any]] | None = None
+    changes: Callable[[Given, RowsOrAll], Mapping[str, Any]] | None = None
     is_view: bool = False
     needs_dense: bool = False
 
@@ -146,11 +146,11 @@ def rule_of(call: Call) -> Rule | None:
 # Functions of elements.
 
 
-def _pointwise_reads(at: Given) -> dict[int, Some] | None:
+def _pointwise_reads(at: Given) -> dict[int, RowsOrAll] | None:
     rows = at.only_wanted()
     if rows is None:
         return None
-    out: dict[int, Some] = {}
+    out: dict[int, RowsOrAll] = {}
     num_dims = len(at.out_shape())
     for ref in at.call.refs:
         dim = rows.dim - (num_dims - len(at.shape_of(ref)))
@@ -159,7 +159,7 @@ def _pointwise_reads(at: Given) -> dict[int, Some] | None:
     return out
 
 
-def _pointwise_zeros(at: Given) -> list[Some]:
+def _pointwise_zeros(at: Given) -> list[RowsOrAll]:
     packet = at.packet
     if packet is aten.mul:
         names = ["self", "other"]
@@ -198,16 +198,16 @@ _POINTWISE = Rule(reads=_pointwise_reads, zeros=_pointwise_zeros)
 
 # Views.
 
-Move = Callable[..., Some]
+Move = Callable[..., RowsOrAll]
 """Returns which rows of a view some rows of its argument are, or (``back``) the other way round."""
 
 
-def _moved_by_view(at: Given, rows: Rows, *, back: bool) -> Some:
+def _moved_by_view(at: Given, rows: Rows, *, back: bool) -> RowsOrAll:
     old, new = at.shape("self"), at.out_shape()
     return _reshaped(rows, *((new, old) if back else (old, new)))
 
 
-def _reshaped(rows: Rows, old: Sequence[int], new: Sequence[int]) -> Some:
+def _reshaped(rows: Rows, old: Sequence[int], new: Sequence[int]) -> RowsOrAll:
     """Return the rows of a tensor that are some rows of the same tensor in another shape."""
     before, size, after = math.prod(old[: rows.dim]), old[rows.dim], math.prod(old[rows.dim + 1 :])
     lead = 1
@@ -228,7 +228,7 @@ def _reshaped(rows: Rows, old: Sequence[int], new: Sequence[int]) -> Some:
     return None
 
 
-def _moved_by_order(at: Given, rows: Rows, *, back: bool) -> Some:
+def _moved_by_order(at: Given, rows: Rows, *, back: bool) -> RowsOrAll:
     num = len(at.out_shape())
     if at.packet is aten.permute:
         order = [dim % num for dim in at["dims"]]
@@ -239,14 +239,14 @@ def _moved_by_order(at: Given, rows: Rows, *, back: bool) -> Some:
     return rows.at(order[rows.dim] if back else order.index(rows.dim))
 
 
-def _moved_by_unsqueeze(at: Given, rows: Rows, *, back: bool) -> Some:
+def _moved_by_unsqueeze(at: Given, rows: Rows, *, back: bool) -> RowsOrAll:
     dim = at["dim"] % len(at.out_shape())
     if back:
         return None if rows.dim == dim else rows.at(rows.dim - (rows.dim > dim))
     return rows.at(rows.dim + (rows.dim >= dim))
 
 
-def _moved_by_expand(at: Given, rows: Rows, *, back: bool) -> Some:
+def _moved_by_expand(at: Given, rows: Rows, *, back: bool) -> RowsOrAll:
     lead = len(at.out_shape()) - len(at.shape("self"))
     dim = rows.dim - lead if back else rows.dim
     if dim < 0 or at.shape("self")[dim] != at.out_shape()[dim + lead]:
@@ -254,23 +254,23 @@ def _moved_by_expand(at: Given, rows: Rows, *, back: bool) -> Some:
     return rows.at(dim if back else dim + lead)
 
 
-def moved(at: Given, rows: Rows) -> Some:
+def moved(at: Given, rows: Rows) -> RowsOrAll:
     """Return which rows of a view some rows of its argument are; None if they are no rows there."""
     return _MOVES[at.packet](at, rows, back=False)
 
 
-def _view_reads(at: Given) -> dict[int, Some] | None:
+def _view_reads(at: Given) -> dict[int, RowsOrAll] | None:
     rows = at.only_wanted()
     found = None if rows is None else _MOVES[at.packet](at, rows, back=True)
     return None if found is None else at.reads(self=found)
 
 
-def _view_zeros(at: Given) -> list[Some]:
+def _view_zeros(at: Given) -> list[RowsOrAll]:
     rows = at.nonzero("self")
     return [None if rows is None else _MOVES[at.packet](at, rows, back=False)]
 
 
-def _sizes(at: Given, rows: Some) -> dict[str, Any]:
+def _sizes(at: Given, rows: RowsOrAll) -> dict[str, Any]:
     """Return the sizes of the rows of a view."""
     assert rows is not None
     return {"size": rows.shape(at.out_shape())}
@@ -287,7 +287,7 @@ _MOVES: dict[Any, Move] = {
 # Selections, and their derivatives.
 
 
-def _selected(at: Given) -> Some:
+def _selected(at: Given) -> RowsOrAll:
     """Return the rows that a selection takes, or those that its derivative puts."""
     is_derivative = at.packet in (aten.select_backward, aten.slice_backward)
     whole = at["input_sizes"] if is_derivative else at.shape("self")
@@ -299,11 +299,11 @@ def _selected(at: Given) -> Some:
     return Rows(dim=dim, start=start, step=step, num=num) if num else None
 
 
-def _selection_reads(at: Given) -> dict[int, Some] | None:
+def _selection_reads(at: Given) -> dict[int, RowsOrAll] | None:
     return at.reads(self=_selected(at)) if set(at.wanted.values()) == {None} else None
 
 
-def _selection_changes(at: Given, _rows: Some) -> dict[str, Any]:
+def _selection_changes(at: Given, _rows: RowsOrAll) -> dict[str, Any]:
     """Return the arguments for a selection from the rows that it takes."""
     if at.packet is aten.select:
         return {"index": 0}
@@ -312,16 +312,16 @@ def _selection_changes(at: Given, _rows: Some) -> dict[str, Any]:
     return {"start": 0, "end": taken.num, "step": 1}
 
 
-def _put_zeros(at: Given) -> list[Some]:
+def _put_zeros(at: Given) -> list[RowsOrAll]:
     return [_selected(at)]
 
 
-def _put_reads(at: Given) -> dict[int, Some] | None:
+def _put_reads(at: Given) -> dict[int, RowsOrAll] | None:
     is_some = at.only_wanted() is not None and at.only_wanted() == _selected(at)
     return at.reads() if is_some else None
 
 
-def _put_changes(at: Given, rows: Some) -> dict[str, Any]:
+def _put_changes(at: Given, rows: RowsOrAll) -> dict[str, Any]:
     """Return the arguments for putting rows into a tensor of these rows alone."""
     assert rows is not None
     sizes = {"input_sizes": rows.shape(at["input_sizes"])}
@@ -343,7 +343,7 @@ def _product_names(at: Given) -> tuple[str, str]:
     return "self", "mat2"
 
 
-def _shared_rows(at: Given) -> Some:
+def _shared_rows(at: Given) -> RowsOrAll:
     """Return the entries of the summed dimension outside of which a factor is zero."""
     left, right = _product_names(at)
     last = len(at.out_shape()) - 1
@@ -355,7 +355,7 @@ def _shared_rows(at: Given) -> Some:
     return None
 
 
-def _product_reads(at: Given) -> dict[int, Some] | None:
+def _product_reads(at: Given) -> dict[int, RowsOrAll] | None:
     left, right = _product_names(at)
     if at[left] == at[right]:
         return None
@@ -366,7 +366,7 @@ def _product_reads(at: Given) -> dict[int, Some] | None:
         if summed is None:
             return None
         return at.reads(**{left: summed.at(last), right: summed.at(last - 1)})
-    given: dict[str, Some] = {}
+    given: dict[str, RowsOrAll] = {}
     if rows.dim < last:
         given[left] = rows
     if rows.dim != last - 1:
@@ -380,7 +380,7 @@ def _product_reads(at: Given) -> dict[int, Some] | None:
     return at.reads(**given)
 
 
-def _product_zeros(at: Given) -> list[Some]:
+def _product_zeros(at: Given) -> list[RowsOrAll]:
     left, right = _product_names(at)
     last = len(at.out_shape()) - 1
     if at.packet in (aten.baddbmm, aten.addmm) or _shared_rows(at) is not None:
@@ -399,7 +399,7 @@ def _sum_dims(at: Given) -> list[int]:
     return sorted(dim % num for dim in at["dim"]) if at["dim"] else list(range(num))
 
 
-def _before_sum(at: Given, rows: Rows) -> Some:
+def _before_sum(at: Given, rows: Rows) -> RowsOrAll:
     dims = _sum_dims(at)
     if at["keepdim"]:
         return None if rows.dim in dims else rows
@@ -407,7 +407,7 @@ def _before_sum(at: Given, rows: Rows) -> Some:
     return rows.at(left[rows.dim])
 
 
-def _sum_reads(at: Given) -> dict[int, Some] | None:
+def _sum_reads(at: Given) -> dict[int, RowsOrAll] | None:
     rows, nonzero = at.only_wanted(), at.nonzero("self")
     if rows is None:
         is_summed = nonzero is not None and nonzero.dim in _sum_dims(at)
@@ -416,7 +416,7 @@ def _sum_reads(at: Given) -> dict[int, Some] | None:
     return None if before is None else at.reads(self=before)
 
 
-def _sum_zeros(at: Given) -> list[Some]:
+def _sum_zeros(at: Given) -> list[RowsOrAll]:
     rows, dims = at.nonzero("self"), _sum_dims(at)
     if rows is None or rows.dim in dims:
         return [None]
@@ -431,14 +431,14 @@ def _norm_dims(at: Given) -> list[int]:
     return list(range(num - len(at["normalized_shape"]), num))
 
 
-def _norm_reads(at: Given) -> dict[int, Some] | None:
+def _norm_reads(at: Given) -> dict[int, RowsOrAll] | None:
     rows = at.only_wanted()
     if rows is None or rows.dim in _norm_dims(at) or not at["eps"] > 0:
         return None
     return at.reads(input=rows)
 
 
-def _norm_backward_reads(at: Given) -> dict[int, Some] | None:
+def _norm_backward_reads(at: Given) -> dict[int, RowsOrAll] | None:
     """Return what is read: gradients of weights are sums over rows, so only zero ones may lack."""
     rows = at.wanted.get(0, at.nonzero("grad_out"))
     is_zero = rows is not None and rows == at.nonzero("grad_out")
@@ -447,10 +447,10 @@ def _norm_backward_reads(at: Given) -> dict[int, Some] | None:
     return at.reads(grad_out=rows, input=rows, mean=rows, rstd=rows)
 
 
-def _norm_backward_zeros(at: Given) -> list[Some]:
+def _norm_backward_zeros(at: Given) -> list[RowsOrAll]:
     rows = at.nonzero("grad_out")
     is_first = bool(at["output_mask"][0])
-    out: list[Some] = [None] * len(at.call.outputs)
+    out: list[RowsOrAll] = [None] * len(at.call.outputs)
     if rows is not None and is_first and rows.dim not in _norm_dims(at):
         out[0] = rows
     return out
@@ -459,32 +459,32 @@ def _norm_backward_zeros(at: Given) -> list[Some]:
 # Attention on a CPU; what it returns besides is made for its derivative.
 
 
-def _queries(at: Given, rows: Some) -> bool:
+def _queries(at: Given, rows: RowsOrAll) -> bool:
     """Return whether rows are queries that see all keys, or all that causal attention lets them."""
     if rows is None or rows.dim != 2 or at["attn_mask"] is not None:
         return False
     return not at["is_causal"] or (rows.num == 1 and rows.start == at.shape("key")[2] - 1)
 
 
-def _attention_reads(at: Given) -> dict[int, Some] | None:
+def _attention_reads(at: Given) -> dict[int, RowsOrAll] | None:
     rows = at.only_wanted()
     return at.reads(query=rows) if _queries(at, rows) else None
 
 
-def _attention_backward_reads(at: Given) -> dict[int, Some] | None:
+def _attention_backward_reads(at: Given) -> dict[int, RowsOrAll] | None:
     rows = at.nonzero("grad_out")
     if not _queries(at, rows):
         return None
     return at.reads(grad_out=rows, query=rows, out=rows, logsumexp=rows)
 
 
-def _attention_backward_zeros(at: Given) -> list[Some]:
+def _attention_backward_zeros(at: Given) -> list[RowsOrAll]:
     rows = at.nonzero("grad_out")
     is_whole = len(at.call.outputs) == 3
     return [rows if _queries(at, rows) and is_whole else None, *[None] * (len(at.call.outputs) - 1)]
 
 
-def _not_causal(_at: Given, _rows: Some) -> dict[str, Any]:
+def _not_causal(_at: Given, _rows: RowsOrAll) -> dict[str, Any]:
     return {"is_causal": False}
 
 

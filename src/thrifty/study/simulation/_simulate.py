@@ -49,8 +49,8 @@ class MadeUpCurve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One of several studies."""
+class SimulatedStudy:
+    """One of several studies that are simulated on one plan."""
 
     algorithm: Algorithm
     space: Space
@@ -132,23 +132,23 @@ class JointAlgorithm(Algorithm):
     Each study sees only its own history and has its own random stream.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.max_epochs = members[0].algorithm.max_epochs
-        self._members = tuple(members)
+    def __init__(self, studies: Sequence[SimulatedStudy]) -> None:
+        self.max_epochs = studies[0].algorithm.max_epochs
+        self._studies = tuple(studies)
 
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """Return the decisions of all studies."""
         assert isinstance(history, JointHistory)
-        share = -(-num // len(self._members))
+        share = -(-num // len(self._studies))
         out: list[Decision] = []
-        for study, member in enumerate(self._members):
-            own = history.parts[study]
-            decisions = member.algorithm.ask(
-                own, member.space, num=share, rng=ask_rng(member.seed, own)
+        for number, study in enumerate(self._studies):
+            own = history.parts[number]
+            decisions = study.algorithm.ask(
+                own, study.space, num=share, rng=ask_rng(study.seed, own)
             )
-            out += [history.joint(study, decision) for decision in decisions]
+            out += [history.joint(number, decision) for decision in decisions]
         return out
 
 
@@ -218,17 +218,17 @@ def simulate(  # noqa: PLR0913 (one argument for each part of a study and a clus
     True
     """
     goals = Goals.of(metric, mode)
-    members = [
+    studies = [
         replace(each, algorithm=each.algorithm.chosen(each.space, workers=workers).algorithm)
         if isinstance(each.algorithm, Auto)
         else each
-        for each in _members(algorithm, space, seed=seed)
+        for each in _studies_of(algorithm, space, seed=seed)
     ]
-    for member in members:
-        check_horizons(member.algorithm, member.space)
-        member.space.check(max_epochs=member.algorithm.max_epochs)
-    averages = tuple({name: None for member in members for name in member.space.averages})
-    script = _script(members, share=share, num_seeds=checked_seeds(seeds))
+    for study in studies:
+        check_horizons(study.algorithm, study.space)
+        study.space.check(max_epochs=study.algorithm.max_epochs)
+    averages = tuple({name: None for study in studies for name in study.space.averages})
+    script = _script(studies, share=share, num_seeds=checked_seeds(seeds))
     config = Simulated(
         workers=workers,
         epoch_s=epoch_s,
@@ -246,9 +246,9 @@ def simulate(  # noqa: PLR0913 (one argument for each part of a study and a clus
     return _report(ledger, config, executor=executor, share=share, driver_s=driver_s)
 
 
-def _members(
+def _studies_of(
     algorithm: Algorithm | Sequence[Algorithm], space: Space | Sequence[Space], *, seed: int
-) -> list[Member]:
+) -> list[SimulatedStudy]:
     algorithms = [algorithm] if isinstance(algorithm, Algorithm) else list(algorithm)
     spaces = [space] * len(algorithms) if isinstance(space, Space) else list(space)
     if not algorithms or len(spaces) != len(algorithms):
@@ -265,7 +265,7 @@ def _members(
         )
     seeds = [seed, *(derive_seed(seed, "study", i) for i in range(1, len(algorithms)))]
     return [
-        Member(algorithm=a, space=s, seed=n)
+        SimulatedStudy(algorithm=a, space=s, seed=n)
         for a, s, n in zip(algorithms, spaces, seeds, strict=True)
     ]
 
@@ -282,20 +282,20 @@ class _Script:
     num_seeds: int
 
 
-def _script(members: Sequence[Member], *, share: bool, num_seeds: int) -> _Script:
-    epochs = members[0].algorithm.max_epochs
-    if len(members) == 1:  # a single algorithm needs no joint layer
-        algorithm, history = members[0].algorithm, History(max_epochs=epochs)
+def _script(studies: Sequence[SimulatedStudy], *, share: bool, num_seeds: int) -> _Script:
+    epochs = studies[0].algorithm.max_epochs
+    if len(studies) == 1:  # a single algorithm needs no joint layer
+        algorithm, history = studies[0].algorithm, History(max_epochs=epochs)
     else:
-        algorithm = JointAlgorithm(members)
-        history = JointHistory(len(members), max_epochs=epochs)
-    spaces = [member.space.branches(max_epochs=epochs) for member in members]
+        algorithm = JointAlgorithm(studies)
+        history = JointHistory(len(studies), max_epochs=epochs)
+    spaces = [study.space.branches(max_epochs=epochs) for study in studies]
     cuts = sorted({epoch for each in spaces for epoch in each.epochs})
     intervals = tuple(dict.fromkeys(i for each in spaces for i in each.intervals))
     alone = UnsharedPlan(history, num_seeds=num_seeds)
     return _Script(
         algorithm=algorithm,
-        space=members[0].space,
+        space=studies[0].space,
         history=history,
         plan=SearchPlan(cuts=cuts, intervals=intervals) if share else alone,
         shown=as_it_is if share else alone.original,

@@ -94,14 +94,14 @@ _TOUCHING_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class StageLane:
     """The lane in which a stage is drawn, and the size of its pack."""
 
     lane: int
     pack: int
 
 
-def lanes(spans: Sequence[tuple[float, float]]) -> list[Lane]:
+def lanes(spans: Sequence[tuple[float, float]]) -> list[StageLane]:
     """Return a lane for each span ``(began, ended)`` of one worker: the first that is free.
 
     Spans must be in order. A pack is a set of spans connected by overlaps, and its size is the
@@ -110,7 +110,7 @@ def lanes(spans: Sequence[tuple[float, float]]) -> list[Lane]:
     >>> [(each.lane, each.pack) for each in lanes([(0, 2), (0, 2), (2, 3)])]
     [(0, 2), (1, 2), (0, 1)]
     """
-    out: list[Lane] = []
+    out: list[StageLane] = []
     free_at: list[float] = []
     chosen: list[int] = []
     ends_at = float("-inf")
@@ -128,9 +128,9 @@ def lanes(spans: Sequence[tuple[float, float]]) -> list[Lane]:
     return out
 
 
-def _close(chosen: Sequence[int], out: list[Lane]) -> None:
+def _close(chosen: Sequence[int], out: list[StageLane]) -> None:
     pack = max(chosen, default=-1) + 1
-    out.extend(Lane(lane=lane, pack=pack) for lane in chosen)
+    out.extend(StageLane(lane=lane, pack=pack) for lane in chosen)
 
 
 _POINTS_OF_A_CURVE = 200
