@@ -88,3 +88,26 @@ def test_clocks_go_forward():
     virtual = VirtualClock(5.0)
     virtual.advance(2.0)
     assert (virtual.now(), virtual.monotonic()) == (7.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (thrifty.Local, "executor is the class Local; give one"),
+        (thrifty.testing.LineTask(), "executor is an object of LineTask; give one"),
+    ],
+)
+def test_no_message_names_a_private_module(wrong, said):
+    study = thrifty.Study(
+        thrifty.testing.LineTask(),
+        thrifty.Space(lr=0.1),
+        algorithm=thrifty.GridSearch(max_epochs=1),
+        metric="mse",
+        mode="min",
+        name="x",
+        storage="sqlite://",
+    )
+    with pytest.raises(thrifty.UsageError, match=said) as caught:
+        study.run(executor=wrong)
+    assert "._" not in str(caught.value)
+    assert "Local'>" not in str(caught.value)

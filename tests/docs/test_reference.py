@@ -93,6 +93,37 @@ def test_the_face_is_a_list_of_links():
     assert set(by_name) - {"pack"} <= listed, "docs/reference/index.md has names that are gone"
 
 
+def test_the_site_shows_paths_from_which_names_are_imported():
+    """Tooltips of signatures have the paths of the modules that define names."""
+    hooks = runpy.run_path(str(DOCS.parent / "scripts" / "docs_hooks.py"))
+    shown_as = {
+        "thrifty.study._study.Study": "thrifty.Study",
+        "thrifty.study._study.Study.run": "thrifty.Study.run",
+        "thrifty.pack._backend.Member": "thrifty.pack.Member",
+        "thrifty.graph._batch.Batch": "thrifty.graph.Batch",
+        "thrifty.space._pieces.Gone": "",
+        "thrifty.gone._gone.Gone": "",
+    }
+    for path, wanted in shown_as.items():
+        assert hooks["public_path"](path) == wanted
+    html = (
+        '<a title="Study (thrifty.study._study.Study)">Study</a>'
+        '<a title="x (thrifty.space._pieces.Gone)">'
+    )
+    assert hooks["on_post_page"](html) == '<a title="Study (thrifty.Study)">Study</a><a title="x">'
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_no_error_has_a_private_path(name):
+    public = importlib.import_module(f"thrifty.{name}")
+    for key in exported(name):
+        kind = getattr(public, key)
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            home = importlib.import_module(kind.__module__)
+            assert "._" not in kind.__module__
+            assert getattr(home, key) is kind
+
+
 def test_the_page_of_commands_is_what_the_commands_say():
     doctor = importlib.import_module("thrifty.cli._doctor")
     CliRunner().invoke(

@@ -37,6 +37,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
+import re
 import signal
 import threading
 import traceback
@@ -55,11 +56,27 @@ _R = TypeVar("_R")
 class ThriftyError(Exception):
     """Root of every error raised by thrifty.
 
-    Its text is printable, whatever names and values it contains.
+    Its text is printable, whatever names and values it contains, and names no private module.
     """
 
     def __str__(self) -> str:
-        return plain_text(super().__str__(), lines=True)
+        return plain_text(_without_private_paths(super().__str__()), lines=True)
+
+
+_PRIVATE_CLASS = re.compile(r"<class 'thrifty(?:\.\w+)*?\._\w+(?:\.\w+)*?\.(\w+)'>")
+_PRIVATE_OBJECT = re.compile(
+    r"<thrifty(?:\.\w+)*?\._\w+(?:\.\w+)*?\.(\w+) object at 0x[0-9a-fA-F]+>"
+)
+
+
+def _without_private_paths(text: str) -> str:
+    """Return a text in which classes of thrifty have names only.
+
+    >>> _without_private_paths("executor is <class 'thrifty.run._local.Local'>")
+    'executor is the class Local'
+    """
+    text = _PRIVATE_CLASS.sub(r"the class \1", text)
+    return _PRIVATE_OBJECT.sub(r"an object of \1", text)
 
 
 class UsageError(ThriftyError, ValueError):
@@ -350,6 +367,8 @@ class StopNow(KeyboardInterrupt):
     A signal handler that raises this, and never a plain KeyboardInterrupt, must have an attribute
     ``raises_stop_now``.
     """
+
+    __module__ = "thrifty.core"  # tracebacks name the place to import it from
 
 
 def is_from_user(error: BaseException) -> bool:

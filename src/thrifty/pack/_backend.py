@@ -101,6 +101,8 @@ class UnverifiedError(Exception):
         mismatch: Whether a check has failed, so that trials of this structure are not fused again.
     """
 
+    __module__ = "thrifty.pack"  # tracebacks name the place to import it from
+
     def __init__(self, reason: str, *, mismatch: bool) -> None:
         super().__init__(reason)
         self.mismatch = mismatch

@@ -41,6 +41,8 @@ class UnfusableError(Exception):
     Another back-end then trains the model.
     """
 
+    __module__ = "thrifty.pack"  # tracebacks name the place to import it from
+
 
 class _Refusals(threading.local):
     """What has been raised in this thread to say that something cannot be packed."""
