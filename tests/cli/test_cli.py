@@ -56,7 +56,7 @@ def test_plan_run_status_best(folder, monkeypatch, capsys):
     thrifty("status", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
     said = capsys.readouterr().out
     assert "2 (2 done)" in said
-    assert re.search(r"training +[\d.]+ s by all studies of its task\n", said)
+    assert re.search(r"training +[\d.]+ s\n", said)
     thrifty("best", "line", "--storage", "sqlite:///t.db", "--json", monkeypatch=monkeypatch)
     (trial,) = json.loads(capsys.readouterr().out)["trials"]
     assert trial["reached"] == {"epochs": 4}
@@ -109,7 +109,9 @@ def test_export_writes_a_table_and_a_database_of_optuna(folder, monkeypatch, cap
     thrifty("run", "line_study.py", "--quiet", monkeypatch=monkeypatch)
     options = ("--storage", "sqlite:///t.db", "--csv", "t.csv", "--optuna", "o.db")
     thrifty("export", "line", *options, monkeypatch=monkeypatch)
-    assert Path("t.csv").read_text().splitlines()[0] == "number,state,epochs,value,lr,error"
+    assert Path("t.csv").read_text().splitlines()[0] == (
+        "number,state,epochs,value,metrics_train_loss,error,params_lr"
+    )
     assert Path("o.db").exists()
 
 
@@ -143,7 +145,10 @@ def test_several_objectives(folder, monkeypatch, capsys):
     assert "best" in capsys.readouterr().out
     thrifty("export", *options, "--csv", "t.csv", monkeypatch=monkeypatch)
     head = Path("t.csv").read_text().splitlines()[0]
-    assert head == "number,state,epochs,value,values_mse,values_size,lr,width,error"
+    assert head == (
+        "number,state,epochs,value,values_mse,values_size,violation,metrics_train_loss,"
+        "metrics_offset,error,params_lr,params_width"
+    )
 
 
 def test_no_trial_keeps_the_constraints(folder, monkeypatch, capsys):

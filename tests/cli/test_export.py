@@ -87,7 +87,7 @@ def test_csv_is_printed_or_written(export):
     assert Path("a.csv").read_text() == Path("b.csv").read_text() == printed
     rows = list(csv.DictReader(printed.splitlines()))
     assert [row["state"] for row in rows].count("done") == 4
-    assert {row["lr"] for row in rows} == {"0.1", "Step(0.1, (2,))"}
+    assert {row["params_lr"] for row in rows} == {"0.1", "Step(0.1, (2,))"}
 
 
 def test_a_full_disk_leaves_the_former_file(export, two, monkeypatch, capsys):
@@ -131,6 +131,19 @@ def test_all_say_the_same(export):
         told = [trial[name] for trial in trials]
         assert table[name].to_list() == told
         assert [row[name] for row in rows] == ["" if each is None else str(each) for each in told]
+
+
+def test_all_tables_have_the_columns_of_the_data_frame(export, two):
+    import polars  # noqa: PLC0415
+
+    wanted = runpy.run_path("exported.py")["study"].trials_dataframe()
+    export("--out", "t.parquet")
+    rows = list(csv.DictReader(export("--format", "csv").splitlines()))
+    assert polars.read_parquet("t.parquet").columns == list(wanted.columns) == list(rows[0])
+    name = "violation" if two else "metrics_train_loss"
+    assert [float(row[name]) for row in rows if row["state"] == "done"] == list(
+        wanted[name][wanted["state"] == "done"]
+    )
 
 
 def test_a_format_outvotes_an_ending(export):

@@ -264,6 +264,8 @@ def test_pages_have_each_trial_once(views):
             lambda t: t.state == "waiting" and t.reached < EPOCHS
         ),
         (TrialFilter(states=["paused", "failed"]), lambda t: True),
+        (TrialFilter(states=["running"], is_run=False), lambda t: False),
+        (TrialFilter(states=["paused", "failed"], is_run=False), lambda t: True),
         (TrialFilter(states=["done"]), lambda t: False),
         (TrialFilter(text="COSINE"), lambda t: "Cosine" in str(t.config)),
         (TrialFilter(text="wide"), lambda t: t.config["width"] == "wide"),

@@ -211,7 +211,8 @@ def test_a_summary_counts_and_finds_the_best(store, study):
     summary = store.studies.summary("s")
     assert summary.num_trials == {"waiting": 2, "running": 1, "failed": 1}
     assert (summary.best_trial, summary.best_value, summary.best_epochs) == (1, 0.2, 1)
-    assert (summary.plan_epochs, summary.seconds, summary.trial_epochs) == (1, 0.5, 4)
+    assert (summary.plan_epochs, summary.plan_seconds, summary.trial_epochs) == (1, 0.5, 4)
+    assert (summary.trained_epochs, summary.seconds) == (0, 0.0)  # the epoch is of no study
 
 
 def test_nothing_of_a_refused_batch_is_written(store, study, monkeypatch):

@@ -296,7 +296,8 @@ def test_which_epochs_made_up_results_ask_for_is_an_estimate(tmp_path):
     forecast = study.plan()
     assert forecast.exact
     assert not forecast.known_exact
-    _, unique, _, known, time, last = str(forecast).splitlines()
+    _, unique, _, why, known, time, last = str(forecast).splitlines()
+    assert why.startswith("nothing shared: trials differ from epoch 1 on in lr")
     assert "about" not in unique
     assert re.match(r"about \d+ epochs known already: about \d+ left", known)
     assert time.startswith("forecast: about")  # an earlier study has timed its epochs

@@ -74,7 +74,8 @@ def test_epochs_that_no_trial_has_reported(tmp_path):
     study.run(executor=ONE, observers=[StopAfter(1)], progress=False)
     found = study.savings
     assert (found.unique_epochs, found.unreported_epochs) == (0, 1)
-    assert str(found).endswith("; 1 epochs trained besides, reported by no trial")
+    besides = f"; 1 epochs ({found.seconds_unreported:.1f} s) trained besides, reported by no trial"
+    assert str(found).endswith(besides)
     study.run(executor=ONE, progress=False)
     assert study.savings.unreported_epochs == 0
     assert "no trial" not in str(study.savings)

@@ -231,9 +231,7 @@ def test_a_stored_study_is_shown_in_its_unit(tmp_path, monkeypatch, capsys):
 
     status = said("status")
     assert "after 24 steps (4 epochs)" in status
-    assert (
-        "steps       48 requested, 36 trained by all studies of its task (an epoch is 6" in status
-    )
+    assert "steps       48 requested, 36 trained (an epoch is 6" in status
     assert "after 24 steps (4 epochs)" in said("best", "steps")
     assert json.loads(said("best", "steps", "--json"))["trials"][0]["reached"]["steps"] == 24
     assert (

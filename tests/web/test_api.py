@@ -87,6 +87,7 @@ def test_a_study_says_what_it_was_made_from(client, store):
     assert detail["best_config"]["lr"] == str(best.config["lr"])
     assert [p["name"] for p in detail["space"]] == ["lr", "width", "dropout"]
     assert detail["max_epochs"] == 6
+    assert detail["resume"] == ""
     assert detail["best_epochs"] == best.reached
     assert (detail["num_seeds"], detail["best_interval"]) == (1, None)
 

@@ -103,7 +103,18 @@ def _status(store: Store, found: StudySummary, *, traceback: bool, workers: bool
         "num_infeasible": found.num_infeasible,
         "requested": amounts(found.unit, found.trial_epochs),
         "trained": amounts(found.unit, found.plan_epochs),
-        "seconds": found.seconds,
+        "trained_by_study": amounts(found.unit, found.trained_epochs),
+        "seconds": found.plan_seconds,
+        "seconds_by_study": found.seconds,
+        "remaining": {
+            "max_epochs": None
+            if found.remaining.max_epochs is None
+            else amounts(found.unit, found.remaining.max_epochs),
+            "num_trials": found.remaining.num_trials,
+            "most": amounts(found.unit, found.remaining.most_epochs),
+            "num_enqueued": found.remaining.num_enqueued,
+            "requested_max_epochs": found.remaining.requested_max_epochs,
+        },
         "seeds": found.num_seeds,
         "errors": failure_documents(groups, traceback=traceback),
         "workers": worker_documents(store, found.name) if workers else None,
@@ -226,7 +237,7 @@ def best_document(store: Store, name: str) -> BestDocument:
         StudyNotFoundError: There is no study of this name.
         ThriftyError: No trial has reported, all have failed, or none keeps the constraints.
     """
-    info = store.studies.get(name)
+    info = store.studies.current(name)
     trials = store.studies.load(info.id).trials
     seeds = last_values(store, info)
     best = best_of(info, trials)
@@ -327,9 +338,14 @@ def trial_files(artifacts: Iterable[Artifact]) -> list[TrialFile]:
 
 
 def trial_state(info: StudyInfo, trial: TrialRecord) -> str:
-    """Return the trial's state as in ``TrialResult``."""
+    """Return the trial's state as in ``TrialResult``.
+
+    Args:
+        info: The study, whose state is that of ``Studies.current``.
+        trial: The trial.
+    """
     horizon = info.spec.get("max_epochs") if trial.horizon is None else trial.horizon
-    return shown_state(trial.state, reached=trial.reached, horizon=horizon)
+    return shown_state(trial.state, reached=trial.reached, horizon=horizon, study_state=info.state)
 
 
 def _objectives(info: StudyInfo) -> list[str]:

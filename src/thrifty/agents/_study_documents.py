@@ -137,6 +137,7 @@ def _savings_document(found: Savings) -> SavingsDocument:
         "retrained_epochs": found.retrained_epochs,
         "packed_epochs": found.packed_epochs,
         "seconds": found.seconds,
+        "seconds_trained": found.seconds_trained,
         "seconds_checks": found.seconds_checks,
         "seconds_alone": found.seconds_alone,
         "shared_factor": found.shared_factor,

@@ -24,6 +24,7 @@ from thrifty.space import config_to_json
 from thrifty.store import Store, StudyInfo, TrialRecord, frame
 from thrifty.store._epoch_times import attribute_text, counted, standard_deviation, stored_unit
 from thrifty.store._reports import no_such_trial
+from thrifty.store._trial_table import TableRow, table_of
 from thrifty.study import Study
 
 from ._options import complete_study, json_option, print_document, say, storage_option, trust_option
@@ -147,14 +148,13 @@ def _write_tables(
     """
     written = []
     with Store.open(storage, create=False) as store:
-        info = store.studies.get(name)
-        attributes = store.studies.user_attrs(info.id)
+        info = store.studies.current(name)
         stored = _Stored(
             info=info,
             trials=store.studies.load(info.id).trials,
             seeds=last_values(store, info),
-            attributes=attributes,
-            keys=sorted({key for own in attributes.values() for key in own}),
+            attributes=store.studies.user_attrs(info.id),
+            metrics=store.studies.last_metrics(info),
         )
     for each, file in wanted:
         content = _WRITERS[each](stored)
@@ -265,47 +265,53 @@ def _write(file: Path, content: str | bytes) -> None:
 class _Stored:
     """What the database has of a study's trials.
 
-    ``attributes`` are the user attributes of trials that have some, and ``keys`` all their keys.
+    ``attributes`` are the user attributes of trials that have some, and ``metrics`` all metrics of
+    trials that have reported.
     """
 
     info: StudyInfo
     trials: Sequence[TrialRecord]
     seeds: Seeds
     attributes: Mapping[int, Mapping[str, Any]]
-    keys: Sequence[str]
+    metrics: Mapping[int, Mapping[str, float]]
 
 
 def _csv(stored: _Stored) -> str:
-    info, trials, seeds = stored.info, stored.trials, stored.seeds
-    metrics = _metrics(info)
-    names = sorted({key for trial in trials for key in trial.config})
+    """Return the columns of ``Study.trials_dataframe``, with lists and dicts as JSON texts."""
+    rows = _rows(stored)
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    objectives = [f"values_{each}" for each in metrics]
-    unit = stored_unit(info.spec)
-    units = [] if unit.is_epochs else [unit.name]
-    several = ["sd", "seeds"] if seeds else []
-    said = [f"user_attrs_{key}" for key in stored.keys]
-    first = ["number", "state", "epochs", *units, "value", *several, *objectives]
-    last = [*said, "error"]
-    # The prefix is that of data frames.
-    named = [f"params_{name}" if name in {*first, *last} else name for name in names]
-    writer.writerow([*first, *named, *last])
-    for trial in trials:
-        spread = _sd_and_seeds(seeds.get(trial.number))
-        writer.writerow([
-            trial.number,
-            trial_state(info, trial),
-            trial.reached,
-            *(unit.count(trial.reached) for _ in units),
-            trial.value,
-            *(spread[each] for each in several),
-            *((trial.objectives or {}).get(each) for each in metrics),
-            *(str(trial.config.get(key, "")) for key in names),
-            *_texts(stored, trial.number, missing="").values(),
-            trial.error[1],
-        ])
+    writer = csv.DictWriter(out, fieldnames=rows[0] if rows else ["number"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return out.getvalue()
+
+
+def _rows(stored: _Stored) -> list[dict[str, Any]]:
+    """Return the table of the trials, with cells that a file can hold."""
+    info = stored.info
+    found = table_of(
+        [
+            TableRow(
+                number=trial.number,
+                state=trial_state(info, trial),
+                epochs=trial.reached,
+                value=trial.value,
+                sd=_spread(stored.seeds.get(trial.number)),
+                objectives=trial.objectives or {},
+                violation=None if trial.value is None else trial.violation,
+                metrics=stored.metrics.get(trial.number, {}),
+                error=trial.error[1],
+                config=trial.config,
+                user_attrs=stored.attributes.get(trial.number, {}),
+            )
+            for trial in stored.trials
+        ],
+        objectives=_metrics(info) or [info.spec.get("metric", "")],
+        has_constraints="constraints" in info.spec,
+        num_seeds=info.num_seeds,
+        unit=stored_unit(info.spec),
+    )
+    return [{_whole(name): _whole(cell) for name, cell in row.items()} for row in found]
 
 
 def _json(stored: _Stored) -> str:
@@ -321,6 +327,7 @@ def _json(stored: _Stored) -> str:
             **(_sd_and_seeds(seeds.get(trial.number)) if seeds else {}),
             **({"values": _objectives(trial)} if _metrics(info) else {}),
             **({"violation": trial.violation} if "constraints" in info.spec else {}),
+            "metrics": finite(stored.metrics.get(trial.number, {})),
             "error": trial.error[1],
             "parent": trial.parent,
             "config": config_to_json(trial.config),
@@ -333,27 +340,14 @@ def _json(stored: _Stored) -> str:
 
 def _parquet(stored: _Stored) -> bytes:
     """Return the columns of ``Study.trials_dataframe``, with lists and dicts as JSON texts."""
-    info, trials, seeds = stored.info, stored.trials, stored.seeds
-    names = list(dict.fromkeys(key for trial in trials for key in trial.config))
-    rows = [
-        {
-            "number": trial.number,
-            "state": trial_state(info, trial),
-            "epochs": trial.reached,
-            **counted(info.spec, trial.reached),
-            "value": trial.value,
-            **(_sd_and_seeds(seeds.get(trial.number)) if seeds else {}),
-            **{_whole(f"values_{m}"): (trial.objectives or {}).get(m) for m in _metrics(info)},
-            **({"violation": trial.violation} if "constraints" in info.spec else {}),
-            "error": trial.error[1],
-            **{_whole(f"params_{key}"): _whole(trial.config.get(key)) for key in names},
-            **_texts(stored, trial.number, missing=None),
-        }
-        for trial in trials
-    ]
     out = io.BytesIO()
-    frame(rows, backend="polars").write_parquet(out)
+    frame(_rows(stored), backend="polars").write_parquet(out)
     return out.getvalue()
+
+
+def _spread(values: Sequence[float] | None) -> float | None:
+    """Return the standard deviation over seeds; None if there are no values."""
+    return standard_deviation(values) if values else None
 
 
 def _sd_and_seeds(values: Sequence[float] | None) -> dict[str, Any]:
@@ -364,21 +358,15 @@ def _sd_and_seeds(values: Sequence[float] | None) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> Any:
-    """Return a text without unpaired surrogates, which Arrow rejects."""
+    """Return a cell that a table can hold: lists and dicts become JSON.
+
+    Unpaired surrogates, which Arrow rejects, are escaped.
+    """
+    if isinstance(value, list | dict):
+        value = attribute_text(value)
     if not isinstance(value, str):
         return value
     return value.encode(errors="backslashreplace").decode()
-
-
-def _texts(stored: _Stored, number: int, *, missing: Any) -> dict[str, Any]:
-    """Return the columns of a trial's user attributes; lists and dicts become JSON."""
-    own = stored.attributes.get(number, {})
-    found: dict[str, Any] = {}
-    for key in stored.keys:
-        value = own.get(key)
-        text = attribute_text(value) if isinstance(value, list | dict) else value
-        found[_whole(f"user_attrs_{key}")] = missing if value is None else _whole(text)
-    return found
 
 
 _WRITERS: dict[str, Callable[[_Stored], Any]] = {"csv": _csv, "json": _json, "parquet": _parquet}

@@ -31,16 +31,21 @@ from thrifty.core import Artifact, ThriftyError, UsageError, plain_text, size_te
 from thrifty.core._files import replacing
 from thrifty.core._trial_log import check_artifact_name
 from thrifty.store import FailureGroup, Store, StudySummary, redact_url
+from thrifty.store._address import shell_command
 from thrifty.store._epoch_times import attribute_text, interval, standard_deviation, stored_unit
 from thrifty.store._plan_files import ArtifactFiles
-from thrifty.store._reports import failure_lines, no_such_trial, trials_by_state
+from thrifty.store._reports import failure_lines, no_such_trial, trials_by_state, trials_text
 
 from ._options import complete_study, json_option, print_document, say, storage_option
 
 
 _ATTRIBUTE_CHARS = 400
 """Most characters of an attribute that are shown; the middle of a longer one is cut."""
-_GONE = " (its process is gone; run it again to go on)"
+_ADVICE = {
+    "interrupted": " (its process is gone; run it again to go on)",
+    "stopped": " (run it again to go on)",
+}
+"""What to do with a study in a state, as text after the state."""
 
 
 @click.command("status")
@@ -74,13 +79,18 @@ def status_command(
     if not summaries:
         say(f"{redact_url(storage)} has no studies yet")
     for s in summaries:
-        _say_study(s, failures[s.name], cut_short[s.name], traceback=traceback)
+        _say_study(s, failures[s.name], cut_short[s.name], url=storage, traceback=traceback)
     for line in _worker_lines(workers):
         say(f"  worker      {plain_text(line)}")
 
 
 def _say_study(
-    s: StudySummary, failures: Sequence[FailureGroup], cut_short: Sequence[int], *, traceback: bool
+    s: StudySummary,
+    failures: Sequence[FailureGroup],
+    cut_short: Sequence[int],
+    *,
+    url: str,
+    traceback: bool,
 ) -> None:
     """Print what is known of a study.
 
@@ -88,6 +98,7 @@ def _say_study(
         s: The study.
         failures: Its errors.
         cut_short: The last epoch of each trial whose training was stopped, in ascending order.
+        url: The database.
         traceback: Whether to show tracebacks.
     """
     num_trials = sum(s.num_trials.values())
@@ -99,7 +110,7 @@ def _say_study(
         parts.append(f"{len(cut_short):,} stopped in training, at {where}")
     counts = ", ".join(parts)
     say(plain_text(s.name), bold=True, nl=False)
-    say(f"  {plain_text(s.state)}{_GONE if s.state == 'interrupted' else ''}")
+    say(f"  {plain_text(s.state)}{_ADVICE.get(s.state, '')}")
     say(f"  trials      {num_trials:,} ({counts or 'none'})")
     if s.best_value is not None:
         where = f"trial {s.best_trial} after {s.unit.text(s.best_epochs or 0)}"
@@ -111,15 +122,47 @@ def _say_study(
         say("  best        none, because all trials that ended have failed")
     for line in failure_lines(failures):
         say(f"  errors      {plain_text(line)}")
-    trained = f"{s.unit.count(s.plan_epochs):,} trained by all studies of its task"
-    note = "" if s.unit.is_epochs else f" ({s.unit.definition})"
-    say(f"  {s.unit.name:10}  {s.unit.count(s.trial_epochs):,} requested, {trained}{note}")
-    say(f"  training    {s.seconds:,.1f} s by all studies of its task")
+    for title, line in (*_what_was_trained(s), *_what_remains(s, url=url)):
+        say(f"  {title:10}  {plain_text(line)}")
     if traceback:
         for group in failures:
             say(f"trial {group.trials[0]}: {group.traceback or group.message}".rstrip())
     elif any(group.traceback for group in failures):
         say("  --traceback shows where these errors come from")
+
+
+def _what_was_trained(s: StudySummary) -> Iterator[tuple[str, str]]:
+    """Yield what the study's own runs have trained, and all studies of its task if that is more."""
+    count = s.unit.count
+    trained, seconds = f"{count(s.trained_epochs):,} trained", f"{s.seconds:,.1f} s"
+    if s.plan_epochs > s.trained_epochs:
+        trained += f", {count(s.plan_epochs):,} by all studies of its task"
+        seconds += f", {s.plan_seconds:,.1f} s by all studies of its task"
+    note = "" if s.unit.is_epochs else f" ({s.unit.definition})"
+    yield s.unit.name, f"{count(s.trial_epochs):,} requested, {trained}{note}"
+    yield "training", seconds
+
+
+def _what_remains(s: StudySummary, *, url: str) -> Iterator[tuple[str, str]]:
+    """Yield what a study was asked for and has not trained, and the command that goes on."""
+    left, unit = s.remaining, s.unit
+    is_waiting = bool(left.num_enqueued or left.requested_max_epochs)
+    if s.state != "done" and left.num_trials and left.max_epochs is not None:
+        have = "has" if left.num_trials == 1 else "have"
+        raised = "" if left.raised_from is None else f", raised from {unit.count(left.raised_from)}"
+        most = f"at most {unit.text(left.most_epochs)}"
+        goal = f"{have} not reached {unit.text(left.max_epochs)}{raised}"
+        yield "remaining", f"{most}: {trials_text(left.num_trials)} {goal}"
+    if left.num_enqueued:
+        what = "configuration" if left.num_enqueued == 1 else "configurations"
+        yield "queued", f"{left.num_enqueued:,} {what} to try"
+    if left.requested_max_epochs is not None:
+        yield "queued", f"train each trial for {unit.text(left.requested_max_epochs)}"
+    goes_on = s.state in _ADVICE or (s.state == "done" and is_waiting)
+    if s.state == "paused" or (goes_on and left.file):
+        yield "to go on", shell_command("resume", name=s.name, url=url)
+    elif goes_on:
+        yield "to go on", "run the study again"
 
 
 _SHOWN_WORKERS = 16

@@ -390,6 +390,31 @@ class StudySnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remaining:
+    """What a study has been asked for and has not trained yet.
+
+    Attributes:
+        max_epochs: How long the study trains a trial; None if that is not recorded.
+        raised_from: The ``max_epochs`` before it was last raised; None if it never was.
+        num_trials: Trials that have not reached the end of their training.
+        most_epochs: Epochs that these trials have left, those of all seeds. An algorithm that
+            stops trials early trains fewer, and sharing saves some of them.
+        num_enqueued: Enqueued configurations that the study has not tried yet.
+        requested_max_epochs: The largest ``max_epochs`` that is queued for the study; None without
+            such a request.
+        file: The file that defines the study; None if that is not recorded.
+    """
+
+    file: str | None = None
+    max_epochs: int | None = None
+    raised_from: int | None = None
+    num_trials: int = 0
+    most_epochs: int = 0
+    num_enqueued: int = 0
+    requested_max_epochs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
     """A summary of a study.
 
@@ -398,6 +423,10 @@ class StudySummary:
     is gone. ``best_value`` is the value of the best trial (see ``best_trials``) at ``best_epochs``,
     the epoch it has reached. ``num_infeasible`` counts the trials that have a value and break a
     constraint; it is 0 where there is a best trial. With ``num_seeds`` above 1, values are means.
+
+    ``plan_epochs`` and ``plan_seconds`` count what all studies of the plan have trained;
+    ``trained_epochs`` and ``seconds`` what the study's own runs have, epochs that were trained
+    again included.
     """
 
     id: int
@@ -412,8 +441,11 @@ class StudySummary:
     num_infeasible: int
     trial_epochs: int
     plan_epochs: int
+    plan_seconds: float
+    trained_epochs: int
     seconds: float
     last_activity: float | None
+    remaining: Remaining
     unit: TimeUnit = EPOCHS
     """The unit in which the study shows what it trains."""
     num_seeds: int = 1

@@ -47,17 +47,26 @@ class FailureGroup:
         return plain_text(" ".join(self.message.split()), limit=_MESSAGE_CHARS)
 
 
-def shown_state(state: str, *, reached: int, horizon: int | None) -> str:
+def shown_state(
+    state: str, *, reached: int, horizon: int | None, study_state: str = "running"
+) -> str:
     """Return the state of a trial as in ``Study.trials``: a waiting trial is done or paused.
+
+    A trial that was in training when its study stopped is paused, too: no process trains it.
 
     Args:
         state: Its state in the database.
         reached: The epoch that it has reached.
         horizon: The epoch at which its training ends; None if that is not known.
+        study_state: The state of the study.
 
     >>> shown_state("waiting", reached=4, horizon=4), shown_state("waiting", reached=2, horizon=4)
     ('done', 'paused')
+    >>> shown_state("running", reached=2, horizon=4, study_state="stopped")
+    'paused'
     """
+    if state == "running" and num_stopped_in_training({state: 1}, study_state=study_state):
+        return "paused"
     if state != "waiting":
         return state
     return "done" if horizon is not None and reached >= horizon else "paused"

@@ -9,22 +9,35 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Column, Connection, Engine, Row, Select, func, insert, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    Select,
+    case,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from thrifty.core import Artifact, Clock, StudyMismatchError, StudyNotFoundError, plain_text
 from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
-from ._acts import write_act, write_applied
-from ._coordination import check_exists, lock_plan, standing
+from ._acts import queued, write_act, write_applied
+from ._coordination import ALIVE, check_exists, lock_plan, standing
 from ._engine import consistent_read, fetch, user_errors
-from ._epoch_times import WorkerUse, last_attributes, path_to, stored_unit, worker_use
+from ._epoch_times import WorkerUse, last_attributes, mean_curve, path_to, stored_unit, worker_use
 from ._plans import news_of, threads_of
 from ._records import (
     ActApplied,
     LogRecord,
     PriorRecord,
+    Remaining,
     StudyInfo,
     StudyRecords,
     StudySnapshot,
@@ -114,6 +127,17 @@ class Studies:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(names) or 'none'}"
         raise StudyNotFoundError(f"the database has no study {name!r}; {hint}")
+
+    def current(self, name: str) -> StudyInfo:
+        """Return the study of a name; its state is "interrupted" if its process is gone.
+
+        Raises:
+            StudyNotFoundError: There is no such study.
+        """
+        info = self.get(name)
+        with user_errors(self._engine), self._engine.connect() as connection:
+            states = standing(connection, {info.id: info.state}, clock=self._clock)
+        return replace(info, state=states[info.id])
 
     def mark(self, name: str) -> tuple[Any, ...] | None:
         """Return a value that every write about a study or its plan changes; None if no study."""
@@ -324,6 +348,40 @@ class Studies:
             for number, first, reached, others in trials
         }
 
+    def last_metrics(self, study: StudyInfo) -> dict[int, Mapping[str, float]]:
+        """Return all metrics of each trial at the epoch that it has reached, by trial number.
+
+        Trials that have not reported are left out. With several seeds, metrics are means.
+        """
+        n, e, t = schema.nodes, schema.epochs, schema.trials
+        with consistent_read(self._engine) as connection:
+            nodes = select(n.c.node, n.c.parent, n.c.start).where(n.c.plan == study.plan)
+            origins = {row.node: (row.parent, row.start) for row in connection.execute(nodes)}
+            trials = connection.execute(
+                select(t.c.number, t.c.node, t.c.reached, t.c.replicas)
+                .where(t.c.study == study.id, t.c.reached > 0)
+                .order_by(t.c.number)
+            ).all()
+            places = {
+                number: [
+                    next(p for p in path_to(end, reached, origins=origins) if p[1] == reached)
+                    for end in (node, *nodes_of_replicas(others))
+                ]
+                for number, node, reached, others in trials
+            }
+            wanted = {place for own in places.values() for place in own}
+            epochs = select(e.c.node, e.c.epoch, e.c.metrics).where(e.c.plan == study.plan)
+            metrics = {
+                (row.node, row.epoch): json.loads(row.metrics)
+                for row in connection.execute(epochs)
+                if (row.node, row.epoch) in wanted
+            }
+        return {
+            number: mean_curve([[metrics[place]] for place in own])[0]
+            for number, own in places.items()
+            if all(place in metrics for place in own)
+        }
+
     def user_attrs(self, study: int) -> dict[int, dict[str, Any]]:
         """Return the user attributes of each trial up to the epoch it has reached, by number.
 
@@ -407,33 +465,35 @@ class Studies:
 
         A trial has reported less if its training was stopped between two reports.
         """
-        n, e, t = schema.nodes, schema.epochs, schema.trials
-        plan = select(schema.studies.c.plan).where(schema.studies.c.id == study).scalar_subquery()
         with consistent_read(self._engine) as connection:
-            trials = connection.execute(
-                select(t.c.number, t.c.node, t.c.target)
-                .where(t.c.study == study, t.c.state == state)
-                .order_by(t.c.number)
-            ).all()
-            if not trials:
-                return {}
-            ancestry = {
-                row.node: (row.parent, row.start)
-                for row in connection.execute(
-                    select(n.c.node, n.c.parent, n.c.start).where(n.c.plan == plan)
-                )
-            }
-            last_epochs = select(e.c.node, func.max(e.c.epoch).label("last"))
-            last = {
-                row.node: row.last
-                for row in connection.execute(
-                    last_epochs.where(e.c.plan == plan).group_by(e.c.node)
-                )
-            }
-        return {
-            number: _last_epoch(node, target, ancestry=ancestry, last=last)
-            for number, node, target in trials
-        }
+            return _trained_to(connection, study, state=state)
+
+
+def _trained_to(connection: Connection, study: int, *, state: str) -> dict[int, int]:
+    n, e, t = schema.nodes, schema.epochs, schema.trials
+    plan = select(schema.studies.c.plan).where(schema.studies.c.id == study).scalar_subquery()
+    trials = connection.execute(
+        select(t.c.number, t.c.node, t.c.target)
+        .where(t.c.study == study, t.c.state == state)
+        .order_by(t.c.number)
+    ).all()
+    if not trials:
+        return {}
+    ancestry = {
+        row.node: (row.parent, row.start)
+        for row in connection.execute(
+            select(n.c.node, n.c.parent, n.c.start).where(n.c.plan == plan)
+        )
+    }
+    last_epochs = select(e.c.node, func.max(e.c.epoch).label("last"))
+    last = {
+        row.node: row.last
+        for row in connection.execute(last_epochs.where(e.c.plan == plan).group_by(e.c.node))
+    }
+    return {
+        number: _last_epoch(node, target, ancestry=ancestry, last=last)
+        for number, node, target in trials
+    }
 
 
 def _last_epoch(
@@ -443,7 +503,7 @@ def _last_epoch(
     ancestry: Mapping[int, tuple[int | None, int]],
     last: Mapping[int, int],
 ) -> int:
-    while node is not None:
+    while node is not None and node in ancestry:
         parent, start = ancestry[node]
         if node in last and target > start:
             return min(last[node], target)
@@ -554,9 +614,14 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
         )
     ).scalar_one()
     best = _best(connection, study)
-    num_epochs, seconds = connection.execute(
-        select(func.count(), func.coalesce(func.sum(e.c.seconds), 0.0)).where(
+    num_epochs, plan_seconds = connection.execute(
+        select(func.count(), func.coalesce(func.sum(e.c.seconds + e.c.again_s), 0.0)).where(
             e.c.plan == study.plan
+        )
+    ).one()
+    num_trained, seconds = connection.execute(
+        select(func.coalesce(func.sum(trained_times()), 0), func.coalesce(spent_s(), 0.0)).where(
+            e.c.plan == study.plan, e.c.study == study.id
         )
     ).one()
     last = connection.execute(
@@ -579,11 +644,74 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
         num_infeasible=best.num_infeasible,
         trial_epochs=num_seeds * sum(targets for _, _, targets in counts),
         plan_epochs=num_epochs,
+        plan_seconds=plan_seconds,
+        trained_epochs=int(num_trained),
         seconds=seconds,
         last_activity=last,
+        remaining=_remaining(connection, study, state=state, num_seeds=num_seeds),
         unit=stored_unit(study.spec),
         num_seeds=num_seeds,
     )
+
+
+def trained_times() -> ColumnElement[int]:
+    """Select how often an epoch was trained: 0 if its state was only evaluated again."""
+    e = schema.epochs
+    return case((e.c.evaluated.is_(True), 0), else_=1) + e.c.again
+
+
+def spent_s() -> ColumnElement[float]:
+    """Select the seconds of training epochs, each time that they were trained."""
+    e = schema.epochs
+    return func.sum(e.c.seconds + e.c.again_s)
+
+
+def _remaining(connection: Connection, study: Row[Any], *, state: str, num_seeds: int) -> Remaining:
+    t, spec = schema.trials, study.spec
+    end = func.coalesce(t.c.horizon, spec.get("max_epochs", 0))
+    num_trials, left = connection.execute(
+        select(func.count(), func.coalesce(func.sum(end - t.c.reached), 0)).where(
+            t.c.study == study.id, t.c.state.in_(("running", "waiting")), t.c.reached < end
+        )
+    ).one()
+    if state not in ALIVE:
+        running = select(t.c.number, t.c.reached).where(
+            t.c.study == study.id, t.c.state == "running"
+        )
+        trained = _trained_to(connection, study.id, state="running")
+        # What a stopped trial has trained since its last report is kept.
+        left -= sum(
+            max(0, trained[number] - reached) for number, reached in connection.execute(running)
+        )
+    requested = [act.max_epochs for act in queued(connection, study.id)]
+    return Remaining(
+        file=spec.get("file"),
+        max_epochs=spec.get("max_epochs"),
+        raised_from=next(iter(spec.get("earlier_max_epochs", ())[-1:]), None),
+        num_trials=num_trials,
+        most_epochs=num_seeds * int(left),
+        num_enqueued=_num_untried(connection, study.id),
+        requested_max_epochs=max((n for n in requested if n is not None), default=None),
+    )
+
+
+def _num_untried(connection: Connection, study: int) -> int:
+    """Return how many enqueued configurations no trial has, as ``History`` counts them."""
+    t, entries = schema.trials, schema.log
+    if not enqueued_since(connection, study, 0):
+        return 0
+    trials = select(t.c.number, t.c.config).where(t.c.study == study)
+    untold = {row.number: row.config for row in connection.execute(trials)}
+    waiting: list[Any] = []
+    moves = select(entries.c.kind, entries.c.trial, entries.c.config).where(
+        entries.c.study == study, entries.c.kind.in_(("enqueued", "asked"))
+    )
+    for kind, number, config in connection.execute(moves.order_by(entries.c.id)):
+        if kind == "enqueued":
+            waiting.append(config)
+        elif untold.pop(number, None) == next(iter(waiting), object()):
+            waiting.pop(0)
+    return len(waiting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

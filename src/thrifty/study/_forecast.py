@@ -22,6 +22,7 @@ from thrifty.store._reports import trials_text
 from ._goals import Goals
 from ._ledger import Ledger
 from ._results import lines
+from ._sharing_reason import why_nothing_is_shared
 from .simulation._synthetic_results import MadeUpRun
 
 
@@ -72,6 +73,7 @@ class Forecast:
     text counts in ``unit``. ``memory`` is what trials need at a time, with one base for all and
     with one for each; None if it was not asked for, or the task makes no model without values.
     ``choice`` is the algorithm that ``Auto`` has chosen and the reason; empty without ``Auto``.
+    ``why_unshared`` says why no epoch is shared; it is empty if one is.
     """
 
     num_trials: int
@@ -87,6 +89,7 @@ class Forecast:
     unit: TimeUnit = EPOCHS
     memory: MemoryForecast | None = None
     choice: str = ""
+    why_unshared: str = ""
 
     @property
     def epochs_to_train(self) -> float:
@@ -130,6 +133,8 @@ class Forecast:
             f"{about}{unique} unique {_noun(unit, unique)} to train{span}",
             f"{rate}: sharing saves {about}{saved:.0%} of the trial-{unit.name}",
         ]
+        if self.why_unshared:
+            out.append(self.why_unshared)
         if self.known_epochs or self.evaluated_epochs:
             out.append(self._left())
         left_s = self.seconds_to_train
@@ -262,6 +267,7 @@ def forecast(  # noqa: PLR0913 (the parts of a study, and what is known of it)
             counts.append(_count_known(run.plan, known))
         if not round_:
             num_trials, forest = len(history), forest_of(run)
+            why = why_nothing_is_shared(timelines_of(run))
         num_decisions += history.num_decisions
         if num_decisions >= MANY_DECISIONS and _are_known(unique, trial_epochs):
             break
@@ -277,6 +283,7 @@ def forecast(  # noqa: PLR0913 (the parts of a study, and what is known of it)
         known_epochs=known_epochs,
         evaluated_epochs=evaluated,
         known_exact=len(set(counts)) <= 1,
+        why_unshared=why if unique == trial_epochs else "",
         unit=unit,
     )
 
@@ -287,6 +294,11 @@ def forest_of(ledger: Ledger | MadeUpRun) -> list[ForestStage]:
         (node, trial.target) for trial in ledger.history for node in ledger.nodes_of[trial.number]
     )
     return stage_forest(ledger.plan, ends=ends)
+
+
+def timelines_of(ledger: Ledger | MadeUpRun) -> list[Timeline]:
+    """Return the timelines of all trials in the first seed."""
+    return [ledger.plan.nodes[nodes[0]].timeline for nodes in ledger.nodes_of]
 
 
 def mean_epoch_s(ledger: Ledger) -> float | None:
@@ -309,6 +321,9 @@ def trained_forecast(
         seconds=None if epoch_seconds is None else unique * epoch_seconds,
         forest=tuple(forest),
         known_epochs=unique,
+        why_unshared=""
+        if unique < ledger.trial_epochs
+        else why_nothing_is_shared(timelines_of(ledger)),
         unit=ledger.unit,
     )
 

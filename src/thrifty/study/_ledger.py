@@ -104,6 +104,8 @@ class Ledger:
         self.study_id, self.plan_id = study_id, plan_id
         # CPU threads with which each worker trains the plan, if fixed.
         self.threads: int | None = None
+        # Whether a process runs the study; if not, trials in training are paused.
+        self.is_run = False
         # The reason why a structure of the plan is not fused, by key.
         self.refused: dict[str, str] = {}
         # The revision of the plan in the store up to which all records are known.

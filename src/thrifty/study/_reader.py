@@ -17,6 +17,7 @@ from thrifty.store import Store, StudyInfo, redact_url
 from thrifty.store._address import read_address
 from thrifty.store._epoch_times import mean_curve
 from thrifty.store._reports import trials_text
+from thrifty.store._steering_requests import is_run
 
 from ._goals import Goals
 from ._ledger import Ledger
@@ -242,6 +243,8 @@ class Reader:
         if self._ledger is None or mark is None or mark != self._mark:
             self._ledger = repository.load(store, store.studies.get(repository.name))
             self._mark = mark
+        # A process that is killed writes nothing, so the mark does not tell.
+        self._ledger.is_run = is_run(store.studies.current(repository.name).state)
         return self._ledger
 
     def finished(self, repository: StudyRepository, store: Store, info: StudyInfo) -> Ledger | None:
@@ -257,14 +260,14 @@ class Reader:
     ) -> Iterator[Ledger]:
         """Provide the ledger with which this process runs the study in this context."""
         self._ledger, self._mark = repository.load(store, info), None
-        self._is_running = True
+        self._is_running = self._ledger.is_run = True
         try:
             yield self._ledger
             self._ledger.epochs.count_as_known()
             if not repository.storage.is_shared:
                 self._mark = store.studies.mark(repository.name)
         finally:
-            self._is_running = False
+            self._is_running = self._ledger.is_run = False
 
 
 def is_in_memory(repository: StudyRepository) -> bool:
@@ -387,7 +390,7 @@ def overview(
         return facts(title, [*rows, ("state", f"cannot be read: {_in_one_line(error)}")])
     if state:
         rows.append(("state", _ADVICE.get(state, state)))
-    states = (state_of(trial) for trial in ledger.history)
+    states = (state_of(trial, is_run=ledger.is_run) for trial in ledger.history)
     rows.append(("trials", _counted(Counter(states))))
     told: list[tuple[str, object]] = []
     if ledger.trial_epochs:

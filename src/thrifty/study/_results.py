@@ -30,9 +30,11 @@ from thrifty.store._epoch_times import (
     standard_deviation,
 )
 from thrifty.store._reports import failure_lines
+from thrifty.store._trial_table import TableRow, table_of
 
 from ._goals import Goals
 from ._ledger import Ledger, is_done
+from ._sharing_reason import why_nothing_is_shared
 
 
 TrialState = Literal["done", "running", "paused", "stopped", "failed"]
@@ -46,7 +48,7 @@ class TrialResult:
         number: The trial's number, in the order of proposals.
         config: The trial's hyper-parameters; schedules stay schedules.
         state: ``"done"`` (fully trained), ``"running"``, ``"paused"``, ``"stopped"`` or
-            ``"failed"``.
+            ``"failed"``. A trial that was in training when the study stopped is paused.
         epochs: The number of epochs that the trial has reached: those up to its latest report.
         value: The study's metric there (None before the first report). If there are several
             objectives, the first one.
@@ -188,9 +190,12 @@ class Savings:
             count in ``unique_epochs``, ``seconds_shared`` and ``seconds``, too.
         known_epochs: Unique epochs that other studies have trained. They and their seconds count in
             ``unique_epochs``, ``seconds_shared`` and ``seconds``, too.
+        seconds_known: The part of ``seconds`` that other studies have spent.
         unreported_epochs: Epochs that this study has trained and that no trial has reported: those
             of a stage that was stopped, whose state is kept, or of a trial that failed. They and
             their seconds count nowhere else here.
+        seconds_unreported: The seconds of these epochs, and of those that were only evaluated.
+        why_unshared: Why no two trials share an epoch; empty if two do, or if there is one trial.
         unit: The unit in which the text counts epochs.
     """
 
@@ -208,12 +213,23 @@ class Savings:
     retrained_epochs: int = 0
     known_epochs: int = 0
     unreported_epochs: int = 0
+    seconds_known: float = 0.0
+    seconds_unreported: float = 0.0
+    why_unshared: str = ""
     unit: TimeUnit = EPOCHS
 
     @property
     def epochs(self) -> int:
         """The number of epochs that trials of the study share, so that they are trained once."""
         return self.trial_epochs - self.unique_epochs
+
+    @property
+    def seconds_trained(self) -> float:
+        """Seconds that the study's own runs have trained, as ``thrifty status`` shows them.
+
+        Without what other studies have trained, and with what no trial has reported.
+        """
+        return self.seconds - self.seconds_known + self.seconds_unreported
 
     @property
     def shared_factor(self) -> float | None:
@@ -258,7 +274,8 @@ class Savings:
             f"{count(trained):,} {name} trained{again} for "
             f"{count(self.trial_epochs):,} trial-{name}: "
             f"{count(self.trial_epochs - trained):,} saved; "
-            f"training {self.seconds:,.1f} s{price}{gain}{self._rest()}"
+            f"training {self.seconds:,.1f} s{price}{self._known()}{gain}{self._rest()}"
+            f"{self.why_unshared and '; '}{self.why_unshared}"
         )
 
     def _rest(self) -> str:
@@ -266,7 +283,15 @@ class Savings:
         if not self.unreported_epochs:
             return ""
         count, name = self.unit.count, self.unit.name
-        return f"; {count(self.unreported_epochs):,} {name} trained besides, reported by no trial"
+        return (
+            f"; {count(self.unreported_epochs):,} {name} ({self.seconds_unreported:,.1f} s) "
+            "trained besides, reported by no trial"
+        )
+
+    def _known(self) -> str:
+        """Return how much of the time other studies have spent, or "" if that is nothing."""
+        spent = f"{self.seconds_known:,.1f} s of it by other studies"
+        return f", {spent}" if self.seconds_known else ""
 
     def _price(self) -> str:
         """Return the cost of checks as text, or an empty string if there were no checks."""
@@ -291,7 +316,7 @@ class Savings:
             by_sharing = self.seconds_alone / self.seconds if agree else self.shared_factor
         factors = f"{by_sharing:.2f}x by sharing{by_packing}"
         if is_less:
-            comma = "," if self.seconds_checks else ""
+            comma = "," if self.seconds_checks or self.seconds_known else ""
             return f"{comma} instead of {self.seconds_alone:,.1f} s ({factors})"
         return "" if factors == "1.00x by sharing" else f", {factors}"
 
@@ -305,8 +330,15 @@ def _short(value: float) -> str:
     return f"{value:,.1f}" if value >= 0.95 else f"{value:.2g}"
 
 
-def state_of(trial: Trial) -> TrialState:
-    """Return a trial's state; a waiting trial is done or paused."""
+def state_of(trial: Trial, *, is_run: bool) -> TrialState:
+    """Return a trial's state; a waiting trial is done or paused.
+
+    Args:
+        trial: The trial.
+        is_run: Whether a process runs its study. If not, a trial in training is paused.
+    """
+    if trial.state == "running" and not is_run:
+        return "paused"
     if trial.state != "waiting":
         return trial.state
     return "done" if is_done(trial) else "paused"
@@ -332,7 +364,7 @@ def trial_result(
         unit=ledger.unit,
         number=number,
         config=trial.config,
-        state=state_of(trial),
+        state=state_of(trial, is_run=ledger.is_run),
         epochs=trial.reached,
         value=curve[-1] if curve and math.isfinite(curve[-1]) else None,
         curve=curve,
@@ -427,9 +459,14 @@ def savings(ledger: Ledger) -> Savings:
     evaluated = len(seen.keys() & ledger.epochs.evaluated)
     again = [ledger.epochs.again[key] for key in ledger.epochs.again.keys() & seen.keys()]
     retrained = sum(num for num, _ in again)
+    known = [place for place in seen if not _is_own(ledger, place)]
+    unreported = {p for p in ledger.epochs.times.keys() - seen.keys() if _is_own(ledger, p)}
     spent = [*seen.values(), *(times for _, times in again)]
+    is_unshared = trial_epochs and len(seen) == trial_epochs
+    ends = [ledger.plan.nodes[nodes[0]].timeline for nodes in ledger.nodes_of]
     return Savings(
         unit=ledger.unit,
+        why_unshared=why_nothing_is_shared(ends) if is_unshared else "",
         trial_epochs=trial_epochs,
         unique_epochs=len(seen) - evaluated + retrained,
         evaluated_epochs=evaluated,
@@ -442,15 +479,23 @@ def savings(ledger: Ledger) -> Savings:
         packed_epochs=sum(times.packed for times in spent),
         unmeasured_epochs=sum(times.alone is None for times in spent),
         retrained_epochs=retrained,
-        unreported_epochs=sum(
-            ledger.epochs.origins.get(place, ledger.study_id) == ledger.study_id
-            for place in ledger.epochs.times.keys() - seen.keys() - ledger.epochs.evaluated
-        ),
-        known_epochs=sum(
-            ledger.epochs.origins.get(place, ledger.study_id) != ledger.study_id
-            for place in seen.keys() - ledger.epochs.evaluated
-        ),
+        unreported_epochs=len(unreported - ledger.epochs.evaluated)
+        + sum(ledger.epochs.again.get(place, (0, None))[0] for place in unreported),
+        seconds_unreported=math.fsum(_spent_s(ledger, place) for place in unreported),
+        known_epochs=len(set(known) - ledger.epochs.evaluated),
+        seconds_known=math.fsum(_spent_s(ledger, place) for place in known),
     )
+
+
+def _is_own(ledger: Ledger, place: tuple[int, int]) -> bool:
+    """Return whether the study itself has trained an epoch."""
+    return ledger.epochs.origins.get(place, ledger.study_id) == ledger.study_id
+
+
+def _spent_s(ledger: Ledger, place: tuple[int, int]) -> float:
+    """Return the seconds that were spent on an epoch, each time that it was trained."""
+    _, again = ledger.epochs.again.get(place, (0, EpochTimes()))
+    return ledger.epochs.times[place].seconds + again.seconds
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
@@ -461,27 +506,28 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 def rows(trials: Sequence[TrialResult], goals: Goals) -> list[dict[str, Any]]:
     """Return a table of trials with one row each."""
-    several = goals.metrics if len(goals.metrics) > 1 else ()
-    found = dict.fromkeys(name for trial in trials for name in trial.metrics)
-    others = [name for name in found if name not in goals.metrics]
-    attributes = dict.fromkeys(key for t in trials for key in t.user_attrs)
-    return [
-        {
-            "number": t.number,
-            "state": t.state,
-            "epochs": t.epochs,
-            **({} if t.unit.is_epochs else {t.unit.name: t.unit.count(t.epochs)}),
-            "value": t.value,
-            **({"sd": t.sd, "seeds": t.num_seeds} if t.num_seeds > 1 else {}),
-            **{f"values_{metric}": t.values.get(metric) for metric in several},
-            **({"violation": t.violation if t.values else None} if goals.constraints else {}),
-            **{f"metrics_{name}": t.metrics.get(name) for name in others},
-            "error": t.error,
-            **{f"params_{name}": value for name, value in t.config.items()},
-            **{f"user_attrs_{key}": t.user_attrs.get(key) for key in attributes},
-        }
-        for t in trials
-    ]
+    return table_of(
+        [
+            TableRow(
+                number=t.number,
+                state=t.state,
+                epochs=t.epochs,
+                value=t.value,
+                sd=t.sd,
+                objectives=t.values,
+                violation=t.violation if t.values else None,
+                metrics=t.metrics,
+                error=t.error,
+                config=t.config,
+                user_attrs=t.user_attrs,
+            )
+            for t in trials
+        ],
+        objectives=goals.metrics,
+        has_constraints=bool(goals.constraints),
+        num_seeds=max((t.num_seeds for t in trials), default=1),
+        unit=trials[0].unit if trials else EPOCHS,
+    )
 
 
 MAX_ROWS = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
@@ -117,15 +117,20 @@ class Session:
         """
         ledger, repository = self._ledger, self._repository
         self._driver.record([StudyMoved(study=ledger.study_id, state="running")])
+        observers = [*self._options.observers]
+        ending = _Ending(observers, ledger)
         with contextlib.ExitStack() as stack:
-            observers = self._enter_surroundings(stack)
+            stack.enter_context(self._recorded(ending))
+            self._enter_surroundings(stack, observers)
             signals = stack.enter_context(StopOnSignal())
             self._begin_steering()
             reason = self._stop_reason()
             loop = self._open_loop(stack, observers=observers, signals=signals, reason=reason)
-            ending = stack.enter_context(_Ending(observers, ledger))
+            stack.enter_context(ending)
             _begin(repository, ledger, observers, info=self._lease.study, plan=self._plan)
-            done = self._run(loop)
+            done = loop.run()
+            if done:
+                loop.hold_budget_at_the_end()
             ending.state = "done" if done else "stopped"
             ending.signal = None if done else signals.number
         self._steering.end(ledger, self._driver, state=ending.state)
@@ -136,18 +141,28 @@ class Session:
             progress=self._options.progress,
             is_stopped=not done,
         )
+        how = "" if done else _how_to_go_on(repository, self._lease.study)
         _say_how_it_ended(
-            repository, ledger, done=done, why=reason(), failed_before=self._failed_before
+            repository, ledger, how=how, why=reason(), failed_before=self._failed_before
         )
         return done
 
-    def _enter_surroundings(self, stack: contextlib.ExitStack) -> list[Observer]:
-        """Enter what is around all training: the heartbeat and the progress bar.
+    @contextlib.contextmanager
+    def _recorded(self, ending: _Ending) -> Iterator[None]:
+        """Provide a context that records that the run has ended if it ends at once.
 
-        Returns:
-            All observers.
+        That is after a second Ctrl-C, or if running the study again would raise the same error.
         """
-        repository, observers = self._repository, [*self._options.observers]
+        try:
+            yield
+        except (StateError, KeyboardInterrupt):
+            state = "done" if ending.state == "done" else "stopped"
+            self._steering.end(self._ledger, self._driver, state=state)
+            raise
+
+    def _enter_surroundings(self, stack: contextlib.ExitStack, observers: list[Observer]) -> None:
+        """Enter what is around all training: the heartbeat and the progress bar, an observer."""
+        repository = self._repository
         stack.enter_context(gc_frozen())
         if not is_in_memory(repository):
             # The loop of a study that trains in this process looks up only between epochs.
@@ -155,7 +170,6 @@ class Session:
         if self._options.progress:
             bar = Progress(repository.name, self._ledger, clock=repository.clock)
             observers.append(stack.enter_context(bar))
-        return observers
 
     def _begin_steering(self) -> None:
         """Apply what was requested before the run; if that lets it wait, log how it can go on."""
@@ -254,37 +268,32 @@ class Session:
             known=known,
         )
 
-    def _run(self, loop: RunLoop) -> bool:
-        """Run the loop, and hold the disk budget once the algorithm is done.
 
-        Raises:
-            StateError: The task cannot be trained as it is.
-        """
-        try:
-            done = loop.run()
-        except StateError:
-            # Nothing runs the study any more, and running it again would raise the same error.
-            self._steering.end(self._ledger, self._driver, state="stopped")
-            raise
-        if done:
-            loop.hold_budget_at_the_end()
-        return done
+def _how_to_go_on(repository: StudyRepository, info: StudyInfo) -> str:
+    """Return how a stopped study goes on, with the command if its file is recorded."""
+    if is_in_memory(repository) or not info.spec.get("file"):
+        return "run it again to go on"
+    url = repository.storage.url
+    return f"run it again to go on ({shell_command('resume', name=repository.name, url=url)})"
 
 
 def _say_how_it_ended(
     repository: StudyRepository,
     ledger: Ledger,
     *,
-    done: bool,
+    how: str,
     why: str,
     failed_before: frozenset[int],
 ) -> None:
-    """Log which trials failed in a run, and what is left to do."""
+    """Log which trials failed in a run, and what is left to do.
+
+    ``how`` says how the study goes on; it is empty if the study is done.
+    """
     if not say_if_all_failed(repository, ledger):
         ledger.failure_log.say_all(ledger.errors, before=failed_before)
-    if not done:
+    if how:
         because = f": {why}" if why else ""
-        logger.warning("study %r was stopped%s; run it again to go on", repository.name, because)
+        logger.warning("study %r was stopped%s; %s", repository.name, because, how)
 
 
 def say_if_all_failed(repository: StudyRepository, ledger: Ledger) -> bool:

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from thrifty.core import StoreError
 from thrifty.store import COLUMNS, CheckpointFolder, Order, StudyView, TrialFilter, Views, sortable
+from thrifty.store._steering_requests import is_run
 
 from ._responses import (
     ALWAYS,
@@ -183,6 +184,7 @@ def table(asked: AboutStudy, query: Annotated[TrialsQuery, Query()]) -> Response
     which = TrialFilter(
         states=tuple(sorted(query.state or ())),
         max_epochs=studies.max_epochs(view),
+        is_run=is_run(view.state),
         text=query.text,
         low=query.low,
         high=query.high,

@@ -22,6 +22,7 @@ from ._database_documents import (
     GcDocument as GcDocument,
     LogLineDocument as LogLineDocument,
     LogsDocument as LogsDocument,
+    RemainingDocument as RemainingDocument,
     RestoreDocument as RestoreDocument,
     StatusDocument as StatusDocument,
     StudyStatus as StudyStatus,

@@ -113,6 +113,21 @@ class WorkerDocument(TypedDict):
     null if it was not measured."""
 
 
+class RemainingDocument(TypedDict):
+    """What a study was asked for and has not trained yet."""
+
+    max_epochs: Amounts | None
+    """How long the study trains a trial; null if that is not recorded."""
+    num_trials: int
+    """Trials that have not reached the end of their training."""
+    most: Amounts
+    """What they have left at most: sharing saves a part, and an algorithm may stop trials."""
+    num_enqueued: int
+    """Enqueued configurations that were not tried yet."""
+    requested_max_epochs: int | None
+    """The largest ``max_epochs`` that is queued for the study; null if none is."""
+
+
 class StudyStatus(TypedDict):
     """The state of one study."""
 
@@ -136,8 +151,14 @@ class StudyStatus(TypedDict):
     """Sum over the study's trials of how far each has come."""
     trained: Amounts
     """What all studies of this task together have really trained."""
+    trained_by_study: Amounts
+    """What the study's own runs have trained, epochs that were trained again included."""
     seconds: float
-    """Seconds of training."""
+    """Seconds of training, by all studies of this task together."""
+    seconds_by_study: float
+    """Seconds of training by the study's own runs."""
+    remaining: RemainingDocument
+    """What the study was asked for and has not trained yet."""
     seeds: int
     """Seeds of each configuration; values are means over them."""
     errors: list[FailureDocument]

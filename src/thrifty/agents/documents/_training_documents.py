@@ -88,7 +88,9 @@ class SavingsDocument(TypedDict):
     packed_epochs: int
     """Epochs that were trained in a pack."""
     seconds: float
-    """Seconds of training."""
+    """Seconds of training of the epochs that the trials have reached, by whichever study."""
+    seconds_trained: float
+    """Seconds of training by the study's own runs, as ``thrifty status`` shows them."""
     seconds_checks: float
     """The seconds of them that checks took."""
     seconds_alone: float | None

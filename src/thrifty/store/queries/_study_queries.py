@@ -21,6 +21,7 @@ from thrifty.store._engine import fetch, forbid_writing, open_engine, user_error
 from thrifty.store._epoch_times import AttributesByNode, last_attributes, path_to
 from thrifty.store._records import artifacts_by_name, attributes_of, records_of
 from thrifty.store._reports import shown_state
+from thrifty.store._studies import spent_s, trained_times
 from thrifty.store._trash import Deleted, Trash
 from thrifty.store._trial_lines import TrialLine, lines_along
 
@@ -96,8 +97,8 @@ class StudyView:
     ``num_trials`` counts trials by their state in the database, and ``num_done`` those that have
     reached the end of their training. ``asked_epochs`` and ``reached_epochs`` are sums over its
     trials, each with all of its seeds. ``trained_epochs`` and ``seconds`` count only what its own
-    runs trained. ``metrics`` and ``modes`` are its objectives. ``state`` is "interrupted" if the
-    study was running and its process is gone.
+    runs trained, epochs that were trained again included. ``metrics`` and ``modes`` are its
+    objectives. ``state`` is "interrupted" if the study was running and its process is gone.
     """
 
     id: int
@@ -235,7 +236,7 @@ def _counts() -> Select[Any]:
 
 def _trained() -> Select[Any]:
     return select(
-        _e.c.study, func.count().label("epochs"), func.sum(_e.c.seconds).label("seconds")
+        _e.c.study, func.sum(trained_times()).label("epochs"), spent_s().label("seconds")
     ).group_by(_e.c.study)
 
 

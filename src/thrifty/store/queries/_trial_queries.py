@@ -39,11 +39,13 @@ class TrialFilter:
     """A filter of trials by state (none given: all), hyper-parameter text, and range of values.
 
     States are those of ``Study.trials``: a waiting trial is ``"done"`` if it has reached
-    its horizon, or ``max_epochs`` if it has none, else ``"paused"``.
+    its horizon, or ``max_epochs`` if it has none, else ``"paused"``. If no process runs the study
+    (``is_run``), no trial is running: those that were in training are paused.
     """
 
     states: Sequence[str] = ()
     max_epochs: int | None = None
+    is_run: bool = True
     text: str = ""
     low: float | None = None
     high: float | None = None
@@ -53,7 +55,7 @@ def passes(study: int, which: TrialFilter) -> ColumnElement[bool]:
     """Return the SQL condition of a filter on the trials of a study."""
     parts = [_t.c.study == study]
     if which.states:
-        parts.append(or_(*(_in_state(state, which.max_epochs) for state in which.states)))
+        parts.append(or_(*(_in_state(state, which) for state in which.states)))
     if which.text:
         # Escape the text as in the stored JSON, which escapes non-ASCII characters.
         text = json.dumps(which.text)[1:-1]
@@ -73,12 +75,18 @@ def counting() -> ColumnElement[bool]:
     return and_(_t.c.state != "failed", func.coalesce(_t.c.violation, 0.0) == 0.0)
 
 
-def _in_state(state: str, max_epochs: int | None) -> ColumnElement[bool]:
+def _in_state(state: str, which: TrialFilter) -> ColumnElement[bool]:
+    if state == "running" and not which.is_run:
+        return false()
     if state not in ("done", "paused"):
         return _t.c.state == state
-    horizon = _t.c.horizon if max_epochs is None else func.coalesce(_t.c.horizon, max_epochs)
+    last = which.max_epochs
+    horizon = _t.c.horizon if last is None else func.coalesce(_t.c.horizon, last)
     farthest = func.coalesce(_t.c.reached >= horizon, false())
-    return and_(_t.c.state == "waiting", farthest if state == "done" else not_(farthest))
+    if state == "done":
+        return and_(_t.c.state == "waiting", farthest)
+    waits = and_(_t.c.state == "waiting", not_(farthest))
+    return waits if which.is_run else or_(waits, _t.c.state == "running")
 
 
 Order = Literal["asc", "desc"]

@@ -95,6 +95,10 @@ class StudyDetail(Response):
     algorithm: str
     seed: int | None
     max_epochs: int | None
+    resume: str = Field(
+        description="the command that goes on; empty if a process runs the study, if it is done, "
+        "or if no file that defines it is recorded"
+    )
     constraints: list[str]
     space: list[Parameter]
     best_config: dict[str, str] = Field(description="of the best trial, as one would write it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -175,6 +176,7 @@ def detail(views: Views, view: StudyView) -> models.StudyDetail:
         algorithm=_algorithm(spec),
         seed=_whole(spec.get("seed")),
         max_epochs=max_epochs(view),
+        resume=_resume(view),
         constraints=_constraints(spec.get("constraints", {})),
         space=parameters(spec.get("space", {})),
         num_seeds=view.spec.get("seeds", 1),
@@ -182,6 +184,16 @@ def detail(views: Views, view: StudyView) -> models.StudyDetail:
         best_config={} if best is None else texts(best.config),
         best_epochs=None if best is None else best.reached,
     )
+
+
+def _resume(view: StudyView) -> str:
+    """Return the command that goes on with a study; empty if none does.
+
+    It does not name the database, whose address is not for all readers of the page.
+    """
+    if view.state not in ("stopped", "interrupted") or not view.spec.get("file"):
+        return ""
+    return shlex.join(["thrifty", "resume", *["--"] * view.name.startswith("-"), view.name])
 
 
 def history(views: Views, view: StudyView, *, limit: int) -> models.History:
@@ -431,7 +443,7 @@ def _row(row: Any, view: StudyView) -> models.TrialRow:
 def state_of(row: Any, view: StudyView) -> str:
     """Return the state as in ``Study.trials``: a waiting trial is done or paused."""
     horizon = max_epochs(view) if row.horizon is None else row.horizon
-    return shown_state(str(row.state), reached=row.reached, horizon=horizon)
+    return shown_state(str(row.state), reached=row.reached, horizon=horizon, study_state=view.state)
 
 
 def _curves(

@@ -27,7 +27,7 @@ export function overviewView({ root, reader, path, study: id }) {
     return reported ? "no valid result yet" : "no trial has reported";
   }
 
-  function figures({ study, best_epochs: epochs, num_seeds: seeds, best_interval: range }) {
+  function figures({ study, best_epochs: epochs, num_seeds: seeds, best_interval: range, resume }) {
     const going = study.trials.running ?? 0;
     const failed = study.trials.failed ?? 0;
     const cut = study.stopped_in_training;
@@ -63,6 +63,7 @@ export function overviewView({ root, reader, path, study: id }) {
           ]
         : study.epochs.trained > 0 && tile(unit, shown(study.epochs.trained), "trained, none shared"),
       study.seconds > 0 && tile("Training", seconds(study.seconds), "by this study's own runs"),
+      resume && tile("To go on", study.state, h("code", {}, resume)),
       tile("Last activity", ago(study.last_activity ?? study.created_at), `begun ${ago(study.created_at)}`),
     );
   }
