@@ -167,6 +167,7 @@ def test_an_edge_in_a_graph_without_nodes():
         (torch.tensor(1.0), "a row for each of the 3 nodes"),
         (np.array(1.0), "a row for each of the 3 nodes"),
         (torch.ones(3, 2).to_sparse(), "x is sparse"),
+        (torch.nn.Parameter(torch.ones(3, 2)), "x requires gradients"),
         (torch.ones(3, 2, device="meta"), "x lies on meta"),
         ([[1.0], [1.0, 2.0], [3.0]], "x cannot be read"),
         ([["a"], ["b"], ["c"]], "no tensors"),

@@ -319,6 +319,13 @@ def _nodes(num_nodes: int) -> str:
 def _rows(values: Any, *, name: str, num_nodes: int) -> torch.Tensor | None:
     if values is None:
         return None
+    if isinstance(values, torch.Tensor) and values.requires_grad:
+        # Batches are copies of rows, which no gradient leads back from.
+        raise GraphError(
+            f"{name} requires gradients, but a graph's {name} is never trained; give "
+            f"{name}.detach(), or keep trained rows in the model, such as in an nn.Embedding that "
+            "reads batch.nodes"
+        )
     rows = as_tensor(values, name=name)
     if rows.layout != torch.strided:
         raise GraphError(f"{name} is sparse; give {name}.to_dense()")
