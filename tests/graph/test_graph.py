@@ -102,10 +102,6 @@ def test_feature_dtypes(dtype):
     assert Graph(INDPTR, INDICES, x=torch.ones(3, 2, dtype=dtype)).x.dtype == dtype
 
 
-def test_features_carry_no_gradient():
-    assert not Graph(INDPTR, INDICES, x=torch.ones(3, 2, requires_grad=True)).x.requires_grad
-
-
 def test_replace_keeps_the_rest():
     graph = Graph(INDPTR, INDICES, x=torch.ones(3, 2), y=torch.arange(3))
     other = graph.replace(x=torch.ones(3, 5))
