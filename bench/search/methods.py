@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
+from bench.search.auto_experiments import CheckedBOSS, FirstWaveASHA, LaneASHA
 from bench.search.curves import MAX_EPOCHS
 from bench.search.even_sampler import EvenSampler
 from bench.search.literal_sub_sampling import LiteralSubSampling
@@ -182,6 +183,23 @@ def auto_variants() -> list[Method]:
         checked("Auto, KDE draws", KDESampler()),
         checked("Auto, even draws", EvenSampler()),
         checked("Auto, half random", KDESampler(random_share=0.5)),
+        Method(
+            "Auto, leader lane",
+            lambda n: LaneASHA(max_epochs=R, num_trials=AUTO_TRIALS * n, lane="leader"),
+        ),
+        Method(
+            "Auto, spot checks",
+            lambda n: LaneASHA(
+                max_epochs=R, num_trials=AUTO_TRIALS * n, lane="spot checks", size=2
+            ),
+        ),
+        Method(
+            "Auto, first wave",
+            lambda n: FirstWaveASHA(
+                max_epochs=R, num_trials=AUTO_TRIALS * n, sampler=KDESampler(), wave=10
+            ),
+        ),
+        Method("checked BOSS", lambda n: CheckedBOSS(max_epochs=R, num_trials=AUTO_TRIALS * n)),
         Method("stopping ASHA", lambda _: StoppingASHA(max_epochs=R, num_trials=ENDLESS)),
         Method(
             "SS asynchronous, KDE",
