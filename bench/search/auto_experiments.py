@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from thrifty.search import CheckedASHA, Decision, History, Proposal, RandomSampler, WideBOSS
-from thrifty.search._auto_algorithm import _tau
+from thrifty.search._auto_algorithm import MIN_TRIALS, REVERSED, _tau
 from thrifty.space import Space
 
 
@@ -93,8 +93,8 @@ class CheckedBOSS(WideBOSS):
     trials that wait train to their end in the order of their numbers, and then random new ones.
     """
 
-    least: int = 6
-    below: float = -0.4
+    least: int = MIN_TRIALS
+    below: float = REVERSED
 
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
