@@ -1,13 +1,15 @@
 """Search algorithms on tables of real learning curves: regret at equal epochs and at equal time.
 
-    python -m bench.bench_search --standard [--quick] [--kept FILE]
+    python -m bench.bench_search --standard [--quick] [--kept FILE] [--half tuning]
+        [--methods "Auto;ASHA"] [--workers 1] [--repetitions 10]
     python -m bench.bench_search --rates [--quick] [--repeats 10]
     python -m bench.bench_search [--quick] [--repeats 50] [--kept FILE]
 
 ``--standard`` takes ten minutes in two processes on two free cores, with all peers installed.
 It compares ``Auto``, other algorithms of ours and peers on the judged tasks, at equal epochs and at
 equal time with 1, 8 and 32 workers (see ``bench.search.standard``). With ``--half tuning`` it runs
-the tasks on which options may be chosen, with ``--methods`` some of the methods.
+the tasks on which options may be chosen, with ``--methods`` some of the methods, with ``--workers``
+some numbers of workers, and with ``--repetitions`` more repetitions of methods that are not slow.
 
 ``--rates`` takes half a minute. It trains 36 tasks with a learning rate as their only
 hyper-parameter (``bench.search.rate_tasks``), and compares ``Auto`` with 8 workers there with a
@@ -128,6 +130,15 @@ def main() -> None:
     options.add_argument("--rates", action="store_true", help="tasks of one hyper-parameter")
     options.add_argument("--half", choices=("judged", "tuning"), default="judged")
     options.add_argument("--methods", help="with --standard: only these, separated by semicolons")
+    options.add_argument(
+        "--workers", type=int, nargs="+", choices=WORKERS, default=WORKERS, help="with --standard"
+    )
+    options.add_argument(
+        "--repetitions",
+        type=int,
+        default=standard.REPEATS,
+        help="with --standard: runs of methods that are not slow",
+    )
     options.add_argument("--kept", type=Path, help="file that keeps what is measured, to go on")
     options.add_argument(
         "--slow-repeats", type=int, default=SLOW_REPEATS, help="runs of methods with a slow sampler"
@@ -166,7 +177,11 @@ def run_standard(args: argparse.Namespace) -> None:
     for library, reason in missing.items():
         print(f"{library} does not run: {reason}", flush=True)
     with measuring(tasks, args.processes, kept=kept) as measure_all:
-        found = measure_all(standard.units(names, tasks, most=most))
+        found = measure_all(
+            standard.units(
+                names, tasks, most=most, repetitions=args.repetitions, workers=args.workers
+            )
+        )
     settings = standard.by_setting(found)
     figures = {"missing peers": missing, **show_standard(settings, tasks)}
     if not args.methods:
@@ -246,11 +261,13 @@ def show_standard(
     settings: Mapping[str, standard.ByMethod], tasks: Sequence[Task]
 ) -> dict[str, Any]:
     """Print the tables of the standard run."""
-    figures: dict[str, Any] = {"settings": {}}
+    figures: dict[str, Any] = {"settings": {}, "minus Auto": {}}
     for setting, here in settings.items():
         everywhere = standard.on_all_tasks(here)
         figures["settings"][setting] = standard.rows(everywhere, tasks)
         _say(f"{setting}: regrets on all {len(tasks)} tasks", figures["settings"][setting])
+        figures["minus Auto"][setting] = standard.difference_rows(everywhere, tasks)
+        _say(f"{setting}: regrets minus those of Auto", figures["minus Auto"][setting])
     slow = [
         row
         for setting, here in settings.items()

@@ -85,20 +85,31 @@ class Regrets(NamedTuple):
 ByMethod = dict[str, Regrets]
 
 
-def units(names: Iterable[str], tasks: Sequence[Task], *, most: int | None = None) -> list[Unit]:
+def units(
+    names: Iterable[str],
+    tasks: Sequence[Task],
+    *,
+    most: int | None = None,
+    repetitions: int = REPEATS,
+    workers: Sequence[int] = WORKERS,
+) -> list[Unit]:
     """Return the units of all methods, those that take longest first.
 
     Args:
         names: The methods that can run.
         tasks: The tasks.
         most: Most repetitions of any method.
+        repetitions: Repetitions of methods that are not slow.
+        workers: The numbers of workers.
     """
     known, out = list(names), []
     for method in sorted(known, key=_slowness, reverse=True):
         efforts = EFFORTS.get(method, (FULL, FULL, FULL))
         for num_workers, effort in reversed(list(zip(WORKERS, efforts, strict=True))):
-            repeats = effort.repeats if most is None else min(effort.repeats, most)
-            if repeats:
+            repeats = repetitions if effort == FULL else effort.repeats
+            if most is not None:
+                repeats = min(repeats, most)
+            if repeats and num_workers in workers:
                 picked = spread(len(tasks), effort.num_tasks)
                 out += [Unit(method, num_workers, t, repeats, in_epochs=True) for t in picked]
     return out
@@ -126,6 +137,8 @@ def by_setting(found: Sequence[Measurement]) -> dict[str, ByMethod]:
         groups.setdefault((one.unit.method, one.unit.num_workers), []).append(one)
     out: dict[str, ByMethod] = {}
     for num_workers, measure in product(WORKERS, MEASURES):
+        if not any(w == num_workers for _, w in groups):
+            continue
         plural = "worker" if num_workers == 1 else "workers"
         here = out.setdefault(f"{num_workers} {plural}, {measure}", {})
         for method in dict.fromkeys([*EFFORTS, *(method for method, _ in groups)]):
@@ -200,6 +213,35 @@ def rows(here: ByMethod, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     columns += ["minus Auto", "minus Auto, 95%", "repetitions", "ms a study"]
     ordered = [{key: row.get(key) for key in columns} for row in out]
     return sorted(ordered, key=lambda row: float(row["mean rank"]))
+
+
+def difference_rows(here: ByMethod, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Return how far each method is from ``Auto`` by group of tasks, at all shares of the budget.
+
+    Each cell is the mean difference, paired by task, with its interval.
+    """
+    numbers = here[AUTO].tasks
+    is_real = np.array([not tasks[number].is_made_up for number in numbers])
+    is_crossing = np.array([tasks[number].family.endswith("crossing") for number in numbers])
+    groups = {
+        "real": is_real,
+        "crossing": is_crossing,
+        "other made up": ~is_real & ~is_crossing,
+        "all": np.ones_like(is_real),
+    }
+    out = []
+    for name, regrets in here.items():
+        if name == AUTO:
+            continue
+        for group, picked in groups.items():
+            if not picked.any():
+                continue
+            row: dict[str, Any] = {"minus Auto": name, "tasks": f"{picked.sum()} {group}"}
+            for at, share in enumerate(SHARES):
+                difference = (regrets.means - here[AUTO].means)[picked, at]
+                row[f"{share:.0%}"] = f"{difference.mean():.3f} ({_range(interval(difference))})"
+            out.append(row)
+    return out
 
 
 def slow_rows(slow: Mapping[str, ByMethod], setting: str) -> list[dict[str, Any]]:

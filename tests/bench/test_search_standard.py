@@ -11,6 +11,7 @@ from bench.search.standard import (
     EFFORTS,
     Regrets,
     by_setting,
+    difference_rows,
     gaps,
     goals,
     lead,
@@ -103,6 +104,22 @@ def test_units_are_slowest_first_and_leave_out_what_is_not_installed():
     assert all(unit.in_epochs for unit in found)
 
 
+def test_units_of_some_workers_with_more_repetitions():
+    found = units([AUTO, "freeze-thaw"], TASKS, repetitions=10, workers=[1])
+    assert {(unit.method, unit.repeats) for unit in found} == {(AUTO, 10), ("freeze-thaw", 1)}
+    assert {unit.num_workers for unit in found} == {1}
+
+
+def test_differences_by_group_of_tasks_have_intervals():
+    here = {AUTO: regrets(0.4, 0.5, 0.6), "ASHA": regrets(0.3, 0.4, 0.5)}
+    crossing = replace(TASKS[2], family="made up: crossing", name="crossing")
+    real, made, everything = difference_rows(here, [*TASKS[:2], crossing])
+    assert (real["tasks"], made["tasks"]) == ("2 real", "1 crossing")
+    assert everything["minus Auto"] == "ASHA"
+    assert everything["100%"] == "-0.100 (-0.100 - -0.100)"
+    assert everything["10%"] == "0.000 (0.000 - 0.000)"
+
+
 def test_every_method_of_the_standard_run_gets_something():
     assert all(any(effort.repeats for effort in efforts) for efforts in EFFORTS.values())
 
@@ -133,6 +150,8 @@ def test_a_run_goes_on_from_its_file(tmp_path, capsys):
     settings = by_setting(found)
     assert list(settings)[:3] == ["1 worker, epochs", "1 worker, seconds", "8 workers, epochs"]
     assert all(goal.name for goal in goals(settings, TASKS))
+    one_worker = [m for m in found if m.unit.num_workers == 1]
+    assert list(by_setting(one_worker)) == ["1 worker, epochs", "1 worker, seconds"]
 
 
 @pytest.mark.slow
