@@ -1,17 +1,15 @@
-"""Experiments for ``Auto`` that failed or were not judged; see docs/design/search.md."""
+"""Experiments for ``Auto`` that failed; see docs/design/search.md."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from thrifty.search import CheckedASHA, Decision, History, Proposal, RandomSampler, WideBOSS
-from thrifty.search._auto_algorithm import MIN_TRIALS, REVERSED, _tau
+from thrifty.search import CheckedASHA, Decision, History, Proposal
 from thrifty.space import Space
 
 
@@ -83,38 +81,3 @@ class FirstWaveASHA(CheckedASHA):
 
 def _goes_on_from(history: History, epoch: int, decision: Decision) -> bool:
     return decision.trial is not None and history[decision.trial].reached == epoch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedBOSS(WideBOSS):
-    """``WideBOSS`` that checks the order of its trials at the first and at the third round.
-
-    If Kendall's tau of ``least`` or more trials is below ``below``, curves cross: from then on,
-    trials that wait train to their end in the order of their numbers, and then random new ones.
-    """
-
-    least: int = MIN_TRIALS
-    below: float = REVERSED
-
-    def ask(
-        self, history: History, space: Space, *, num: int, rng: np.random.Generator
-    ) -> Sequence[Decision]:
-        """Return what ``WideBOSS`` does, or trials that train to their end."""
-        rungs = self.brackets()[0].epochs
-        late = rungs[min(2, len(rungs) - 1)]
-        scores = [trial.scores for trial in history if trial.reached >= late]
-        orders = [[each[epoch - 1] for each in scores] for epoch in (rungs[0], late)]
-        if len(scores) < self.least or _tau(*orders) >= self.below:
-            return WideBOSS.ask(self, history, space, num=num, rng=rng)
-        waiting = [t.number for t in history if t.state == "waiting" and t.reached < late]
-        if waiting:
-            return [
-                Proposal(target=self.max_epochs, trial=number, group=history[number].group)
-                for number in nsmallest(num, waiting)
-            ]
-        if self.num_trials is not None:
-            num = min(num, self.num_trials - len(history))
-        if num <= 0:
-            return []
-        configs = RandomSampler().sample(history, space, num=num, rng=rng)
-        return [Proposal(target=self.max_epochs, config=config, group=-1) for config in configs]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from bench.search.auto_experiments import CheckedBOSS, FirstWaveASHA, LaneASHA
+from bench.search.auto_experiments import FirstWaveASHA, LaneASHA
 from bench.search.curves import MAX_EPOCHS
 from bench.search.even_sampler import EvenSampler
 from bench.search.literal_sub_sampling import LiteralSubSampling
@@ -23,6 +23,7 @@ from thrifty.search import (
     Algorithm,
     Auto,
     CheckedASHA,
+    CheckedBOSS,
     Decision,
     FixedWidthSubSampling,
     FreezeThaw,

@@ -11,7 +11,7 @@ from bench.search.curves import MAX_EPOCHS, Task
 from bench.search.measuring import limit
 from bench.search.simulator import Job, OurSearch, simulate, study_seed
 from thrifty.search import ASHA
-from thrifty.search._auto_algorithm import MIN_TRIALS, _tau
+from thrifty.search._checked_algorithms import MIN_TRIALS, rank_correlation
 
 
 EARLY, LATE = 1, 9
@@ -31,7 +31,7 @@ def rung_orders(tasks: Sequence[Task], *, repeats: int) -> list[dict[str, Any]]:
             if len(rows) >= MIN_TRIALS:
                 curves = [task.curves[row] for row in rows]
                 orders = [[curve[epoch - 1] for curve in curves] for epoch in (EARLY, LATE)]
-                found.setdefault(task.family, []).append(_tau(*orders))
+                found.setdefault(task.family, []).append(rank_correlation(*orders))
     return [
         {"family": family, "studies": len(taus)}
         | {f"{p} %": float(np.percentile(taus, p)) for p in PERCENTILES}

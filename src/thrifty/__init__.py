@@ -90,6 +90,7 @@ if TYPE_CHECKING:
         Algorithm as Algorithm,
         Auto as Auto,
         CheckedASHA as CheckedASHA,
+        CheckedBOSS as CheckedBOSS,
         CMAESSampler as CMAESSampler,
         Enqueued as Enqueued,
         FixedWidthSubSampling as FixedWidthSubSampling,
@@ -176,8 +177,8 @@ _HOMES = {
     ),
     "run": "External Faults Local Ray Slurm",
     "search": (
-        "ASHA Algorithm Auto BOHB BOSS CMAESSampler CheckedASHA Enqueued FixedWidthSubSampling "
-        "FreezeThaw GPSampler GridSampler GridSearch QuantizedSampler "
+        "ASHA Algorithm Auto BOHB BOSS CMAESSampler CheckedASHA CheckedBOSS Enqueued "
+        "FixedWidthSubSampling FreezeThaw GPSampler GridSampler GridSearch QuantizedSampler "
         "Hyperband KDESampler MedianStopping NSGAIISampler PopulationBasedTraining "
         "RandomForestSampler RandomSampler "
         "RandomSearch Sampler StoppingASHA SubSampling SuccessiveHalving TPESampler WideBOSS"

@@ -6,6 +6,7 @@ from thrifty.core import AlgorithmError
 from thrifty.search import (
     Auto,
     CheckedASHA,
+    CheckedBOSS,
     GridSampler,
     GridSearch,
     KDESampler,
@@ -20,8 +21,20 @@ WIDE = Space(lr=Float(0.01, 0.1), width=Int(1, 512))
 AUTO = Auto(max_epochs=27, num_trials=40)
 
 
-def test_one_worker_gets_boss():
-    assert AUTO.chosen(WIDE, workers=1).algorithm == WideBOSS(max_epochs=27, num_trials=40)
+def test_one_worker_gets_checked_boss():
+    found = AUTO.chosen(WIDE, workers=1)
+    assert found.algorithm == CheckedBOSS(max_epochs=27, num_trials=40)
+    assert found.name == "CheckedBOSS"
+    assert found.reason.startswith("one worker trains one round after the other")
+    assert found.reason.endswith("the rounds tell if curves cross")
+
+
+@pytest.mark.parametrize("name", ["WideBOSS", "BOSS"])
+def test_a_choice_of_an_older_version_is_still_wide_boss(name):
+    # ``CheckedBOSS`` is derived from it, so the type is compared, too.
+    found = AUTO.built(name, WIDE)
+    assert type(found) is WideBOSS
+    assert found == WideBOSS(max_epochs=27, num_trials=40)
 
 
 def test_several_workers_get_asha():
@@ -55,7 +68,7 @@ def test_a_grid_that_shares_nothing_is_halved():
 
 
 def test_a_grid_with_more_configurations_than_trials_is_no_grid():
-    assert AUTO.chosen(Space(width=Int(1, 41)), workers=1).name == "WideBOSS"
+    assert AUTO.chosen(Space(width=Int(1, 41)), workers=1).name == "CheckedBOSS"
 
 
 def test_a_huge_finite_space_is_not_listed():

@@ -5,7 +5,7 @@ import pytest
 
 from thrifty.core import AlgorithmError
 from thrifty.search import ASHA, CheckedASHA, GridSampler, History
-from thrifty.search._auto_algorithm import MAX_TRIALS, MIN_TRIALS
+from thrifty.search._checked_algorithms import MAX_TRIALS, MIN_TRIALS
 from thrifty.search._curve_view import StageForest
 from thrifty.space import Choice, Float, Space, Step
 

@@ -11,6 +11,7 @@ from thrifty.search import (
     ASHA,
     BOSS,
     CheckedASHA,
+    CheckedBOSS,
     FixedWidthSubSampling,
     FreezeThaw,
     GridSearch,
@@ -113,6 +114,7 @@ ALGORITHMS = {
     "boss that learns": lambda n: BOSS(max_epochs=9, num_trials=n, sampler=Cheap()),
     "wide boss": lambda n: WideBOSS(max_epochs=9, num_trials=n, sampler=RandomSampler()),
     "wide boss that learns": lambda n: WideBOSS(max_epochs=9, num_trials=n, sampler=Cheap()),
+    "checked rounds": lambda n: CheckedBOSS(max_epochs=9, num_trials=n, sampler=Cheap()),
     "rounds": lambda n: FixedWidthSubSampling(max_epochs=9, num_trials=n),
     "literal rounds": lambda n: LiteralSubSampling(max_epochs=9, num_trials=n),
     "population": lambda n: PopulationBasedTraining(

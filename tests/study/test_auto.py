@@ -6,7 +6,7 @@ import pytest
 
 import thrifty as th
 from thrifty.core import StudyMismatchError
-from thrifty.search import Auto, CheckedASHA, WideBOSS
+from thrifty.search import Auto, CheckedASHA, CheckedBOSS, WideBOSS, _auto_algorithm
 from thrifty.store import Store
 from thrifty.testing import LineTask
 
@@ -45,13 +45,35 @@ def test_a_resumed_study_keeps_its_choice_with_other_workers(tmp_path):
     assert len(resumed.trials) == 6
 
 
+@pytest.mark.parametrize("workers", [1, 8])
+def test_a_study_of_an_older_version_goes_on_with_its_choice(tmp_path, monkeypatch, workers):
+    reason = "one worker trains one round after the other"
+    with monkeypatch.context() as older:
+        older.setattr(_auto_algorithm, "_rule", lambda *_, **__: ("WideBOSS", reason))
+        _auto_algorithm._chosen.cache_clear()
+        stopped = started(tmp_path, workers=1)
+    _auto_algorithm._chosen.cache_clear()
+    assert spec_of(tmp_path)["auto"] == {"choice": "WideBOSS", "reason": reason}
+    before = [trial.config for trial in stopped.trials]
+    resumed = study(tmp_path, workers=workers)
+    assert f"Auto has chosen WideBOSS: {reason}" in str(resumed.plan(memory=False))
+    resumed.run(progress=False)
+    assert type(resumed.algorithm) is WideBOSS
+    assert spec_of(tmp_path)["auto"]["choice"] == "WideBOSS"
+    assert [trial.config for trial in resumed.trials[: len(before)]] == before
+    given = study(tmp_path / "given", algorithm=WideBOSS(max_epochs=9, num_trials=6))
+    assert [(t.config, t.epochs) for t in given.run(progress=False).trials] == [
+        (t.config, t.epochs) for t in resumed.trials
+    ]
+
+
 def test_the_executor_says_for_how_many_workers(tmp_path):
     found = study(tmp_path).run(executor=th.Local(workers=2), progress=False)
     assert found.algorithm == CheckedASHA(max_epochs=9, num_trials=6)
 
 
 def test_a_plan_pins_nothing_and_shows_the_recorded_choice(tmp_path):
-    assert "Auto has chosen WideBOSS: one worker" in str(study(tmp_path).plan(memory=False))
+    assert "Auto has chosen CheckedBOSS: one worker" in str(study(tmp_path).plan(memory=False))
     started(tmp_path, workers=8)
     assert "Auto has chosen CheckedASHA: 8 workers" in str(study(tmp_path).plan(memory=False))
     study(tmp_path).run(progress=False)
@@ -70,7 +92,7 @@ def test_the_choice_is_recorded_and_told(tmp_path, caplog):
 
 def test_the_choice_is_printed_beside_the_progress_bar(tmp_path, capsys):
     study(tmp_path).run()
-    assert "study 'line': Auto has chosen WideBOSS: one worker" in capsys.readouterr().err
+    assert "study 'line': Auto has chosen CheckedBOSS: one worker" in capsys.readouterr().err
 
 
 def test_the_chosen_algorithm_may_be_written_out_later(tmp_path):
@@ -107,7 +129,7 @@ def test_more_trials_and_epochs_go_on_as_with_the_chosen_algorithm(tmp_path):
 
 def test_why_not_longer_is_that_of_the_chosen_algorithm(tmp_path):
     started(tmp_path, workers=1)
-    with pytest.raises(StudyMismatchError, match="WideBOSS may have decided otherwise"):
+    with pytest.raises(StudyMismatchError, match="CheckedBOSS may have decided otherwise"):
         study(tmp_path, max_epochs=27).run(progress=False)
 
 
@@ -119,7 +141,7 @@ def test_a_stored_study_can_be_extended(tmp_path):
 
 def test_a_simulation_chooses_for_its_workers(tmp_path):
     one, eight = (study(tmp_path).simulate(workers=num, epoch_s=1.0) for num in (1, 8))
-    given = study(tmp_path, algorithm=WideBOSS(max_epochs=9, num_trials=6))
+    given = study(tmp_path, algorithm=CheckedBOSS(max_epochs=9, num_trials=6))
     assert one.busy_s == given.simulate(workers=1, epoch_s=1.0).busy_s
     given = study(tmp_path, algorithm=CheckedASHA(max_epochs=9, num_trials=6))
     assert eight.busy_s == given.simulate(workers=8, epoch_s=1.0).busy_s

@@ -16,6 +16,7 @@ from thrifty.core import SpaceError, StudyMismatchError
 from thrifty.search import (
     ASHA,
     BOSS,
+    CheckedBOSS,
     GridSearch,
     Hyperband,
     MedianStopping,
@@ -135,6 +136,7 @@ def test_between_runs_they_come_next(tmp_path):
         ASHA(max_epochs=6, num_trials=5, eta=2),
         BOSS(max_epochs=6),
         WideBOSS(max_epochs=6),
+        CheckedBOSS(max_epochs=6),
         GridSearch(max_epochs=6),
         Hyperband(max_epochs=6),
         MedianStopping(max_epochs=6, num_trials=3),

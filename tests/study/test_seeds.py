@@ -319,8 +319,9 @@ ALGORITHMS = [
     th.BOHB(max_epochs=4, eta=2),
     th.search.BOSS(max_epochs=4, eta=2),
     th.search.WideBOSS(max_epochs=4, eta=2),
+    th.search.CheckedBOSS(max_epochs=4, eta=2),
     th.search.FixedWidthSubSampling(max_epochs=4, num_trials=5, eta=2),
-][: draws(7, 12)]
+][: draws(7, 13)]
 
 
 @pytest.mark.sample(2)

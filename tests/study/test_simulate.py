@@ -16,6 +16,7 @@ from thrifty.run import Faults
 from thrifty.search import (
     ASHA,
     BOSS,
+    CheckedBOSS,
     FreezeThaw,
     GridSampler,
     GridSearch,
@@ -161,6 +162,7 @@ TWINS = [
     MedianStopping(max_epochs=9, num_trials=20),
     BOSS(max_epochs=9),
     WideBOSS(max_epochs=9),
+    CheckedBOSS(max_epochs=9),
     SubSampling(max_epochs=9, num_trials=12),
     FreezeThaw(max_epochs=9, num_trials=12),
 ]

@@ -8,7 +8,8 @@ from ._algorithm import (
     RandomSearch,
     next_decisions,
 )
-from ._auto_algorithm import Auto, CheckedASHA
+from ._auto_algorithm import Auto
+from ._checked_algorithms import CheckedASHA, CheckedBOSS
 from ._freeze_thaw import FreezeThaw
 from ._halving import ASHA, BOHB, Bracket, Hyperband, StoppingASHA, SuccessiveHalving
 from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState
@@ -37,6 +38,7 @@ __all__ = [
     "Bracket",
     "CMAESSampler",
     "CheckedASHA",
+    "CheckedBOSS",
     "Decision",
     "Enqueued",
     "FixedWidthSubSampling",
