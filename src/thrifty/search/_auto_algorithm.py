@@ -165,9 +165,8 @@ def _rule(auto: Auto, space: Space, *, workers: int, num_objectives: int) -> tup
             f"all {len(grid):,} configurations take {total:,} epochs, rungs about {halved:,}"
         )
     if workers == 1:
-        return "CheckedBOSS", (
-            "one worker trains one round after the other, and the rounds tell if curves cross"
-        )
+        reason = "one worker trains one round after the other, and checks if curves cross"
+        return "CheckedBOSS", reason
     reason = f"{workers:,} workers never wait for each other"
     if auto.num_trials >= MANY_TRIALS:
         learns = f"a sampler learns from {auto.num_trials:,} trials"
