@@ -157,6 +157,7 @@ class CheckedBOSS(WideBOSS):
 
     The check itself costs no epochs. Curves that cross are noticed only once 8 trials have come to
     the third round, and not at all with fewer than three rounds (``max_epochs`` below ``eta**2``).
+    The first 8 may be reversed by chance. Later trials correct that, and rounds choose again.
 
     Args:
         max_epochs: Most epochs that a trial is trained.
