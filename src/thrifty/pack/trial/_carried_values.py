@@ -43,6 +43,7 @@ _HOOKS = (
     "_backward_pre_hooks",
     "_optimizer_step_pre_hooks",
     "_optimizer_step_post_hooks",
+    "_post_accumulate_grad_hooks",
 )
 
 
@@ -96,16 +97,6 @@ def carriers_of(trial: Trial, *, own_networks: bool = True) -> dict[str, Any]:
     return found
 
 
-def gradients_of(trial: TrainableTrial) -> list[str]:
-    """Return the networks that a task holds with gradients, which a restored trial has not."""
-    return [
-        name
-        for name, value in _held({"self": trial.task})
-        if isinstance(value, torch.nn.Module)
-        and any(each.grad is not None for each in value.parameters())
-    ]
-
-
 def unlike(live: Mapping[str, Any], restored: Mapping[str, Any]) -> list[str]:
     """Return the names of the values that differ between two results of ``carriers_of``."""
     return [name for name in {**live, **restored} if live.get(name) != restored.get(name)]
@@ -150,8 +141,8 @@ def _of_module(name: str, model: torch.nn.Module) -> dict[str, Any]:
         for key in module._non_persistent_buffers_set:
             found[f"{where}.{key}"] = content_of(module._buffers.get(key))
     for path, parameter in model.named_parameters():
-        hooks = getattr(parameter, "_backward_hooks", None) or ()
-        found[f"{name}.{path} requires_grad"] = (parameter.requires_grad, len(hooks))
+        found[f"{name}.{path} requires_grad"] = parameter.requires_grad
+        found[f"{name}.{path} hooks"] = _num_hooks(parameter)
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from thrifty.pack.verify import (
     probes_differ,
 )
 
-from ._carried_values import act_later, carriers_of, gradients_of, shared_buffers, unlike, unread
+from ._carried_values import act_later, carriers_of, shared_buffers, unlike, unread
 from ._fresh_trial_check import restored_trial
 from ._probes import Trial, check_data, probe, probe_further
 from ._state_messages import (
@@ -43,7 +43,7 @@ from ._state_messages import (
     used_later,
     without_effect,
 )
-from ._trial import TaskTrial
+from ._trial import TaskTrial, TrainableTrial
 
 
 Result = TypeVar("Result")
@@ -60,22 +60,27 @@ class Case:
         live: The trial that has ended an epoch.
         member: The trial as read back from its checkpoint.
         plan: The epoch whose first step both take.
+        later: The epoch after those that the live trial has trained, with values of an epoch that
+            it has trained; None if ``plan`` is that epoch.
         first: What ``attributes`` returned when the live trial began; empty if that is not known.
         trains: Whether a ``Trainable`` trains the whole epoch.
         checks_data: Whether the data are loaded again, if that is quick, and compared.
         follows_again: Whether trials take further steps even if others of the kind have done so
             with the same values outside of the state.
         further_s: How many seconds the further steps of one trial may take.
+        ended: What ``plan`` was before it became the later epoch; None if it is what it was.
     """
 
     live: Trial
     member: Member
     plan: EpochPlan
+    later: EpochPlan | None
     first: Mapping[str, Any]
     trains: bool
     checks_data: bool
     follows_again: bool
     further_s: float
+    ended: EpochPlan | None = None
 
     def probe(self, trial: Trial) -> Probe:
         """Return what a trial does in its next step."""
@@ -143,19 +148,20 @@ class Comparer:
         changed, now = shared.changed(), shared.now()
         restored = self._restored(case)
         carried = _outside(case.live, restored, meant=self._task.not_state)
-        hidden = unlike(carriers_of(case.live), carriers_of(restored))
+        hidden = _hidden(case.live, restored)
         buffers = shared_buffers(case.live, restored)
         if case.trains and carried and self._acting_later(case, carried, restored=restored):
             self.carrying.add(kind_of(case.live))
-        theirs = _attempted(case.probe, restored)
+        if carried or hidden or changed:
+            case = _in_later_epoch(case)
+        case, restored, theirs = self._probed(case, restored)
         moved = shared.moved_results(now)
         if moved:
             # The state before the first step is not known of these results, so a restored trial
             # must begin with empty caches, as in another process.
             changed |= moved
             self._empties_caches = True
-            restored = self._restored(case)
-            theirs = _attempted(case.probe, restored)
+            case, restored, theirs = self._probed(case, self._restored(case))
         left = shared.now()
         if case.checks_data and isinstance(case.live, TaskTrial) and isinstance(self._task, Task):
             check_data(self._task, case.live)
@@ -176,6 +182,19 @@ class Comparer:
         if case.trains and not self._empties_caches:
             self._check_cached(case, theirs)
         return outside if case.trains else _seen(outside, hidden)
+
+    def _probed(self, case: Case, restored: Trial) -> tuple[Case, Trial, Probe | Exception]:
+        """Probe a restored trial, and return it with its case and the result.
+
+        A trial that fails in the later epoch of a case, as where there is no such epoch, is made
+        and probed again in the epoch that has ended.
+        """
+        found = _attempted(case.probe, restored)
+        if case.ended is None or not isinstance(found, Exception):
+            return case, restored, found
+        case = replace(case, plan=case.ended, ended=None)
+        restored = self._restored(case)
+        return case, restored, _attempted(case.probe, restored)
 
     def _restored(self, case: Case, *, empty_caches: bool = False) -> Trial:
         """Make a trial from the checkpoint, as another process would.
@@ -315,6 +334,25 @@ class Comparer:
         return not probes_differ(mine, case.again(restored, num_steps))
 
 
+def _in_later_epoch(case: Case) -> Case:
+    """Return a case whose probe is an epoch that the live trial has not trained yet.
+
+    Code such as ``if epoch == 3: self.scale = 0.1`` would run again in the epoch that has just
+    ended, and give the restored trial what its checkpoint lacks.
+    """
+    task = case.live.task
+    if case.later is None or isinstance(case.live, TaskTrial) or not case.trains:
+        return case
+    # A training function keeps its flags, and an adapter makes what it trains in each epoch.
+    is_left_out = isinstance(task, SelfDescribing) or _is_adapter(task)
+    return case if is_left_out else replace(case, plan=case.later, ended=case.plan)
+
+
+def _is_adapter(task: Any) -> bool:
+    """Return whether a task makes what it trains anew in each epoch, as those of Lightning."""
+    return hasattr(task, "_thrifty_internals")
+
+
 def kind_of(trial: Trial) -> frozenset[type]:
     """Return the types of the modules in a trial's model; none for a ``Trainable``."""
     if isinstance(trial, TaskTrial):
@@ -344,13 +382,19 @@ def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[st
     return outside_of_state(mine, theirs, meant={*meant, *own})
 
 
+def _hidden(live: Trial, restored: Trial) -> list[str]:
+    """Return the names of what differs elsewhere than in attributes, before the trials train."""
+    found = unlike(carriers_of(live), carriers_of(restored))
+    if isinstance(restored, TrainableTrial):
+        found += [f"{name} (gradients)" for name in sorted(restored.unrestored)]
+    return found
+
+
 def _named(outside: Sequence[str], hidden: Sequence[str], live: Trial) -> list[str]:
     """Return the names of all that differs, or else of what may differ, as nothing can read it."""
     found = _seen(outside, hidden)
     if found or isinstance(live, TaskTrial):
         return found
-    if gradients := gradients_of(live):
-        return [f"{name} (gradients)" for name in gradients]
     return [f"{name} (its content is hidden)" for name in sorted(unread(live))]
 
 

@@ -273,24 +273,21 @@ def _no_epoch(trial: TrainableTrial) -> Probe:
 
     It is not evaluated: ``evaluate`` may return what the last ``train`` has computed.
     """
-    state = trial.state()
-    return Probe(
-        loss=torch.zeros(()),
-        batch=None,
-        tensors=state.tensors,
-        moments={"": {"tree": state.tree}},
-        metrics={},
-    )
+    return Probe(loss=torch.zeros(()), batch=None, tensors=_state_of(trial), moments={}, metrics={})
 
 
 def _one_epoch(trial: TrainableTrial, plan: EpochPlan) -> Probe:
     """Train a whole epoch, and return its metrics and the state after it."""
     metrics = trial.epoch(plan)
-    state = trial.state()
-    moments: Mapping[str, Mapping[str, Any]] = {"": {"tree": state.tree}}
     return Probe(
-        loss=torch.zeros(()), batch=None, tensors=state.tensors, moments=moments, metrics=metrics
+        loss=torch.zeros(()), batch=None, tensors=_state_of(trial), moments={}, metrics=metrics
     )
+
+
+def _state_of(trial: TrainableTrial) -> dict[str, Any]:
+    """Return the tensors of a trial's state by name, and all that is no tensor under one name."""
+    state = trial.state()
+    return {**state.tensors, "state()": state.tree}
 
 
 def changes_nothing(call: Callable[[], Any], *, task: Any, model: torch.nn.Module) -> bool:

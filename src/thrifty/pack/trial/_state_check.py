@@ -232,6 +232,7 @@ class StateCheck:
             live=live,
             member=member,
             plan=plan,
+            later=replace(plan, epoch=epoch) if plan.epoch < epoch else None,
             first=self._first.get(live, {}),
             trains=trains,
             checks_data=not self._passed,

@@ -172,7 +172,7 @@ _CARRIERS = (
     *(" requires_grad", " hooks", " (of a network)", " (a file)", " (an optimizer)"),
     *(" (shared by trials)", " (gradients)"),
 )
-"""How the names end that ``carriers_of``, ``shared_buffers`` and ``gradients_of`` give."""
+"""How the names end that a comparison gives to what no attribute holds."""
 
 
 def _carrier_of(name: str) -> str:
@@ -209,8 +209,9 @@ def _mend_of(kind: str, name: str, *, task: Task | Trainable) -> str:
         )
     if kind == " (gradients)":
         return (
-            "gradients that were accumulated are lost: let each epoch end with step() and "
-            f"zero_grad(), or put the grad of each parameter of {place} into state()"
+            "gradients that were accumulated are lost, since load_state() does not make "
+            f"{place}: make it in setup() or load_state(), or let each epoch end with step() and "
+            "zero_grad()"
         )
     if kind == " (a file)":
         how = "in state()" if is_loop else "in a buffer of the model"

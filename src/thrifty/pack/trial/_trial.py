@@ -63,6 +63,8 @@ from thrifty.pack.task._trial_stream import TrialStream
 from thrifty.pack.trial._plain_evaluation import as_number, check_metrics
 from thrifty.pack.verify import Watch
 
+from ._left_gradients import gradients_noted
+from ._networks import NetworkFlags, reads_gradients
 from ._plain_evaluation import EvaluationParts, evaluated, evaluating
 from ._update import Update
 from ._weights import SharedWeights
@@ -586,6 +588,12 @@ class TrainableTrial:
         self.logged = Logged()
         """User attributes and artifacts of the last epoch."""
         self._device = device
+        # Others keep the flags of their networks themselves, or make them anew in each epoch.
+        self._keeps_flags = not isinstance(task, SelfDescribing) and not hasattr(
+            task, "_thrifty_internals"
+        )
+        self.unrestored: frozenset[str] = frozenset()
+        """The names of gradients in the state for which a restored trial has no parameter."""
 
     @property
     def model(self) -> torch.nn.Module:
@@ -615,7 +623,13 @@ class TrainableTrial:
         self.task.setup(hp, seed=member.seed, device=self._device)
         self._drawn = stream_positions(self._device)
         if member.state is not None:
-            self.task.load_state(unpack_state(member.state))
+            own, flags = _without_flags(member.state)
+            self.task.load_state(unpack_state(own))
+            if flags is not None:
+                self.unrestored = self._flags().load(unpack_state(flags)[_FLAGS])
+
+    def _flags(self) -> NetworkFlags:
+        return NetworkFlags({"self": self.task}, leave_out=self.task.not_state)
 
     @property
     def drawn(self) -> tuple[Any, ...] | None:
@@ -628,7 +642,14 @@ class TrainableTrial:
 
     def state(self) -> State:
         """Return a copy of everything that is needed to continue."""
-        return pack_state(self.task.state())
+        own = pack_state(self.task.state())
+        if not self._keeps_flags:
+            return own
+        flags = self._flags()
+        if not flags.modules and not flags.tensors:
+            return own
+        keeps_used = reads_gradients(self.task)
+        return _with_flags(own, pack_state({_FLAGS: flags.read(keeps_used=keeps_used)}))
 
     def epoch(self, plan: EpochPlan) -> Mapping[str, float]:
         """Train and evaluate a whole epoch.
@@ -640,10 +661,29 @@ class TrainableTrial:
         seed_everything(derive_seed(self._seed, "epoch", plan.epoch))
         hp = HyperParameters(plan.values)
         self.is_trained = True
-        self.task.train(plan.epoch, hp)
+        with gradients_noted():
+            self.task.train(plan.epoch, hp)
         self._readings.followed |= hp.names_read
         self._readings.check_epoch(plan)
         metrics = check_metrics(self.task.evaluate(), task=self._name, method="evaluate")
         if isinstance(self.task, SelfDescribing):
             self.logged = self.task.take_logged()
         return {name: as_number(value) for name, value in metrics.items()}
+
+
+_FLAGS = "flags of networks"
+
+
+def _with_flags(own: State, flags: State) -> State:
+    """Return the state of a ``Trainable`` with that of its networks' flags."""
+    # All keys of the tensors of flags begin with ``_FLAGS``, as they are packed under that name.
+    tensors = {**own.tensors, **flags.tensors}
+    return State(tensors=tensors, tree={"state": own.tree, _FLAGS: flags.tree})
+
+
+def _without_flags(state: State) -> tuple[State, State | None]:
+    """Return what ``_with_flags`` was given; None for a state of earlier versions."""
+    if not isinstance(state.tree, Mapping) or _FLAGS not in state.tree:
+        return state, None
+    flags = State(tensors=state.tensors, tree=state.tree[_FLAGS])
+    return State(tensors=state.tensors, tree=state.tree["state"]), flags

@@ -18,7 +18,15 @@ from ._compare import (
     step_differences,
     worst,
 )
-from ._held_values import MadeOnce, attributes_of, cached_name, digest_or_none, position_of
+from ._held_values import (
+    MadeOnce,
+    attributes_of,
+    cached_name,
+    digest_or_none,
+    parts_held,
+    path_of,
+    position_of,
+)
 from ._keeper import Keeper, as_it_was, cached_places, training_places
 from ._reference import (
     AloneTime,
@@ -108,6 +116,8 @@ __all__ = [
     "outside_of_state",
     "own_state",
     "own_tensors",
+    "parts_held",
+    "path_of",
     "place_in",
     "plain_digest",
     "position_in",
