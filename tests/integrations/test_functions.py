@@ -30,9 +30,10 @@ from tests.study.processes import run_script
 from thrifty.core import SpaceError, StateError, TaskError, UsageError, derive_seed
 from thrifty.integrations.functions._exploration import explore, space_of
 from thrifty.integrations.functions._exploration_main import suggested
-from thrifty.integrations.functions._function_state import Kept, gradients_noted
+from thrifty.integrations.functions._function_state import Kept
 from thrifty.integrations.functions._loop_trial import Scheduled
 from thrifty.pack._state import seed_everything
+from thrifty.pack.trial._left_gradients import gradients_noted
 from thrifty.pack.verify import tensor_content
 from thrifty.space import Timeline
 from thrifty.store import Store

@@ -287,3 +287,119 @@ def test_a_gradient_that_was_read_is_named_by_the_study(tmp_path):
     study.run(progress=False, executor=th.Local(threads=1))
     for trial in study.trials:
         assert "reads the gradient of 'model.weight'" in str(trial.error)
+
+
+# -- objects of the user's own that hold networks ----------------------------------------------
+
+
+class Engine:
+    def __init__(self, model, optimizer, *, keeps=("model", "optimizer")):
+        self.model, self.optimizer, self.keeps, self.num = model, optimizer, keeps, 0
+
+    def state_dict(self):
+        return {"num": self.num, **{name: getattr(self, name).state_dict() for name in self.keeps}}
+
+    def load_state_dict(self, state):
+        self.num = state["num"]
+        for name in self.keeps:
+            getattr(self, name).load_state_dict(state[name])
+
+    def epoch(self, every):
+        for _ in range(3):
+            self.model(torch.ones(1, 2)).square().sum().backward()
+            self.num += 1
+            if self.num % every == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+
+
+def parts():
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def weights_of(model):
+    return float(model[0].weight.detach().sum())
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_gradients_and_flags_within_an_object_are_kept(every):
+    def train(trial):
+        trial.suggest_float("lr", 0.1, 0.2)
+        engine = Engine(*parts())
+        engine.model[0].bias.requires_grad_(False)
+        for epoch in trial.epochs({"engine": engine}):
+            if epoch == 1:
+                engine.model.eval()
+            if epoch == 2:
+                engine.model[0].bias.requires_grad_(True)
+            if epoch:
+                engine.epoch(every)
+            yield {"loss": weights_of(engine.model)}
+
+    as_in_plain_pytorch(train)
+
+
+def test_used_gradients_within_an_object_are_refused_if_the_loop_reads_them():
+    def train(trial):
+        trial.suggest_float("lr", 0.1, 0.2)
+        engine = Engine(*parts())
+        for _ in trial.epochs({"engine": engine}):
+            gradient = engine.model[0].weight.grad
+            if gradient is not None:
+                engine.num += int(gradient.sum())
+            engine.optimizer.zero_grad()
+            engine.model[0](torch.ones(1, 2)).sum().backward()
+            engine.optimizer.step()
+            yield {"loss": weights_of(engine.model)}
+
+    refused(train, name="engine.model.0.weight")
+
+
+def aliasing(keeps):
+    def train(trial):
+        trial.suggest_float("lr", 0.1, 0.2)
+        model, optimizer = parts()
+        both = [model, optimizer]
+        for _ in trial.epochs({"engine": Engine(model, optimizer, keeps=keeps)}):
+            for _ in range(3):
+                both[1].zero_grad()
+                model[0](torch.ones(1, 2)).square().sum().backward()
+                optimizer.step()
+            yield {"loss": weights_of(model)}
+
+    return train
+
+
+def test_variables_that_are_parts_of_a_kept_object_are_in_its_state():
+    as_in_plain_pytorch(aliasing(("model", "optimizer")))
+
+
+@pytest.mark.parametrize(("keeps", "lost"), [(("model",), "SGD"), (("optimizer",), "Linear")])
+def test_parts_that_an_object_does_not_restore_are_refused(keeps, lost):
+    with pytest.raises(TaskError, match=f"load_state_dict of this object .*{lost}"):
+        as_a_trial(aliasing(keeps), restores=True)
+
+
+def test_networks_may_share_parameters_but_not_only_memory():
+    def train(trial):
+        trial.suggest_float("lr", 0.1, 0.2)
+        encoder, optimizer = parts()
+        whole = torch.nn.Sequential(encoder[0], torch.nn.Linear(2, 1))
+        for _ in trial.epochs({"whole": whole, "part": encoder, "optimizer": optimizer}):
+            optimizer.zero_grad()
+            whole(torch.ones(1, 2)).square().sum().backward()
+            optimizer.step()
+            yield {"loss": weights_of(encoder)}
+
+    def in_memory(trial):
+        trial.suggest_float("lr", 0.1, 0.2)
+        one, other = torch.nn.Linear(4, 1), torch.nn.Linear(2, 1)
+        other.weight.data = one.weight.data[:, :2]
+        for _ in trial.epochs({"one": one, "other": other}):
+            yield {"loss": 0.0}
+
+    as_in_plain_pytorch(train)
+    with pytest.raises(TaskError, match="'other' has a tensor in the memory of 'one'"):
+        as_a_trial(in_memory, restores=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import random
 import sys
 from collections import OrderedDict
@@ -15,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader, Sampler
 
 from thrifty.core import TaskError, error_text
 from thrifty.pack._frozen import checksums
 from thrifty.pack.identity._arrays import parts_of
+from thrifty.pack.trial._left_gradients import is_dense, is_used, is_zero
+from thrifty.pack.trial._networks import NetworkFlags
 
 from ._used_gradients import UsedGradient
 
@@ -123,18 +125,22 @@ class Kept:
     def _check_memory(self) -> None:
         """Check that no value lies in the memory of another object.
 
-        Each gets its own state back, so the two would part.
+        Each gets its own state back, so the two would part. Networks may have parameters and
+        buffers in common: each loads equal values into the same tensor.
 
         Raises:
             TaskError: A tensor does.
         """
         owners: dict[int, str] = {}
+        in_networks: dict[int, int] = {}
         for name, value in self._given.items():
-            held = _state_of(value) if isinstance(value, torch.nn.Module) else value
+            is_network = isinstance(value, torch.nn.Module)
+            held = value.state_dict(keep_vars=True) if is_network else value
             for tensor in _tensors_in(held):
                 at = tensor.untyped_storage().data_ptr()
                 owner = owners.setdefault(at, name)
-                if at and owner != name:
+                is_same = is_network and in_networks.setdefault(at, id(tensor)) == id(tensor)
+                if at and owner != name and not is_same:
                     raise TaskError(
                         f"trial.epochs(): {name!r} has a tensor in the memory of {owner!r}, and "
                         "changes with it; keep a copy, such as "
@@ -149,7 +155,29 @@ class Kept:
         found = _state_of(value)
         if isinstance(value, torch.nn.Module):
             found |= self._gradients_of(value.named_parameters())
+        elif flags := self._flags_in(value):
+            gradients = self._gradients_of(flags.parameters())
+            found = {_OBJECT: found, _FLAGS: {**flags.flags(), **gradients}}
         return _storable(found)
+
+    def _flags_in(self, value: Any) -> NetworkFlags | None:
+        """Return the networks that an object of the user's own holds beside the other values."""
+        if not _is_holder(value):
+            return None
+        flags = NetworkFlags({"": value})
+        known = {
+            id(part) for each in self.modules for part in (*each.modules(), *each.parameters())
+        }
+        flags.leave_out(known | {id(tensor) for _, tensor in self._tensors()})
+        return flags if flags.modules or flags.tensors else None
+
+    def held(self) -> list[Any]:
+        """Return networks, tensors and optimizers within objects of the user's own."""
+        found: list[Any] = []
+        for value in filter(_is_holder, self._objects.values()):
+            flags = NetworkFlags({"": value})
+            found += [*(part for _, part in flags.parts()), *flags.tensors.values(), *flags.others]
+        return found
 
     def gradients(self) -> dict[str, Any]:
         """Return the gradients of tensors that are plain values, by the names of the tensors."""
@@ -165,9 +193,9 @@ class Kept:
             if isinstance(gradient, UsedGradient):
                 used[name] = gradient.was_sparse
             elif _is_used(gradient) and not self._keep_gradients:
-                used[name] = not _is_dense(gradient)
-            elif _is_zero(gradient):
-                if _is_dense(gradient):
+                used[name] = not is_dense(gradient)
+            elif is_zero(gradient):
+                if is_dense(gradient):
                     zero.append(name)
             else:
                 left[name] = gradient
@@ -203,8 +231,11 @@ class Kept:
 
     def _load_values(self, state: Mapping[str, Any]) -> None:
         for name, value in self._given.items():
+            flags = None
             try:
                 found = _as_it_was(state[name])
+                if type(found) is dict and found.keys() == {_OBJECT, _FLAGS}:
+                    found, flags = found[_OBJECT], found[_FLAGS]
                 is_loaded = _load_into(value, found)
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
                 raise TaskError(
@@ -215,6 +246,9 @@ class Kept:
             if is_loaded:
                 if isinstance(value, torch.nn.Module):
                     self._load_gradients(value.named_parameters(), found, of=name)
+                elif flags is not None and (networks := self._flags_in(value)):
+                    networks.load_flags(flags)
+                    self._load_gradients(networks.parameters(), flags, of=name)
                 continue
             if not isinstance(self._given, MutableMapping):
                 raise TaskError(f"trial.epochs(): {name!r} is in a mapping that cannot change")
@@ -245,9 +279,9 @@ class Kept:
             if gradient is None:
                 continue
             if _is_used(gradient) and not self._keep_gradients:
-                is_sparse = not _is_dense(gradient)
+                is_sparse = not is_dense(gradient)
                 parameter.grad = self._unread(parameter, name, is_sparse=is_sparse)
-            elif not _is_dense(gradient) and _is_zero(gradient):
+            elif not is_dense(gradient) and is_zero(gradient):
                 parameter.grad = None  # it is not in the state
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -256,6 +290,8 @@ class Kept:
             if isinstance(value, torch.nn.Module):
                 for path, parameter in value.named_parameters():
                     yield f"{name}.{path}", parameter
+            elif flags := self._flags_in(value):
+                yield from ((f"{name}.{path}", each) for path, each in flags.parameters())
         yield from self._tensors()
 
     def _unread(
@@ -271,44 +307,9 @@ class Kept:
         return tuple(_marks([self.state(), self.gradients()]))
 
 
-_USED = "_thrifty_used"
-"""Attribute of a gradient: its version when an optimizer has used it."""
-
-
-@contextmanager
-def gradients_noted() -> Iterator[None]:
-    """Note which gradients optimizers use within this context.
-
-    Those that are left, as where the batches of an epoch are no multiple of those that are
-    accumulated, belong to the next step, which may be in the next epoch.
-    """
-
-    def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    setattr(parameter.grad, _USED, parameter.grad._version)
-
-    handle = register_optimizer_step_post_hook(note)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def _is_used(gradient: torch.Tensor) -> bool:
     """Return whether an optimizer has used a gradient, in this epoch, and it is as it was then."""
-    if isinstance(gradient, UsedGradient):
-        return False
-    return getattr(gradient, _USED, None) == gradient._version
-
-
-def _is_zero(gradient: torch.Tensor) -> bool:
-    return not (gradient if _is_dense(gradient) else gradient._values()).any()
-
-
-def _is_dense(gradient: torch.Tensor) -> bool:
-    return gradient.layout is torch.strided
+    return not isinstance(gradient, UsedGradient) and is_used(gradient)
 
 
 def how_to_keep(name: str, value: Any) -> str:
@@ -351,6 +352,20 @@ def _is_object(value: Any) -> bool:
     if isinstance(value, streams) or _is_estimator(value):
         return True
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _is_holder(value: Any) -> bool:
+    """Return whether an object has a state of its own, and may hold networks."""
+    if not _is_object(value) or _is_estimator(value):
+        return False
+    streams = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+    return not isinstance(value, streams | torch.nn.Module | torch.optim.Optimizer)
+
+
+def content_mark(value: Any) -> str:
+    """Return a text that tells the state of an object, the same in all processes."""
+    marks = list(_marks(_storable(_state_of(value))))
+    return hashlib.sha256(repr(marks).encode()).hexdigest()
 
 
 def _is_estimator(value: Any) -> bool:
@@ -453,6 +468,7 @@ def _shared_as_before(values: Iterable[Any]) -> Iterator[None]:
 
 
 _OUTER, _INNER = "an optimizer", "wrapped optimizers"
+_OBJECT, _FLAGS = "an object", "flags of networks"
 
 
 def _copied(value: Any) -> Any:

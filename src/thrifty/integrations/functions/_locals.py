@@ -62,10 +62,13 @@ class Locals:
     Args:
         frame: The frame of the function.
         kept: Objects whose state is kept, by their names; None for the dict that holds them.
+        held: Parts of kept objects of the user's own, which their ``load_state_dict`` restores.
     """
 
-    def __init__(self, frame: types.FrameType, *, kept: Mapping[str | None, Any]) -> None:
-        self._kept = _Kept(_restored(kept.values()))
+    def __init__(
+        self, frame: types.FrameType, *, kept: Mapping[str | None, Any], held: Iterable[Any] = ()
+    ) -> None:
+        self._kept = _Kept(_restored(kept.values()), held=_restored(held))
         self._home = frame.f_globals.get("__name__", "")
         self._reads_large = True
         self._values = dict(frame.f_locals)  # kept, so that ids stay theirs
@@ -90,6 +93,7 @@ class Locals:
         """
         now = frame.f_locals
         live = _live(frame.f_code).get(frame.f_lasti, frozenset(now))
+        self._kept.reads_held = False
         # others do not exist when the loop begins, so are written first
         names = [name for name in now if name in live and name in self._marks]
         # What a function has closed over is better named by its own variable.
@@ -114,6 +118,11 @@ class Locals:
     def unread(self) -> list[str]:
         """The variables that looks found to be read, and could not see whole."""
         return sorted(self._unread)
+
+    @property
+    def reads_held(self) -> bool:
+        """Whether a variable of the last look has led to a part of a kept object."""
+        return self._kept.reads_held
 
     def changed(self) -> list[str]:
         """Return the names of kept objects whose plain attributes or hooks have changed."""
@@ -159,22 +168,38 @@ def _is_iterator(value: Any) -> bool:
 
 
 class _Kept:
-    """Objects that a restored trial has with their state, and the memory of their tensors."""
+    """Objects that a restored trial has with their state, and the memory of their tensors.
 
-    def __init__(self, objects: Iterable[Any]) -> None:
-        self._objects = {id(each): each for each in objects}
-        found = map(_memory_of, self._objects.values())
-        self._memory = [each for each in found if each is not None]
+    Args:
+        objects: These objects.
+        held: Parts of them, which count as such objects, too.
+
+    Attributes:
+        reads_held: Whether it was asked for one of these parts.
+    """
+
+    def __init__(self, objects: Iterable[Any], *, held: Iterable[Any] = ()) -> None:
+        own = {id(each): each for each in objects}
+        self._objects = own | {id(each): each for each in held}
+        self._held = self._objects.keys() - own.keys()
+        pairs = [(_memory_of(each), key) for key, each in self._objects.items()]
+        self._memory = [(each, key) for each, key in pairs if each is not None]
+        self.reads_held = False
 
     def __contains__(self, value: object) -> bool:
         """Return whether an object is one of these, or a tensor or an array over their memory."""
         if self.has_object(value):
             return True
         memory = _memory_of(value)
-        return memory is not None and any(a <= memory[0] < b for a, b in self._memory)
+        if memory is None:
+            return False
+        found = [key for (a, b), key in self._memory if a <= memory[0] < b]
+        self.reads_held |= any(key in self._held for key in found)
+        return bool(found)
 
     def has_object(self, value: object) -> bool:
         """Return whether an object is one of these."""
+        self.reads_held |= id(value) in self._held
         return id(value) in self._objects
 
     def mark_of(self, value: Any) -> Hashable:

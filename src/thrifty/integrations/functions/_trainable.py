@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -16,11 +16,12 @@ import torch
 from thrifty.core import Artifacts, Attributes, TaskError, derive_seed
 from thrifty.pack import HyperParameters, Logged, SelfDescribing
 from thrifty.pack._state import seed_everything, stream_positions
+from thrifty.pack.trial._left_gradients import gradients_noted
 from thrifty.pack.trial._plain_evaluation import as_number, check_metrics
 from thrifty.space import Space
 
 from ._exploration import explored
-from ._function_state import Kept, gradients_noted, how_to_keep
+from ._function_state import Kept, content_mark, how_to_keep
 from ._locals import Locals
 from ._loop_trial import LoopTrial, PrologueEndedError, TrialAnswers
 
@@ -207,6 +208,8 @@ class _Run:
         self._restored: Mapping[str, Any] | None = None
         self._gradients: Mapping[str, Any] = {}
         """The gradients of plain tensors, as restored."""
+        self._held: Sequence[str] = ()
+        """Marks of parts of kept objects, in the state; none if the loop does not read them."""
         self._only_prologue = False
         self._num_checked = 0
         self._epoch, self._hp = 0, hp
@@ -227,6 +230,7 @@ class _Run:
         """Go on from a state."""
         self._restored, self._gradients = state["kept"], state.get("gradients", {})
         self._last, self._has_ended = dict(state["last"]), bool(state["ended"])
+        self._held = state.get("held", ())
 
     def state(self) -> dict[str, Any]:
         """Return the state after the last epoch.
@@ -239,7 +243,11 @@ class _Run:
         gradients = self._gradients
         if self._kept is not None:
             state["kept"], gradients = self._kept.state(), self._kept.gradients()
-        return {**state, "gradients": gradients} if gradients else state
+        if self._kept is not None and self._locals is not None:
+            is_read = self._locals.reads_held
+            self._held = [content_mark(each) for each in self._kept.held()] if is_read else ()
+        added = {"gradients": gradients, "held": list(self._held)}
+        return state | {name: each for name, each in added.items() if each}
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -447,10 +455,32 @@ class _Run:
         kept = Kept(state, keep_gradients=keep_gradients)
         if self._restored is not None:
             kept.load(self._restored, self._gradients)
+            self._check_held(kept)
         self._kept, self._ignored = kept, ignore
         self.drawn = stream_positions(self._device)
         if self._only_prologue:
             raise PrologueEndedError
+
+    def _check_held(self, kept: Kept) -> None:
+        """Check that objects of the user's own have got all parts back that the loop reads.
+
+        Raises:
+            TaskError: One has not.
+        """
+        held = kept.held()
+        same = [content_mark(each) == mark for each, mark in zip(held, self._held, strict=False)]
+        if not self._held or (all(same) and len(held) == len(self._held)):
+            return
+        lost = {
+            type(each).__name__ for each, is_same in zip(held, same, strict=False) if not is_same
+        }
+        what = " and ".join(sorted(lost)) or "some"
+        raise TaskError(
+            f"{self._name} reads networks or optimizers that are parts of an object in the dict "
+            f"that trial.epochs() gets, but load_state_dict of this object does not bring back "
+            f"{what} as it was. Return all parts from its state_dict and load them, or put each of "
+            "them into the dict, too"
+        )
 
     def next(self) -> int:
         """Return the number of the epoch to train now.
@@ -466,7 +496,8 @@ class _Run:
             )
         self._check_marks()
         if self._locals is None and self._generator.gi_frame is not None:
-            self._locals = Locals(self._generator.gi_frame, kept=self._kept_now().values)
+            kept = self._kept_now()
+            self._locals = Locals(self._generator.gi_frame, kept=kept.values, held=kept.held())
         self._kept_now().clear_gradients()
         self._is_due, self._is_in_loop = False, True
         self._answers.present = self._hp  # only now, so that reads before the loop are known

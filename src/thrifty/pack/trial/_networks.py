@@ -26,11 +26,12 @@ _MAX_DEPTH = 8
 
 def networks_in(
     roots: Mapping[str, Any], *, leave_out: Collection[str] = ()
-) -> tuple[dict[str, torch.nn.Module], dict[str, torch.Tensor]]:
-    """Return the networks that objects hold, and trained tensors in none of them, by path.
+) -> tuple[dict[str, torch.nn.Module], dict[str, torch.Tensor], list[Any]]:
+    """Return the networks that objects hold, trained tensors in none of them, and optimizers.
 
-    Objects of the user's classes, objects with ``state_dict``, the user's functions, and small
-    containers are looked into. A network within another one has no entry of its own.
+    Networks and tensors have their paths. Schedulers and the like count as optimizers. Objects of
+    the user's classes, objects with ``state_dict``, the user's functions, and small containers are
+    looked into. A network within another one has no entry of its own.
 
     Args:
         roots: The objects by name.
@@ -38,6 +39,7 @@ def networks_in(
     """
     modules: dict[str, torch.nn.Module] = {}
     tensors: dict[str, torch.Tensor] = {}
+    others: list[Any] = []
     seen: set[int] = set()
     found = [(name, one, 0) for name, one in roots.items()]
     for name, one, depth in found:  # grows
@@ -50,14 +52,18 @@ def networks_in(
             if one.is_leaf and (one.requires_grad or isinstance(one, torch.nn.Parameter)):
                 tensors[name] = one
         elif depth < _MAX_DEPTH:
+            if depth and _has_state(type(one)):
+                others.append(one)
             held = _held(name, one)
-            found += [
-                (path, x, depth + 1) for path, key, x in held if depth or key not in leave_out
-            ]
+            found += [(n, x, depth + 1) for n, key, x in held if depth or key not in leave_out]
     inner = {id(part) for each in modules.values() for part in each.modules() if part is not each}
     modules = {name: module for name, module in modules.items() if id(module) not in inner}
     known = {id(p) for module in modules.values() for p in module.parameters()}
-    return modules, {name: each for name, each in tensors.items() if id(each) not in known}
+    return modules, {n: each for n, each in tensors.items() if id(each) not in known}, others
+
+
+def _has_state(kind: type) -> bool:
+    return hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
 
 def _held(name: str, one: Any) -> list[tuple[str, Any, Any]]:
@@ -74,8 +80,8 @@ def _held(name: str, one: Any) -> list[tuple[str, Any, Any]]:
         return [(f"{name}.parameters[{n}]", n, p) for n, p in enumerate(trained)]
     if isinstance(one, MethodType):
         return [(name, "", one.__self__)]
-    has_state = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
-    if not has_state and not is_own(kind) and not isinstance(one, FunctionType | partial):
+    is_code = isinstance(one, FunctionType | partial)
+    if not is_code and not is_own(kind) and not _has_state(kind):
         return []
     return [(path_of(name, key), key, each) for key, each in parts_held(one).items()]
 
@@ -91,7 +97,12 @@ class NetworkFlags:
     """
 
     def __init__(self, roots: Mapping[str, Any], *, leave_out: Collection[str] = ()) -> None:
-        self.modules, self.tensors = networks_in(roots, leave_out=leave_out)
+        self.modules, self.tensors, self.others = networks_in(roots, leave_out=leave_out)
+
+    def leave_out(self, known: Collection[int]) -> None:
+        """Leave out networks and tensors whose identities are known."""
+        self.modules = {n: each for n, each in self.modules.items() if id(each) not in known}
+        self.tensors = {n: each for n, each in self.tensors.items() if id(each) not in known}
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all parameters and trained tensors, each once, by path."""
@@ -115,12 +126,14 @@ class NetworkFlags:
         Args:
             keeps_used: Whether values of gradients that an optimizer has used are kept, too.
         """
-        named = list(self.parameters())
+        return {**self.flags(), **gradients_of(self.parameters(), keeps_used=keeps_used)}
+
+    def flags(self) -> dict[str, list[str]]:
+        """Return which networks there are, what is not trained, and what is no training mode."""
         return {
             "networks": [*self.modules, *self.tensors],
-            "frozen": [name for name, each in named if not each.requires_grad],
+            "frozen": [name for name, each in self.parameters() if not each.requires_grad],
             "evaluating": [name for name, part in self.parts() if not part.training],
-            **gradients_of(named, keeps_used=keeps_used),
         }
 
     def load(self, state: Mapping[str, Any]) -> frozenset[str]:
@@ -129,16 +142,19 @@ class NetworkFlags:
         Returns:
             The names of kept gradients for which there is no parameter.
         """
+        self.load_flags(state)
+        return load_gradients(self.parameters(), state)
+
+    def load_flags(self, state: Mapping[str, Any]) -> None:
+        """Set the flags that ``flags`` has returned; forget networks that it did not know."""
         known = frozenset(state["networks"])
         self.modules = {name: each for name, each in self.modules.items() if name in known}
         self.tensors = {name: each for name, each in self.tensors.items() if name in known}
-        named = list(self.parameters())
-        for name, parameter in named:
+        for name, parameter in self.parameters():
             if parameter.is_leaf and parameter.requires_grad is (name in state["frozen"]):
                 parameter.requires_grad_(name not in state["frozen"])
         for name, part in self.parts():
             part.training = name not in state["evaluating"]
-        return load_gradients(named, state)
 
 
 def reads_gradients(task: Any) -> bool:
