@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -595,33 +596,183 @@ class Skipping(EverySecond):
         return loss
 
 
-def test_gradients_that_a_step_leaves_are_told_once(caplog):
-    trained(Skipping())
-    assert "gradients" not in caplog.text
-    for _ in range(2):
-        trained(EverySecond())
-    assert caplog.text.count("EverySecond.step has left gradients that no optimizer") == 1
-    assert "set accumulate" in caplog.text
+class Accumulates(EverySecond):
+    """Clears its gradients after each update, so others are left for the next call."""
+
+    every = 2
+    clears = "optimizer"
+
+    def model(self, hp):
+        model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+        model.register_buffer("num", torch.zeros((), dtype=torch.long))
+        return model
+
+    def step(self, model, batch):
+        loss = functional.mse_loss(model(batch[0])[:, 0], batch[1])
+        loss.backward()
+        model.num += 1
+        if not model.num % self.every:
+            self.optimizers["optimizer"].step()
+            {"optimizer": self.optimizers["optimizer"], "model": model}[self.clears].zero_grad()
+        return loss
+
+
+class AccumulatesWithTheModel(Accumulates):
+    clears = "model"
+
+
+class ClearsAtTheBeginning(Accumulates):
+    """Clears gradients when it begins to accumulate."""
+
+    def step(self, model, batch):
+        if not model.num % 2:
+            self.optimizers["optimizer"].zero_grad()
+        loss = functional.mse_loss(model(batch[0])[:, 0], batch[1])
+        loss.backward()
+        model.num += 1
+        if not model.num % 2:
+            self.optimizers["optimizer"].step()
+        return loss
+
+
+@pytest.mark.parametrize("kind", [Accumulates, AccumulatesWithTheModel, ClearsAtTheBeginning])
+def test_a_step_that_clears_gradients_accumulates_as_a_plain_loop(kind):
+    trial = TaskTrial(kind(), CPU)
+    trial.begin(Member(values={}, seed=0))
+    model = copy.deepcopy(trial.model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    num = 0
+    for epoch in range(3):
+        plan = EpochPlan(epoch=epoch, values={})
+        for x, y in trial.batches(plan):
+            functional.mse_loss(model(x)[:, 0], y).backward()
+            num += 1
+            if not num % kind.every:
+                optimizer.step()
+                optimizer.zero_grad()
+        trial.epoch(plan)
+        for mine, other in zip(trial.model.parameters(), model.parameters(), strict=True):
+            assert torch.allclose(mine, other, rtol=1e-6)
+        state = trial.state()  # the trial goes on from it
+        trial = TaskTrial(kind(), CPU)
+        trial.begin(Member(values={}, seed=0, epoch=epoch + 1, state=state))
+
+
+class TwoSpeeds(Accumulates):
+    """The head takes a step at each call, the body at each second one."""
+
+    optimizer: Any = th.Optimizers(head=th.SGD(lr=0.1, params="2.*"), body=th.SGD(lr=0.1))
+
+    def step(self, model, batch):
+        loss = functional.mse_loss(model(batch[0])[:, 0], batch[1])
+        loss.backward()
+        model.num += 1
+        for name, every in (("head", 1), ("body", 2)):
+            if not model.num % every:
+                self.optimizers[name].step()
+                self.optimizers[name].zero_grad()
+        return loss
+
+
+def test_optimizers_may_take_steps_at_different_rates():
+    trial = TaskTrial(TwoSpeeds(), CPU)
+    trial.begin(Member(values={}, seed=0))
+    model = copy.deepcopy(trial.model)
+    head = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    body = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    plan = EpochPlan(epoch=0, values={})
+    for number, (x, y) in enumerate(trial.batches(plan), start=1):
+        functional.mse_loss(model(x)[:, 0], y).backward()
+        head.step()
+        head.zero_grad()
+        if not number % 2:
+            body.step()
+            body.zero_grad()
+    trial.epoch(plan)
+    for mine, other in zip(trial.model.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(mine, other, rtol=1e-6)
+
+
+def never_clearing(self, model, batch):
+    loss = functional.mse_loss(model(batch[0])[:, 0], batch[1])
+    loss.backward()
+    if model.num % 2:
+        self.optimizers["optimizer"].step()
+    model.num += 1
+    return loss
+
+
+def into_buffers(self, model, batch):
+    """Adds to copies of its own, and relies on gradients of zero at each call."""
+    loss = functional.mse_loss(model(batch[0])[:, 0], batch[1])
+    loss.backward()
+    held = vars(self).setdefault("held", [torch.zeros_like(p) for p in model.parameters()])
+    for total, parameter in zip(held, model.parameters(), strict=True):
+        total += parameter.grad
+        if model.num % 2:
+            parameter.grad = total.clone()
+    if model.num % 2:
+        self.optimizers["optimizer"].step()
+    model.num += 1
+    return loss
+
+
+def with_clipped_weights(self, model, batch):
+    loss = functional.mse_loss(model(batch[0])[:, 0], batch[1])
+    loss.backward()
+    if model.num % 2:
+        self.optimizers["optimizer"].step()
+    with torch.no_grad():
+        model[0].weight.clamp_(-0.3, 0.3)
+    model.num += 1
+    return loss
+
+
+def with_used_gradients(self, model, batch):
+    loss = functional.mse_loss(model(batch[0])[:, 0], batch[1])
+    if not model.num % 2:
+        self.optimizers["optimizer"].zero_grad()
+    loss.backward()
+    self.optimizers["optimizer"].step()
+    model.num += 1
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (EverySecond.step, "by gradients that an earlier call has left.* set accumulate"),
+        (never_clearing, "by gradients that an earlier call has left"),
+        (into_buffers, "by gradients that an earlier call has left"),
+        (with_clipped_weights, r"first changes parameters of the optimizer 'optimizer' without"),
+        (with_used_gradients, r"zero_grad\(\) only at some steps"),
+    ],
+)
+def test_gradients_of_an_earlier_call_are_refused_in_doubt(step, told):
+    with pytest.raises(TaskError, match=told):
+        trained(task_of(Accumulates, step=step))
 
 
 class First(EverySecond):
-    """Leaves out its first step, as for an unusual gradient."""
+    """Leaves out its first step, as for an unusual gradient, and clears it in the next call."""
 
     def step(self, model, batch):
-        if not model.num:
-            model.num += 2
-            loss = functional.mse_loss(model(batch[0])[:, 0], batch[1])
-            loss.backward()
-            return loss
-        return super().step(model, batch)
+        self.optimizers["optimizer"].zero_grad()
+        loss = functional.mse_loss(model(batch[0])[:, 0], batch[1])
+        loss.backward()
+        if model.num:
+            self.optimizers["optimizer"].step()
+        model.num += 1
+        return loss
 
 
-def test_a_step_may_leave_out_an_update():
-    assert len(curve_of(trained(First())[1])) == EPOCHS
+@pytest.mark.parametrize("kind", [First, Skipping])
+def test_a_step_may_leave_out_an_update(kind):
+    assert len(curve_of(trained(kind())[1])) == EPOCHS
 
 
 def test_steps_without_an_update_are_an_error_before_a_long_epoch_ends(monkeypatch):
-    monkeypatch.setattr("thrifty.pack.trial._update._MOST_WATCHED", 3)
+    monkeypatch.setattr("thrifty.pack.trial._update._MAX_WITHOUT_UPDATE", 3)
     steps = []
 
     def step(self, model, batch):

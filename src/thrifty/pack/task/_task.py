@@ -226,8 +226,9 @@ class Task(_Identified, ABC):
         """Take one training step, and return the loss to report.
 
         Define it where a step needs several losses or backward passes (GAN, SAM); ``loss`` may then
-        be left out. Gradients are zero when it is called. ``self.optimizers`` has the torch
-        optimizers by the names in ``Optimizers``; a single one is ``self.optimizers["optimizer"]``.
+        be left out. ``self.optimizers`` has the torch optimizers by the names in ``Optimizers``; a
+        single one is ``self.optimizers["optimizer"]``. Gradients that were used are cleared before
+        each call. If the step clears those of an optimizer itself, all others stay until it does.
 
         By default, thrifty computes ``loss``, its gradients, clips them and updates the parameters.
         """

@@ -182,7 +182,7 @@ class TaskTrial:
         held = unpack_state(state)
         self.weights.load(held["model"], held.get("frozen", {}), base=state.base)
         self.optimizers.load(held["optimizer"])
-        self._update.load(held)
+        self._update.load(held, self.model)
         self._load_data_state(held)
 
     def note_trained(self) -> None:
@@ -314,7 +314,7 @@ class TaskTrial:
         return self.as_state({
             **self.weights.state(),
             "optimizer": self.optimizers.state(),
-            **self._update.state(),
+            **self._update.state(self.model, self.optimizers),
             **self.data_state(),
         })
 

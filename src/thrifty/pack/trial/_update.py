@@ -14,18 +14,16 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from thrifty.core import TaskError, plain_logger
+from thrifty.core import TaskError
 from thrifty.pack.task._data import Batch
 from thrifty.pack.task._followed_optimizer import FollowedOptimizers
 from thrifty.pack.task._step_options import EMA, Average, StepOptions, cast_batch, split_batch
 from thrifty.pack.task._task import Task, lent_optimizers
 
+from ._own_step import ACCUMULATE, OwnStepGradients
 from ._plain_evaluation import described
-from ._state_messages import WarnOnce
 from ._weights import SharingAverage
 
-
-_warn_once = WarnOnce(plain_logger(__name__))
 
 _HALF = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
@@ -54,8 +52,9 @@ class Update:
         self._scaler: Any = None
         self._averages: dict[str, tuple[Average, SharingAverage]] = {}
         self._has_stepped = False
-        self._num_watched = 0
-        """How many steps of the task's own were looked at, whether they update anything."""
+        self._own = OwnStepGradients(self._name)
+        self._num_own = 0
+        """How many steps the task has taken itself."""
         if options.precision != "fp32":
             self._check_precision()
         if options.precision == "fp16-mixed":
@@ -162,10 +161,10 @@ class Update:
                 optimizer needs a closure.
         """
         batch = self.cast(batch)
-        optimizers.zero_grad()
         if self.options.owns_step:
             loss = self._own_step(model, batch, optimizers)
         else:
+            optimizers.zero_grad()
             if not self._has_stepped:
                 _check_no_closure(optimizers, task=self._name)
                 self._has_stepped = True
@@ -233,20 +232,12 @@ class Update:
     def _own_step(
         self, model: torch.nn.Module, batch: Batch, optimizers: FollowedOptimizers
     ) -> torch.Tensor:
-        """Let the task take the step.
-
-        A method such as ``second_step`` of an optimizer calls no hook, but writes to parameters.
-        """
-        loss, has_updated = self._watched_step(model, batch, optimizers)
-        if has_updated:
-            self._has_stepped = True
-        elif _has_gradients(model):
-            _warn_once(
-                f"{self._name}.step has left gradients that no optimizer has used, and thrifty "
-                "clears them before the next call. That is right where it leaves out an update; "
-                f"{_ACCUMULATE}"
-            )
-        if self._num_watched >= _MOST_WATCHED:
+        """Let the task take the step."""
+        self._num_own += 1
+        with self._own.step(optimizers.torch), lent_optimizers(optimizers.torch):
+            loss = self._task.step(model, batch)
+        self._has_stepped |= self._own.has_updated
+        if self._num_own >= _MAX_WITHOUT_UPDATE:
             self._check_has_stepped(optimizers)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise TaskError(
@@ -265,40 +256,16 @@ class Update:
             raise TaskError(
                 f"{self._name}.step has not updated anything; call .step(), or what the "
                 "optimizer has instead, such as second_step(), of the optimizers in "
-                f"self.optimizers (it has: {', '.join(optimizers.parts)}). Gradients are "
-                f"cleared before each call; {_ACCUMULATE}"
+                f"self.optimizers (it has: {', '.join(optimizers.parts)}); {ACCUMULATE}"
             )
-
-    def _watched_step(
-        self, model: torch.nn.Module, batch: Batch, optimizers: FollowedOptimizers
-    ) -> tuple[Any, bool]:
-        """Let the task take the step; return its loss, and whether it has updated anything.
-
-        Only the first steps are watched; later ones count as updates.
-        """
-        self._num_watched += 1
-        if self._num_watched > _MOST_WATCHED:
-            with lent_optimizers(optimizers.torch):
-                return self._task.step(model, batch), True
-        taken: list[object] = []
-        before = _marks(model)
-        hooks = [
-            optimizer.register_step_post_hook(lambda each, *_: taken.append(each))
-            for optimizer in optimizers.torch.values()
-        ]
-        try:
-            with lent_optimizers(optimizers.torch):
-                loss = self._task.step(model, batch)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return loss, bool(taken) or _marks(model) != before
 
     # -- state -----------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
+    def state(self, model: torch.nn.Module, optimizers: FollowedOptimizers) -> dict[str, Any]:
         """Return what a checkpoint holds beside model and optimizer; views, not copies."""
         out: dict[str, Any] = {}
+        if self.options.owns_step and (own := self._own.state(model, optimizers.torch)):
+            out["own step"] = own
         if self._scaler is not None:
             out["scaler"] = self._scaler.state_dict()
         if self._averages:
@@ -307,8 +274,10 @@ class Update:
             out["shared by averages"] = {prefix: names for prefix, (_, names) in parts.items()}
         return out
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], model: torch.nn.Module) -> None:
         """Restore what ``state`` returned."""
+        if self.options.owns_step:
+            self._own.load(state.get("own step", {}), model)
         if self._scaler is not None and state.get("scaler"):
             self._scaler.load_state_dict(state["scaler"])
         shared = state.get("shared by averages", {})  # earlier databases have none
@@ -316,19 +285,8 @@ class Update:
             model.take(state["averages"][prefix], shared=shared.get(prefix, ()))
 
 
-_MOST_WATCHED = 100
-
-_ACCUMULATE = "to accumulate gradients over several batches, set accumulate and define loss instead"
-
-
-def _has_gradients(model: torch.nn.Module) -> bool:
-    found = (p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse)
-    return any(bool(each.any()) for each in found)
-
-
-def _marks(model: torch.nn.Module) -> list[tuple[int, int]]:
-    """Return what changes when parameters are written to, or get other memory."""
-    return [(p.data_ptr(), p._version) for p in model.parameters()]
+_MAX_WITHOUT_UPDATE = 100
+"""After how many steps of the task's own one must have updated something."""
 
 
 def _no_compiler() -> bool:
