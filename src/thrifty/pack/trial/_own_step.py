@@ -32,7 +32,7 @@ _SETS = ("clears", "calls_zero_grad", "has_stepped", "has_written")
 
 
 class OwnStepGradients:
-    """Which gradients a step of the task's own finds, and a check that there is no doubt.
+    """Hold the gradients that a task's own step finds, and refuse cases of doubt.
 
     Args:
         task: The name of the task, for messages.

@@ -285,7 +285,7 @@ def _one_epoch(trial: TrainableTrial, plan: EpochPlan) -> Probe:
 
 
 def _state_of(trial: TrainableTrial) -> dict[str, Any]:
-    """Return the tensors of a trial's state by name, and all that is no tensor under one name."""
+    """Return the tensors of a trial's state by name, and its other values under one name."""
     state = trial.state()
     return {**state.tensors, "state()": state.tree}
 
