@@ -62,7 +62,7 @@ def test_every_step_runs_something_that_exists():
 def test_a_study_says_which_device_trained():
     done = subprocess.run(
         [sys.executable, str(SCRIPT.with_name("gpu_study.py")), "--device", "cpu",
-         "--seconds", "2"],
+         "--seconds", "10"],
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

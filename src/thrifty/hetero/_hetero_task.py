@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -49,6 +49,9 @@ class HeteroTask(Trainable):
 
         study = th.Study(th.hetero.HeteroTask(Digits(), workers=2), space, ...)
     """
+
+    _thrifty_internals: ClassVar[frozenset[str]] = frozenset()
+    """Says that what is trained is not among the attributes, but in the worker processes."""
 
     def __init__(
         self,

@@ -349,7 +349,7 @@ def _in_later_epoch(case: Case) -> Case:
 
 
 def _is_adapter(task: Any) -> bool:
-    """Return whether a task makes what it trains anew in each epoch, as those of Lightning."""
+    """Return whether a task keeps what it trains itself, as those of Lightning do."""
     return hasattr(task, "_thrifty_internals")
 
 
